@@ -1,0 +1,26 @@
+"""Every error klinic raises on purpose.
+
+Each says where, what was found, why it cannot work, and what to do. Each is also the standard
+exception a caller would expect, and each survives pickling, since workers send errors to a driver.
+To add one: subclass `KlinicError` and a standard exception, and take the message as only argument.
+"""
+
+
+class KlinicError(Exception):
+    """The root: `except KlinicError` catches what klinic says, and nothing else."""
+
+
+class ConfigError(KlinicError, ValueError):
+    """A setting cannot work, alone or together with another one."""
+
+
+class ShapeError(KlinicError, ValueError):
+    """Arrays that must lie over the same tokens or rows do not."""
+
+
+class FunctionError(KlinicError, ValueError):
+    """A function named by the user cannot be found, called or understood."""
+
+
+class MissingExtraError(KlinicError, ImportError):
+    """A command needs an optional part of klinic that is not installed."""

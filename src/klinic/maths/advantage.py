@@ -1,0 +1,133 @@
+"""Rewards of the completions of a prompt, turned into advantages.
+
+Write r_i for the rewards of a group of n completions of one prompt, m for their mean and s for
+their standard deviation (divided by n).
+
+    name            advantage                 what a KL coefficient then means
+    none            r_i                       as written
+    group_mean      r_i - m                   times n / (n - 1): the policy term is (1 - 1/n) small
+    leave_one_out   r_i - mean of the others  as written
+    group_std       (r_i - m) / max(s, floor) times s of the group, and again n / (n - 1)
+    batch           (r_i - M) / max(S, floor) times S of the step: one number for all groups
+
+The KL term is added after this, never to the rewards before it: division by s would multiply the
+coefficient by 1 / s, about 600 times in a group whose rewards are all equal.
+
+Sources: group_std, DeepSeekMath (2024), eq. 3; group_mean, Dr. GRPO (2025); leave_one_out, W. Kool
+et al., "Buy 4 REINFORCE Samples, Get a Baseline for Free!" (2019); batch, J. Hu et al.,
+"REINFORCE++" (2025).
+"""
+
+from typing import Any
+
+from jaxtyping import Float, Int
+
+from klinic.errors import ConfigError
+from klinic.maths.arrays import namespace, segment_max, segment_sum
+
+STD_FLOOR = 1e-4  # the constant which GRPO trainers add; here a floor, so that s itself is unbiased
+
+Rewards = Float[Any, "B"]
+Groups = Int[Any, "B"]
+
+
+def none(reward: Rewards, group: Groups) -> Rewards:  # noqa: ARG001 - one signature for all
+    """Return the rewards as they are.
+
+    Formula: r_i.
+    Symbols: r_i, the reward of completion i.
+    Assumes: rewards are already centred, or a learned baseline is used elsewhere.
+    Source: Williams (1992), REINFORCE.
+
+    >>> import numpy as np
+    >>> none(np.array([1.0, 0.0]), np.array([0, 0]))
+    array([1., 0.])
+    """
+    return reward
+
+
+def group_mean(reward: Rewards, group: Groups) -> Rewards:
+    """Return the rewards less their group's mean.
+
+    Formula: r_i - m.
+    Symbols: m, the mean reward of the group, the member itself included.
+    Assumes: members of a group share a prompt. The policy term comes out (1 - 1/n) small.
+    Source: Dr. GRPO (2025).
+
+    >>> import numpy as np
+    >>> group_mean(np.array([1.0, 0.0, 5.0]), np.array([0, 0, 1]))
+    array([ 0.5, -0.5,  0. ])
+    """
+    # measured from the group's largest, so that equal rewards give 0 exactly, not rounding noise
+    below = reward - segment_max(reward, group, int(group.max()) + 1)[group]
+    return below - _group_mean(below, group)
+
+
+def leave_one_out(reward: Rewards, group: Groups) -> Rewards:
+    """Return the rewards less the mean of the other members: an unbiased baseline.
+
+    Formula: r_i - sum over j != i of r_j / (n - 1).
+    Symbols: n, the size of the group.
+    Assumes: members of a group share a prompt. A group of one has nothing to compare: advantage 0.
+    Source: Kool et al. (2019).
+
+    >>> import numpy as np
+    >>> leave_one_out(np.array([1.0, 0.0, 5.0]), np.array([0, 0, 1]))
+    array([ 1., -1.,  0.])
+    """
+    size = _group_size(reward, group)
+    return group_mean(reward, group) * size / (size - 1).clip(min=1)
+
+
+def group_std(reward: Rewards, group: Groups, *, floor: float = STD_FLOOR) -> Rewards:
+    """Return the rewards less their group's mean, divided by their group's standard deviation.
+
+    Formula: (r_i - m) / max(s, floor).
+    Symbols: m, s, mean and standard deviation of the group, both divided by n.
+    Assumes: members of a group share a prompt. |advantage| never passes sqrt(n - 1). A group of
+    equal rewards has advantage 0, whatever the floor.
+    Source: DeepSeekMath (2024), eq. 3.
+
+    >>> import numpy as np
+    >>> group_std(np.array([3.0, 1.0, 5.0]), np.array([0, 0, 1]))
+    array([ 1., -1.,  0.])
+    """
+    centred = group_mean(reward, group)
+    return centred / _group_mean(centred**2, group).clip(min=_square(floor)) ** 0.5
+
+
+def batch(reward: Rewards, group: Groups, *, floor: float = STD_FLOOR) -> Rewards:  # noqa: ARG001
+    """Return the rewards less the step's mean, divided by the step's standard deviation.
+
+    Formula: (r_i - M) / max(S, floor).
+    Symbols: M, S, mean and standard deviation over all completions of the step.
+    Assumes: prompts of similar difficulty; otherwise easy prompts look good and hard ones bad.
+    Source: REINFORCE++ (2025).
+
+    >>> import numpy as np
+    >>> batch(np.array([3.0, 1.0]), np.array([0, 1]))
+    array([ 1., -1.])
+    """
+    below = reward - reward.max()
+    centred = below - below.mean()
+    return centred / (centred**2).mean().clip(min=_square(floor)) ** 0.5
+
+
+ADVANTAGES = {f.__name__: f for f in (none, group_mean, leave_one_out, group_std, batch)}
+
+
+def _group_size(reward: Any, group: Any) -> Any:
+    return segment_sum(namespace(reward).ones_like(reward), group, int(group.max()) + 1)[group]
+
+
+def _group_mean(values: Any, group: Any) -> Any:
+    return segment_sum(values, group, int(group.max()) + 1)[group] / _group_size(values, group)
+
+
+def _square(floor: float) -> float:
+    if not floor > 0:
+        raise ConfigError(
+            f"the floor of the standard deviation is {floor}: a group of equal rewards would "
+            f"divide by zero. Use a positive one ({STD_FLOOR} is the default)."
+        )
+    return floor**2

@@ -1,0 +1,166 @@
+"""The few array operations that NumPy and torch spell differently.
+
+Every formula asks `namespace(x)` for `exp`, `where` and the like, so that one source serves both
+libraries and nothing here imports torch. What both libraries spell alike is not in this file.
+"""
+
+import sys
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from klinic.errors import ShapeError
+
+RowOffsets = Int[Any, "offsets"]
+"""Where each row starts, and the end: one more than there are rows, so B + 1."""
+
+
+def namespace(x: Any) -> Any:
+    """Return the array library of `x`: the module `numpy` or the module `torch`.
+
+    >>> namespace(np.zeros(3)).__name__
+    'numpy'
+    """
+    name = type(x).__module__.partition(".")[0]
+    if name not in {"numpy", "torch"}:
+        raise TypeError(
+            f"expected a NumPy array or a torch tensor, found {type(x).__name__}: the formulas "
+            "compute in the library of their input. Convert it with np.asarray or torch.as_tensor."
+        )
+    return sys.modules[name]
+
+
+def stop_gradient(x: Any) -> Any:
+    """Return `x` as a constant: nothing flows back through it. NumPy has nothing to stop.
+
+    >>> stop_gradient(np.array([1.5]))
+    array([1.5])
+    """
+    return x.detach() if hasattr(x, "detach") else x
+
+
+def segment_sum(
+    values: Float[Any, "K"], segment: Int[Any, "K"], num_segments: int
+) -> Float[Any, "S"]:
+    """Sum the values that share a segment number. Segments without a value get 0.
+
+    >>> segment_sum(np.array([1.0, 2.0, 4.0]), np.array([0, 2, 0]), 3)
+    array([5., 0., 2.])
+    """
+    xp = namespace(values)
+    total = xp.zeros(num_segments, dtype=values.dtype, device=values.device)
+    if xp is np:
+        np.add.at(total, segment, values)
+        return total
+    return total.index_add(0, segment, values)
+
+
+def segment_max(
+    values: Float[Any, "K"], segment: Int[Any, "K"], num_segments: int
+) -> Float[Any, "S"]:
+    """Return the largest value of each segment. Segments without a value get -inf.
+
+    >>> segment_max(np.array([1.0, 2.0, 4.0]), np.array([0, 2, 0]), 3)
+    array([  4., -inf,   2.])
+    """
+    xp = namespace(values)
+    top = xp.full((num_segments,), -xp.inf, dtype=values.dtype, device=values.device)
+    if xp is np:
+        np.maximum.at(top, segment, values)
+        return top
+    return top.index_reduce(0, segment, values, "amax")
+
+
+def logsumexp(x: Float[Any, "*shape V"]) -> Float[Any, "*shape"]:
+    """Return log(sum(exp(x))) over the last axis without overflow.
+
+    >>> logsumexp(np.array([1000.0, 1000.0])).round(4)
+    np.float64(1000.6931)
+    """
+    xp = namespace(x)
+    return np.logaddexp.reduce(x, axis=-1) if xp is np else xp.logsumexp(x, -1)
+
+
+def largest(x: Float[Any, "*shape V"], k: int) -> Int[Any, "*shape K"]:
+    """Return the indices of the `k` largest entries of the last axis, in no order.
+
+    >>> sorted(largest(np.array([0.1, 0.7, 0.2]), 2).tolist())
+    [1, 2]
+    """
+    if namespace(x) is np:
+        return np.argpartition(x, -k, axis=-1)[..., -k:]
+    return x.topk(k, dim=-1, sorted=False).indices
+
+
+def take_last(x: Float[Any, "*shape V"], index: Int[Any, "*shape K"]) -> Float[Any, "*shape K"]:
+    """Pick entries of the last axis by index.
+
+    >>> take_last(np.array([[1.0, 2.0, 3.0]]), np.array([[2, 0]]))
+    array([[3., 1.]])
+    """
+    xp = namespace(x)
+    return np.take_along_axis(x, index, -1) if xp is np else xp.take_along_dim(x, index, -1)
+
+
+def fill_last(x: Float[Any, "*shape V"], index: Int[Any, "*shape K"], value: float) -> Any:
+    """Return a copy of `x` with `value` at the given entries of the last axis.
+
+    >>> fill_last(np.array([[1.0, 2.0, 3.0]]), np.array([[1]]), 0.0)
+    array([[1., 0., 3.]])
+    """
+    if namespace(x) is np:
+        filled = x.copy()
+        np.put_along_axis(filled, index, value, axis=-1)
+        return filled
+    return x.scatter(-1, index, value)
+
+
+def row_of_token(row_offsets: RowOffsets) -> Int[Any, "N"]:
+    """Return for every token the number of the row that owns it. Rows may be empty.
+
+    >>> row_of_token(np.array([0, 2, 2, 3]))
+    array([0, 0, 2])
+    """
+    xp = namespace(row_offsets)
+    tokens = xp.arange(int(row_offsets[-1]), device=row_offsets.device)
+    # searchsorted, because repeat and repeat_interleave do not agree on names or arguments
+    return xp.searchsorted(row_offsets[1:], tokens, side="right")
+
+
+def sum_to_go(values: Float[Any, "N"], row_offsets: RowOffsets) -> Float[Any, "N"]:
+    """Return for every token the sum of its value and all later ones of its row.
+
+    Each row is summed by itself: a running sum over all tokens would carry rounding, and one NaN,
+    from row to row.
+
+    >>> sum_to_go(np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 3, 4]))
+    array([7., 6., 4., 8.])
+    """
+    xp = namespace(values)
+    rows = [values[start:stop] for start, stop in pairwise(row_offsets.tolist())]
+    return xp.concatenate([xp.flip(xp.cumsum(xp.flip(row, (0,)), 0), (0,)) for row in rows])
+
+
+def check_rows(row_offsets: Any, **arrays_of_tokens: Any) -> None:
+    """Refuse token arrays that do not lie over the rows which `row_offsets` describes.
+
+    >>> check_rows(np.array([0, 2]), logp=np.zeros(3))
+    Traceback (most recent call last):
+        ...
+    klinic.errors.ShapeError: `logp` has 3 tokens, but `row_offsets` ends at 2. Give every token \
+array over the same rows, end to end.
+    """
+    num_tokens = int(row_offsets[-1])
+    if int(row_offsets[0]) != 0 or bool((row_offsets[1:] < row_offsets[:-1]).any()):
+        raise ShapeError(
+            "`row_offsets` must start at 0 and never fall: row b owns the tokens "
+            "row_offsets[b] to row_offsets[b + 1]."
+        )
+    for name, array in arrays_of_tokens.items():
+        if array is not None and tuple(array.shape) != (num_tokens,):
+            raise ShapeError(
+                f"`{name}` has {'x'.join(map(str, array.shape))} tokens, but `row_offsets` ends at "
+                f"{num_tokens}. Give every token array over the same rows, end to end."
+            )

@@ -1,0 +1,157 @@
+"""How far apart two policies are: values of KL(p || q), from samples of p or exactly.
+
+Write d = log q(x) - log p(x) for a token x that was sampled from p. Then
+
+    name      value            E[value]                         always >= 0
+    k1        -d               KL(p || q)                       no
+    k2        d^2 / 2          KL(p || q) + O(d^3)              yes
+    k3        exp(d) - 1 - d   KL(p || q)                       yes
+    absolute  |d|              not a KL: first order in d       yes
+
+and over whole rows of log-probs, without sampling,
+
+    exact     sum_x p (log p - log q)                           yes
+    topk      exact, over the k likeliest tokens of p and one bucket for the rest; never above exact
+
+These are values. What happens when one of them is differentiated as a loss is another question,
+answered in `kl_gradient.py`. Arguments are keyword-only, so a direction is visible at the call:
+for tokens sampled from the policy, KL(policy || reference) is `logp_p=logp, logp_q=logp_ref`.
+
+Sources: k1, k2, k3: J. Schulman, "Approximating KL Divergence" (2020),
+http://joschu.net/blog/kl-approx.html; exact: A. Amini et al., "Better Estimation of the KL
+Divergence Between Language Models" (2025), arXiv 2504.10637; topk: the data-processing inequality,
+T. Cover and J. Thomas, "Elements of Information Theory", theorem 2.8.1 and section 2.9.
+"""
+
+import math
+from typing import Any
+
+from jaxtyping import Float, Int
+
+from klinic.errors import ConfigError
+from klinic.maths.arrays import fill_last, largest, logsumexp, namespace, take_last
+
+LogProbs = Float[Any, "*shape"]
+LogProbRows = Float[Any, "*shape V"]
+
+
+def k1(*, logp_p: LogProbs, logp_q: LogProbs) -> LogProbs:
+    """Return -d: unbiased, negative on many tokens, noisy near p = q.
+
+    Formula: log p(x) - log q(x).
+    Symbols: logp_p, logp_q, the log-probs of one sampled token under p and q.
+    Assumes: tokens sampled from p.
+    Source: Schulman (2020), k1.
+
+    >>> import numpy as np
+    >>> k1(logp_p=np.log([0.5]), logp_q=np.log([0.25])).round(4)
+    array([0.6931])
+    """
+    return logp_p - logp_q
+
+
+def k2(*, logp_p: LogProbs, logp_q: LogProbs) -> LogProbs:
+    """Return d^2 / 2: never negative, low noise, and biased once d is not small.
+
+    Formula: (log p(x) - log q(x))^2 / 2.
+    Symbols: logp_p, logp_q, the log-probs of one sampled token under p and q.
+    Assumes: tokens sampled from p; |d| small for the value to be near the KL.
+    Source: Schulman (2020), k2.
+
+    >>> import numpy as np
+    >>> k2(logp_p=np.log([0.5]), logp_q=np.log([0.25])).round(4)
+    array([0.2402])
+    """
+    return (logp_p - logp_q) ** 2 / 2
+
+
+def k3(*, logp_p: LogProbs, logp_q: LogProbs) -> LogProbs:
+    """Return exp(d) - 1 - d: unbiased and never negative.
+
+    Formula: exp(d) - 1 - d with d = log q(x) - log p(x).
+    Symbols: logp_p, logp_q, the log-probs of one sampled token under p and q.
+    Assumes: tokens sampled from p. Its variance contains chi-square(q || p): low near p = q, and
+    without bound where q likes tokens that p has given up.
+    Source: Schulman (2020), k3.
+
+    >>> import numpy as np
+    >>> k3(logp_p=np.log([0.5]), logp_q=np.log([0.25])).round(4)
+    array([0.1931])
+    """
+    d = logp_q - logp_p
+    return namespace(d).expm1(d) - d  # expm1: exp(d) - 1 loses every digit when |d| is small
+
+
+def absolute(*, logp_p: LogProbs, logp_q: LogProbs) -> LogProbs:
+    """Return |d|: a distance, and no estimate of the KL.
+
+    Formula: |log p(x) - log q(x)|.
+    Symbols: logp_p, logp_q, the log-probs of one sampled token under p and q.
+    Assumes: tokens sampled from p.
+    Source: the `abs` option of PPO trainers; kept for reading their runs.
+
+    >>> import numpy as np
+    >>> absolute(logp_p=np.log([0.5]), logp_q=np.log([0.25])).round(4)
+    array([0.6931])
+    """
+    return abs(logp_p - logp_q)
+
+
+def exact(*, logp_p: LogProbRows, logp_q: LogProbRows) -> LogProbs:
+    """Return KL(p || q) summed over the whole last axis: no sampling noise at all.
+
+    Formula: sum_x p(x) (log p(x) - log q(x)).
+    Symbols: logp_p, logp_q, normalised log-probs of every outcome; -inf where p(x) = 0.
+    Assumes: rows are normalised. Where p(x) = 0 the outcome adds nothing, whatever q says; where
+    only q(x) = 0 the KL is infinite, and so is the result.
+    Source: Amini et al. (2025), the Rao-Blackwell estimator.
+
+    >>> import numpy as np
+    >>> exact(logp_p=np.log([0.5, 0.5]), logp_q=np.log([0.25, 0.75])).round(4)
+    np.float64(0.1438)
+    """
+    xp = namespace(logp_p)
+    log_ratio = xp.where(logp_p == -math.inf, 0.0, logp_p - logp_q)  # -inf minus -inf is NaN
+    return (xp.exp(logp_p) * log_ratio).sum(-1)
+
+
+def coarse(*, logp: LogProbRows, token_ids: Int[Any, "*shape K"]) -> Float[Any, "*shape K+1"]:
+    """Return the log-probs of K outcomes and, last, of "any other".
+
+    Formula: (log p(a_1), ..., log p(a_K), log sum_{x not in a} p(x)).
+    Symbols: logp, normalised log-probs of every outcome; token_ids, the K distinct outcomes a.
+    Assumes: token_ids are distinct. The rest is summed, not taken as 1 minus the others, which
+    would lose it to rounding when it is small.
+    Source: Cover and Thomas, section 2.9: grouping outcomes never raises a KL.
+
+    >>> import numpy as np
+    >>> np.exp(coarse(logp=np.log([0.5, 0.2, 0.3]), token_ids=np.array([0]))).round(4)
+    array([0.5, 0.5])
+    """
+    rest = logsumexp(fill_last(logp, token_ids, -math.inf))
+    return namespace(logp).concatenate([take_last(logp, token_ids), rest[..., None]], -1)
+
+
+def topk(*, logp_p: LogProbRows, logp_q: LogProbRows, k: int) -> LogProbs:
+    """Return the KL over the k likeliest outcomes of p and one bucket for the rest.
+
+    Formula: exact KL between coarse(p) and coarse(q), outcomes a = the k largest p(x).
+    Symbols: logp_p, logp_q, normalised log-probs of every outcome; k, how many stay apart.
+    Assumes: 1 <= k < number of outcomes. A lower bound of the exact KL, with value and gradient 0
+    at p = q. Dropping the rest instead of bucketing it has neither property.
+    Source: Cover and Thomas, theorem 2.8.1 and section 2.9.
+
+    >>> import numpy as np
+    >>> topk(logp_p=np.log([0.5, 0.2, 0.3]), logp_q=np.log([0.25, 0.5, 0.25]), k=1).round(4)
+    np.float64(0.1438)
+    """
+    if not 1 <= k < logp_p.shape[-1]:
+        raise ConfigError(
+            f"k is {k} of {logp_p.shape[-1]} outcomes: at least one must stay apart and at least "
+            "one must be left for the rest bucket. Use the exact KL to keep them all."
+        )
+    likeliest = largest(logp_p, k)
+    return exact(
+        logp_p=coarse(logp=logp_p, token_ids=likeliest),
+        logp_q=coarse(logp=logp_q, token_ids=likeliest),
+    )

@@ -1,0 +1,176 @@
+"""The names a recipe may give its KL term, and what each name promises.
+
+One key picks an entry of `ESTIMATORS`; where the term goes follows from the name. The promise in
+`gradient` is about expectations on policy, for terms summed over tokens, with the cap off.
+`klinic verify` holds every promise against enumeration.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Literal
+
+from jaxtyping import Float
+
+from klinic.errors import ConfigError
+from klinic.maths import kl_gradient
+from klinic.maths.kl_inputs import KLInputs
+from klinic.maths.masked import Aggregation
+
+
+class Gradient(StrEnum):
+    """Which gradient a term has in expectation; `kl_gradient.py` defines the names."""
+
+    REVERSE_SEQUENCE = "reverse_sequence"
+    REVERSE_TOKEN = "reverse_token"  # noqa: S105 - a token of text, not a secret
+    REVERSE_TOKEN_OFF_POLICY = "reverse_token_off_policy"  # noqa: S105
+    FORWARD_TOKEN = "forward_token"  # noqa: S105
+    FORWARD_SEQUENCE = "forward_sequence"
+    ZERO = "zero"
+    OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimator:
+    """A name, the term it stands for, and the gradient that term really has."""
+
+    name: str
+    kind: Literal["offered", "published"]
+    gradient: Gradient
+    sentence: str
+    """What a person should know before choosing it."""
+    term: Callable[[KLInputs], Any]
+
+
+def _offered(name: str, gradient: Gradient, term: Any, sentence: str) -> Estimator:
+    return Estimator(name=name, kind="offered", gradient=gradient, term=term, sentence=sentence)
+
+
+def _published(name: str, gradient: Gradient, term: Any, sentence: str) -> Estimator:
+    return Estimator(name=name, kind="published", gradient=gradient, term=term, sentence=sentence)
+
+
+_ALL = (
+    _offered(
+        "unbiased",
+        Gradient.REVERSE_TOKEN,
+        kl_gradient.unbiased,
+        "The token-level gradient of KL(policy || reference), with linear tails: nothing "
+        "overflows and no token is left without a pull.",
+    ),
+    _offered(
+        "exact",
+        Gradient.REVERSE_TOKEN,
+        kl_gradient.exact,
+        "The same gradient as `unbiased` with the action summed out: far less noise, for the "
+        "price of the reference's whole vocabulary.",
+    ),
+    _offered(
+        "topk",
+        Gradient.OTHER,
+        kl_gradient.topk,
+        "The exact gradient of a lower bound of the token-level KL; it vanishes at the reference.",
+    ),
+    _offered(
+        "sequence",
+        Gradient.REVERSE_SEQUENCE,
+        kl_gradient.sequence,
+        "The whole gradient of the KL between completions, future terms included; biased off "
+        "policy, and refused with sequence-mean.",
+    ),
+    _published(
+        "k1",
+        Gradient.ZERO,
+        kl_gradient.k1,
+        "Expected gradient zero: only noise on policy, and off policy it pushes away from what "
+        "was sampled.",
+    ),
+    _published(
+        "k2",
+        Gradient.REVERSE_TOKEN,
+        kl_gradient.k2,
+        "The token-level gradient of KL(policy || reference), on policy; its value is not a KL.",
+    ),
+    _published(
+        "k3",
+        Gradient.FORWARD_TOKEN,
+        kl_gradient.k3,
+        "The value is KL(policy || reference), the gradient that of KL(reference || policy), with "
+        "weights that grow like exp(d).",
+    ),
+    _published(
+        "k3_plus",
+        Gradient.REVERSE_TOKEN,
+        kl_gradient.k3_plus,
+        "Shows k3 and pulls like k2: the token-level gradient, on policy.",
+    ),
+    _published(
+        "k3_ratio",
+        Gradient.REVERSE_TOKEN,
+        kl_gradient.k3_ratio,
+        "Equal to `unbiased` without its cap; written out, since float32 autograd loses the "
+        "gradient from d = 16 on.",
+    ),
+    _published(
+        "k3_reversed",
+        Gradient.OTHER,
+        kl_gradient.k3_reversed,
+        "Its value is chi-square minus the KL, its gradient half that of chi-square; both grow "
+        "like exp(k1).",
+    ),
+    _published(
+        "abs",
+        Gradient.OTHER,
+        kl_gradient.absolute,
+        "Neither value nor gradient is a KL's, and the expected pull is blind to how far away the "
+        "reference is.",
+    ),
+    _published(
+        "k1_reward",
+        Gradient.REVERSE_SEQUENCE,
+        kl_gradient.k1_reward,
+        "The whole gradient of the KL between completions, on policy, with noise that grows with "
+        "their length.",
+    ),
+    _published(
+        "k1_reward_immediate",
+        Gradient.REVERSE_TOKEN,
+        kl_gradient.k1_reward_immediate,
+        "The token-level gradient of KL(policy || reference): on policy it is `unbiased`.",
+    ),
+    _published(
+        "exp_k1_reward",
+        Gradient.OTHER,
+        kl_gradient.exp_k1_reward,
+        "Not a KL of policy samples: the value is 1.5 to 27 times too large, the gradient is no "
+        "KL's.",
+    ),
+)
+
+ESTIMATORS = {estimator.name: estimator for estimator in _ALL}
+
+
+def kl_term(name: str, inputs: KLInputs, *, aggregation: Aggregation) -> Float[Any, "N"]:
+    """Return the named KL term of every token, 0 outside the mask, to be summed with weights.
+
+    Formula: the row of `kl_gradient.py` that the name stands for.
+    Symbols: as there.
+    Assumes: the terms are summed with the weights of `aggregation`, made from the full mask.
+    Source: as there.
+
+    >>> import numpy as np
+    >>> inputs = KLInputs.on_policy(logp=np.log([0.5, 0.5]), logp_ref=np.log([0.25, 0.5]))
+    >>> kl_term("k3", inputs, aggregation="token_mean").round(4)
+    array([0.1931, 0.    ])
+    """
+    if name not in ESTIMATORS:
+        raise ConfigError(
+            f"kl.estimator is {name!r}, which is not known. Use one of {', '.join(ESTIMATORS)}."
+        )
+    if name == "sequence" and aggregation == "sequence_mean":
+        raise ConfigError(
+            "kl.estimator is sequence with sequence-mean: dividing by the row's own length makes a "
+            "longer completion a way to lower the KL, so the gradient is no longer that of the KL. "
+            "Use a constant denominator (dr_grpo) or the token-mean, or kl.estimator: unbiased."
+        )
+    return ESTIMATORS[name].term(inputs.clean())

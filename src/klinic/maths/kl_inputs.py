@@ -1,0 +1,99 @@
+"""What the KL term of one step may see: flat tokens of policy, sampler and reference."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxtyping import Bool, Float, Int
+
+from klinic.errors import ShapeError
+from klinic.maths import kl
+from klinic.maths.arrays import check_rows, namespace, stop_gradient
+from klinic.maths.masked import inside
+from klinic.maths.ratio import truncated_weight
+
+RATIO_CAP = 2.0  # truncated importance sampling as trainers use it; its bias is in `klinic verify`
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLInputs:
+    """What the KL term of one step may see. Rows lie end to end."""
+
+    group: Int[Any, "B"]
+    """Which prompt a row answers; rows with the same number are compared with one another."""
+    row_offsets: Int[Any, "B+1"]
+    logp: Float[Any, "N"]
+    logp_old: Float[Any, "N"]
+    logp_sampler: Float[Any, "N"]
+    """As sampled. Where the sampler reports nothing, `logp_old`; the run records which."""
+    logp_ref: Float[Any, "N"]
+    loss_mask: Bool[Any, "N"]
+    kl_exact: Float[Any, "N"] | None = None
+    """KL(policy || reference) over the whole vocabulary, with gradient (`kl.exact`)."""
+    kl_topk: Float[Any, "N"] | None = None
+    """The same over the top k and a rest bucket, with gradient (`kl.topk`)."""
+    ratio_cap: float = RATIO_CAP
+    """Where the weight of an off-policy token saturates; math.inf for nowhere."""
+
+    def __post_init__(self) -> None:
+        check_rows(self.row_offsets, **self._token_arrays())
+        if len(self.group) != len(self.row_offsets) - 1:
+            raise ShapeError(
+                f"`group` has {len(self.group)} rows, but `row_offsets` describes "
+                f"{len(self.row_offsets) - 1}. Give one group number a completion."
+            )
+
+    @classmethod
+    def on_policy(cls, *, logp: Any, logp_ref: Any, **others: Any) -> "KLInputs":
+        """Return one completion, just sampled from the policy, every token trained on."""
+        xp = namespace(logp)
+        return cls(
+            group=xp.zeros(1, dtype=xp.int64),
+            row_offsets=xp.asarray([0, len(logp)]),
+            logp=logp,
+            logp_old=stop_gradient(logp),
+            logp_sampler=stop_gradient(logp),
+            logp_ref=logp_ref,
+            loss_mask=xp.ones_like(logp, dtype=xp.bool),
+            **others,
+        )
+
+    def _token_arrays(self) -> dict[str, Any]:
+        names = ("logp", "logp_old", "logp_sampler", "logp_ref", "loss_mask", "kl_exact", "kl_topk")
+        return {name: getattr(self, name) for name in names}
+
+    def clean(self) -> "KLInputs":
+        """Return the same with 0 outside the mask: there no term has a value or a gradient."""
+        arrays = {k: v for k, v in self._token_arrays().items() if k != "loss_mask"}
+        cleaned: dict[str, Any] = {
+            k: None if v is None else inside(v, self.loss_mask) for k, v in arrays.items()
+        }
+        return replace(self, **cleaned)
+
+    @property
+    def weight(self) -> Any:
+        """The token ratio to the true sampler, saturated at the cap."""
+        return truncated_weight(logp=self.logp, logp_sampler=self.logp_sampler, cap=self.ratio_cap)
+
+    @property
+    def policy_and_ref(self) -> dict[str, Any]:
+        """The arguments of a value of KL(policy || reference)."""
+        return {"logp_p": self.logp, "logp_q": self.logp_ref}
+
+    @property
+    def k1_old(self) -> Any:
+        """k1 at the start of the step, where a reward is made."""
+        return kl.k1(logp_p=self.logp_old, logp_q=self.logp_ref)
+
+
+def num_saturated(inputs: KLInputs) -> int:
+    """Count the trained tokens whose weight is held at the cap.
+
+    >>> import numpy as np
+    >>> args = {k: np.zeros(1) for k in ("logp", "logp_old", "logp_ref")}
+    >>> num_saturated(KLInputs(group=np.array([0]), row_offsets=np.array([0, 1]), **args,
+    ...     logp_sampler=np.array([-3.0]), loss_mask=np.array([True])))
+    1
+    """
+    over = (inputs.logp - inputs.logp_sampler) > math.log(inputs.ratio_cap)
+    return int((over & inputs.loss_mask).sum())

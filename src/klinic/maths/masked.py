@@ -1,0 +1,175 @@
+"""Reductions over flat tokens: a mean is a sum with weights, and the weights are made once.
+
+    name           weight of a trained token t of row b
+    token_mean     1 / (trained tokens of the step)
+    sequence_mean  1 / (trained tokens of row b) / (rows with a trained token)
+    constant       1 / length / (rows with a trained token)
+
+Weights are made from the masks of the whole step and then cut with it, so micro-batches and ranks
+cannot change a denominator. A token outside the mask has weight 0, and whatever stands there, NaN
+included, is never multiplied but replaced: neither value nor gradient can leak.
+
+Sources: sequence_mean, Z. Shao et al., "DeepSeekMath" (2024), eq. 3; token_mean, Q. Yu et al.,
+"DAPO" (2025), section 3.3; constant, Z. Liu et al., "Understanding R1-Zero-Like Training" (2025).
+"""
+
+from typing import Any, Literal, assert_never
+
+from jaxtyping import Bool, Float, Int
+
+from klinic.errors import ConfigError
+from klinic.maths.arrays import RowOffsets, check_rows, namespace, row_of_token, segment_sum
+
+FloatDType = Any
+Aggregation = Literal["token_mean", "sequence_mean", "constant"]
+
+
+def inside(values: Float[Any, "N"], loss_mask: Bool[Any, "N"]) -> Float[Any, "N"]:
+    """Return the values inside the mask and 0 outside, for values and gradients alike.
+
+    Formula: x_t if m_t else 0.
+    Symbols: x, any value per token; m, `loss_mask`.
+    Assumes: nothing; x may be NaN or infinite outside the mask.
+    Source: the double-where rule, https://docs.jax.dev/en/latest/faq.html: select before the
+    formula, since 0 * NaN is NaN in the backward pass.
+
+    >>> import numpy as np
+    >>> inside(np.array([1.0, np.nan]), np.array([True, False]))
+    array([1., 0.])
+    """
+    return namespace(values).where(loss_mask, values, 0.0)
+
+
+def weighted_sum(values: Float[Any, "N"], weights: Float[Any, "N"]) -> Float[Any, ""]:
+    """Return the sum of weights * values over the tokens that have a weight.
+
+    Formula: sum over t with w_t != 0 of w_t * x_t.
+    Symbols: x, a value per token; w, weights from `token_mean`, `sequence_mean` or `constant`.
+    Assumes: weights of the whole step, or a slice of them.
+    Source: this module's table.
+
+    >>> import numpy as np
+    >>> float(weighted_sum(np.array([2.0, 4.0, np.nan]), np.array([0.5, 0.5, 0.0])))
+    3.0
+    """
+    return (inside(values, weights != 0) * weights).sum()
+
+
+def token_mean(loss_mask: Bool[Any, "N"], *, dtype: FloatDType) -> Float[Any, "N"]:
+    """Return weights that give every trained token of the step the same share.
+
+    Formula: w_t = m_t / sum(m).
+    Symbols: m, `loss_mask` of the whole step.
+    Assumes: the mask is of the whole step; an empty mask gives weights of 0.
+    Source: DAPO (2025), section 3.3.
+
+    >>> import numpy as np
+    >>> token_mean(np.array([True, False, True, True, True]), dtype=np.float64)
+    array([0.25, 0.  , 0.25, 0.25, 0.25])
+    """
+    return _as(loss_mask, dtype) / loss_mask.sum().clip(min=1)
+
+
+def sequence_mean(
+    loss_mask: Bool[Any, "N"], row_offsets: RowOffsets, *, dtype: FloatDType
+) -> Float[Any, "N"]:
+    """Return weights that give every row the same share, so long rows have lighter tokens.
+
+    Formula: w_t = m_t / n_b / R with n_b = sum of m over row b and R = number of rows, n_b > 0.
+    Symbols: m, `loss_mask` of the whole step; b, the row of token t.
+    Assumes: the mask is of the whole step; rows without a trained token do not count.
+    Source: DeepSeekMath (2024), eq. 3.
+
+    >>> import numpy as np
+    >>> sequence_mean(np.array([True, True, True]), np.array([0, 2, 3]), dtype=np.float64)
+    array([0.25, 0.25, 0.5 ])
+    """
+    length, num_rows = _count(loss_mask, row_offsets, dtype)
+    row = row_of_token(row_offsets)
+    return _as(loss_mask, dtype) / length.clip(min=1)[row] / num_rows
+
+
+def constant(
+    loss_mask: Bool[Any, "N"], row_offsets: RowOffsets, *, length: int, dtype: FloatDType
+) -> Float[Any, "N"]:
+    """Return weights that do not depend on how long the rows came out.
+
+    Formula: w_t = m_t / L / R with R = number of rows that have a trained token.
+    Symbols: m, `loss_mask` of the whole step; L, `length`, usually the longest completion allowed.
+    Assumes: the mask is of the whole step; L is the same at every step.
+    Source: Dr. GRPO (2025), section 3.
+
+    >>> import numpy as np
+    >>> mask, offsets = np.array([True, True, False]), np.array([0, 2, 3])
+    >>> constant(mask, offsets, length=10, dtype=np.float64)
+    array([0.1, 0.1, 0. ])
+    """
+    if length < 1:
+        raise ConfigError(
+            f"the constant length is {length}: it divides the loss. Use the longest completion "
+            "that sampling allows."
+        )
+    _, num_rows = _count(loss_mask, row_offsets, dtype)
+    return _as(loss_mask, dtype) / length / num_rows
+
+
+def aggregation_weights(
+    aggregation: Aggregation,
+    *,
+    loss_mask: Bool[Any, "N"],
+    row_offsets: RowOffsets,
+    length: int,
+    dtype: FloatDType,
+) -> Float[Any, "N"]:
+    """Return the weights of the named aggregation; only `constant` reads `length`.
+
+    Formula: one of this module's table.
+    Symbols: as in the three functions above.
+    Assumes: mask and offsets are of the whole step.
+    Source: this module's table.
+
+    >>> import numpy as np
+    >>> mask, offsets = np.array([True, True, True]), np.array([0, 2, 3])
+    >>> args = dict(loss_mask=mask, row_offsets=offsets, length=10, dtype=np.float64)
+    >>> aggregation_weights("sequence_mean", **args)
+    array([0.25, 0.25, 0.5 ])
+    """
+    match aggregation:
+        case "token_mean":
+            return token_mean(loss_mask, dtype=dtype)
+        case "sequence_mean":
+            return sequence_mean(loss_mask, row_offsets, dtype=dtype)
+        case "constant":
+            return constant(loss_mask, row_offsets, length=length, dtype=dtype)
+    assert_never(aggregation)
+
+
+def without_rows(
+    loss_mask: Bool[Any, "N"], dropped: Bool[Any, "B"], row_offsets: Int[Any, "B+1"]
+) -> Bool[Any, "N"]:
+    """Return the mask without the tokens of the dropped rows.
+
+    Formula: m_t and not dropped_b.
+    Symbols: m, `loss_mask`; b, the row of token t.
+    Assumes: weights are made from the result, so that the rows leave the denominator too.
+    Source: DAPO (2025), section 3.4, overlong filtering.
+
+    >>> import numpy as np
+    >>> mask, offsets = np.array([True, True, True]), np.array([0, 2, 3])
+    >>> without_rows(mask, np.array([False, True]), offsets)
+    array([ True,  True, False])
+    """
+    check_rows(row_offsets, loss_mask=loss_mask)
+    return loss_mask & ~dropped[row_of_token(row_offsets)]
+
+
+def _count(loss_mask: Any, row_offsets: Any, dtype: FloatDType) -> tuple[Any, Any]:
+    """Return how many trained tokens each row has, and how many rows have any."""
+    check_rows(row_offsets, loss_mask=loss_mask)
+    row = row_of_token(row_offsets)
+    length = segment_sum(_as(loss_mask, dtype), row, len(row_offsets) - 1)
+    return length, (length > 0).sum().clip(min=1)
+
+
+def _as(mask: Any, dtype: FloatDType) -> Any:
+    return mask.astype(dtype) if hasattr(mask, "astype") else mask.to(dtype)

@@ -1,0 +1,119 @@
+"""Importance ratios: how much likelier a token, or a whole row, is now than when it was sampled.
+
+Write r_t = exp(logp_t - logp_old_t). Ratios to the true sampler use `logp_sampler` in its place.
+
+Sources: token ratio and clipping, J. Schulman et al., "Proximal Policy Optimization" (2017), eq. 7;
+sequence ratio, C. Zheng et al., "Group Sequence Policy Optimization" (2025), eq. 7; truncated
+weights, E. Ionides, "Truncated Importance Sampling" (2008); effective sample size, A. Kong, "A Note
+on Importance Sampling using Standardized Weights" (1992).
+"""
+
+import math
+from typing import Any
+
+from jaxtyping import Bool, Float
+
+from klinic.errors import ConfigError
+from klinic.maths.arrays import RowOffsets, check_rows, namespace, row_of_token, segment_sum
+from klinic.maths.masked import inside
+
+
+def token_ratio(
+    *, logp: Float[Any, "*shape"], logp_old: Float[Any, "*shape"]
+) -> Float[Any, "*shape"]:
+    """Return how much likelier each token is now.
+
+    Formula: exp(logp - logp_old).
+    Symbols: logp, now, with gradient; logp_old, when the token was sampled.
+    Assumes: both are of the same token at the same temperature.
+    Source: PPO (2017), eq. 6.
+
+    >>> import numpy as np
+    >>> token_ratio(logp=np.log([0.5]), logp_old=np.log([0.25])).round(4)
+    array([2.])
+    """
+    return namespace(logp).exp(logp - logp_old)
+
+
+def sequence_ratio(
+    *,
+    logp: Float[Any, "N"],
+    logp_old: Float[Any, "N"],
+    loss_mask: Bool[Any, "N"],
+    row_offsets: RowOffsets,
+) -> Float[Any, "N"]:
+    """Return the geometric mean of a row's token ratios, at each of its tokens.
+
+    Formula: s_b = exp(sum over trained t of row b of (logp - logp_old) / n_b).
+    Symbols: n_b, the trained tokens of row b; a row without any has s_b = 1.
+    Assumes: a row is one completion of one prompt.
+    Source: GSPO (2025), eq. 7.
+
+    >>> import numpy as np
+    >>> every, one_row = np.array([True, True]), np.array([0, 2])
+    >>> args = dict(logp_old=np.log([0.5, 0.5]), loss_mask=every, row_offsets=one_row)
+    >>> sequence_ratio(logp=np.log([0.5, 0.125]), **args).round(4)
+    array([0.5, 0.5])
+    """
+    check_rows(row_offsets, logp=logp, logp_old=logp_old, loss_mask=loss_mask)
+    row, num_rows = row_of_token(row_offsets), len(row_offsets) - 1
+    log_ratio = inside(logp, loss_mask) - inside(logp_old, loss_mask)
+    ones = inside(namespace(logp).ones_like(log_ratio), loss_mask)
+    length = segment_sum(ones, row, num_rows).clip(min=1)
+    return namespace(logp).exp(segment_sum(log_ratio, row, num_rows) / length)[row]
+
+
+def clip(ratio: Float[Any, "*shape"], *, clip_low: float, clip_high: float) -> Float[Any, "*shape"]:
+    """Return the ratio held between 1 - clip_low and 1 + clip_high.
+
+    Formula: min(max(r, 1 - clip_low), 1 + clip_high).
+    Symbols: r, a ratio; clip_low, clip_high, how far below and above 1 it may go.
+    Assumes: 0 <= clip_low <= 1 and clip_high >= 0.
+    Source: PPO (2017), eq. 7; unequal bounds, DAPO (2025), section 3.1.
+
+    >>> import numpy as np
+    >>> clip(np.array([0.5, 1.0, 2.0]), clip_low=0.2, clip_high=0.25)
+    array([0.8 , 1.  , 1.25])
+    """
+    if not (0 <= clip_low <= 1 and clip_high >= 0):
+        raise ConfigError(
+            f"clip_low is {clip_low} and clip_high is {clip_high}: the ratio is held between "
+            "1 - clip_low and 1 + clip_high, which must enclose 1. Use 0.2 for both to begin with."
+        )
+    return ratio.clip(1 - clip_low, 1 + clip_high)
+
+
+def truncated_weight(
+    *, logp: Float[Any, "*shape"], logp_sampler: Float[Any, "*shape"], cap: float
+) -> Float[Any, "*shape"]:
+    """Return the ratio to the sampler, never above the cap.
+
+    Formula: min(exp(logp - logp_sampler), cap).
+    Symbols: logp, now; logp_sampler, as the sampler drew the token; cap, math.inf for none.
+    Assumes: logp_sampler is of the distribution that was really sampled from.
+    Source: Ionides (2008). The cap is applied to the logarithm, so nothing overflows.
+
+    >>> import numpy as np
+    >>> truncated_weight(logp=np.array([0.0, 500.0]), logp_sampler=np.zeros(2), cap=2.0).round(4)
+    array([1., 2.])
+    """
+    if not cap > 0:
+        raise ConfigError(f"the cap of the weights is {cap}: it must be positive. 2 is usual.")
+    log_ratio = logp - logp_sampler
+    return namespace(log_ratio).exp(log_ratio.clip(max=math.log(cap)))
+
+
+def effective_sample_size(*, log_weight: Float[Any, "K"]) -> Float[Any, ""]:
+    """Return the share of the samples that the weights leave useful: 1 for equal weights.
+
+    Formula: (sum w)^2 / (n sum w^2) with w = exp(log_weight).
+    Symbols: n, the number of weights.
+    Assumes: at least one weight; a common factor does not matter, so none can overflow.
+    Source: Kong (1992).
+
+    >>> import numpy as np
+    >>> float(effective_sample_size(log_weight=np.array([800.0, 800.0])))
+    1.0
+    """
+    weight = namespace(log_weight).exp(log_weight - log_weight.max())
+    return weight.sum() ** 2 / (len(weight) * (weight**2).sum())

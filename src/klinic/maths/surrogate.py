@@ -1,0 +1,145 @@
+"""The policy term of the loss, per token, to be minimised.
+
+Write r for the token ratio exp(logp - logp_old), s for the row's geometric mean of it, A for the
+advantage of the row, and c(.) for clipping to [1 - clip_low, 1 + clip_high].
+
+    name           term per token                 aggregation of maths/masked.py
+    grpo           -min(r A, c(r) A)              sequence_mean
+    dr_grpo        -min(r A, c(r) A)              constant
+    bnpo, dapo     -min(r A, c(r) A)              token_mean
+    gspo           -min(s A, c(s) A)              sequence_mean
+    cispo          -sg(min(r, 1 + clip_high)) A logp, as a score    token_mean
+
+bnpo and dapo differ elsewhere in whether the mean is over a local or the whole batch. Here weights
+are always those of the whole step, so they are one thing.
+
+Completions cut off at the length limit can leave the policy term: make the weights from
+`without_rows(loss_mask, truncated, row_offsets)`. They leave numerator and denominator alike, and
+the KL term keeps them, since its weights come from the full mask.
+
+Sources: DeepSeekMath (2024), eq. 3; Dr. GRPO (2025); DAPO (2025), eq. 8; GSPO (2025), eq. 5;
+"MiniMax-M1" (2025), eq. 4, for cispo.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from jaxtyping import Bool, Float, Int
+
+from klinic.errors import ShapeError
+from klinic.maths.arrays import check_rows, namespace, row_of_token
+from klinic.maths.masked import Aggregation, inside
+from klinic.maths.ratio import clip, sequence_ratio, token_ratio
+from klinic.maths.score import score
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyInputs:
+    """What the policy term of one step may see. Rows lie end to end."""
+
+    advantage: Float[Any, "B"]
+    """One number a row: a completion is good or bad as a whole."""
+    row_offsets: Int[Any, "B+1"]
+    logp: Float[Any, "N"]
+    logp_old: Float[Any, "N"]
+    loss_mask: Bool[Any, "N"]
+    clip_low: float = 0.2
+    clip_high: float = 0.2
+
+    def __post_init__(self) -> None:
+        check_rows(
+            self.row_offsets, logp=self.logp, logp_old=self.logp_old, loss_mask=self.loss_mask
+        )
+        if len(self.advantage) != len(self.row_offsets) - 1:
+            raise ShapeError(
+                f"`advantage` has {len(self.advantage)} rows, but `row_offsets` describes "
+                f"{len(self.row_offsets) - 1}. Give one advantage a completion."
+            )
+
+    def clean(self) -> tuple[Any, Any, Any]:
+        """Return logp, logp_old and advantage per token, each 0 outside the mask."""
+        advantage = self.advantage[row_of_token(self.row_offsets)]
+        return tuple(inside(x, self.loss_mask) for x in (self.logp, self.logp_old, advantage))
+
+
+def clipped(inputs: PolicyInputs) -> Float[Any, "N"]:
+    """Return the clipped surrogate with the token ratio: grpo, dr_grpo, bnpo, dapo.
+
+    Formula: -min(r A, c(r) A).
+    Symbols: r = exp(logp - logp_old); A, the advantage of the row; c, clipping.
+    Assumes: tokens sampled at logp_old. 0 outside the mask.
+    Source: PPO (2017), eq. 7.
+
+    >>> import numpy as np
+    >>> clipped(PolicyInputs(
+    ...     advantage=np.array([2.0]), row_offsets=np.array([0, 2]), logp=np.log([0.5, 0.9]),
+    ...     logp_old=np.log([0.5, 0.3]), loss_mask=np.array([True, True])))
+    array([-2. , -2.4])
+    """
+    logp, logp_old, advantage = inputs.clean()
+    return _pessimistic(token_ratio(logp=logp, logp_old=logp_old), advantage, inputs)
+
+
+def clipped_sequence(inputs: PolicyInputs) -> Float[Any, "N"]:
+    """Return the clipped surrogate with the row's ratio: gspo.
+
+    Formula: -min(s A, c(s) A).
+    Symbols: s, the geometric mean of the row's token ratios; A, the advantage; c, clipping.
+    Assumes: summed with `sequence_mean`, where the equal terms of a row add up to one.
+    Source: GSPO (2025), eq. 5. Useful clip bounds are far smaller than for tokens (3e-4, 4e-4).
+
+    >>> import numpy as np
+    >>> clipped_sequence(PolicyInputs(
+    ...     advantage=np.array([2.0]), row_offsets=np.array([0, 2]), logp=np.log([0.5, 0.9]),
+    ...     logp_old=np.log([0.5, 0.9]), loss_mask=np.array([True, False])))
+    array([-2., -0.])
+    """
+    logp, logp_old, advantage = inputs.clean()
+    ratio = sequence_ratio(
+        logp=logp, logp_old=logp_old, loss_mask=inputs.loss_mask, row_offsets=inputs.row_offsets
+    )
+    return _pessimistic(ratio, advantage, inputs)
+
+
+def clipped_weight(inputs: PolicyInputs) -> Float[Any, "N"]:
+    """Return the score of every token, weighted by its ratio up to a bound: cispo.
+
+    Formula: -sg(min(r, 1 + clip_high)) A logp; the value shown is -min(r, 1 + clip_high) A.
+    Symbols: r = exp(logp - logp_old); A, the advantage of the row.
+    Assumes: tokens sampled at logp_old. No token loses its gradient; clip_low is not used.
+    Source: MiniMax-M1 (2025), eq. 4.
+
+    >>> import numpy as np
+    >>> clipped_weight(PolicyInputs(
+    ...     advantage=np.array([2.0]), row_offsets=np.array([0, 2]), logp=np.log([0.5, 0.9]),
+    ...     logp_old=np.log([0.5, 0.3]), loss_mask=np.array([True, True]))).round(4)
+    array([-2. , -2.4])
+    """
+    logp, logp_old, advantage = inputs.clean()
+    ratio = token_ratio(logp=logp, logp_old=logp_old)
+    coef = -clip(ratio, clip_low=1.0, clip_high=inputs.clip_high) * advantage
+    return score(coef, logp=logp, value=coef)
+
+
+def _pessimistic(ratio: Any, advantage: Any, inputs: PolicyInputs) -> Any:
+    held = clip(ratio, clip_low=inputs.clip_low, clip_high=inputs.clip_high)
+    return -namespace(ratio).minimum(ratio * advantage, held * advantage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Surrogate:
+    """A named policy term: what each token contributes and how tokens are averaged."""
+
+    term: Callable[[PolicyInputs], Any]
+    aggregation: Aggregation
+
+
+SURROGATES = {
+    "grpo": Surrogate(term=clipped, aggregation="sequence_mean"),
+    "dr_grpo": Surrogate(term=clipped, aggregation="constant"),
+    "bnpo": Surrogate(term=clipped, aggregation="token_mean"),
+    "dapo": Surrogate(term=clipped, aggregation="token_mean"),
+    "gspo": Surrogate(term=clipped_sequence, aggregation="sequence_mean"),
+    "cispo": Surrogate(term=clipped_weight, aggregation="token_mean"),
+}

@@ -1,0 +1,95 @@
+"""Mean and variance of a term's gradient over all pairs of completions: no sampling noise.
+
+The logits of every token are leaves of their own, so one backward pass gives the gradient of each
+pair separately, and the features of the world carry it to the parameters.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from klinic.maths import kl
+from klinic.maths.kl_inputs import KLInputs
+from klinic.maths.masked import constant
+from klinic.verify.targets import TOP_K
+from klinic.verify.world import MEMBERS, World
+
+Term = Callable[[KLInputs], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawn:
+    """Every pair of a world, as the KL term of a training step would see it."""
+
+    world: World
+    leaf: Float[Tensor, "N V"]
+    """The logits at each token, with gradient."""
+    inputs: KLInputs
+    pair: Tensor
+    """Which pair a token belongs to."""
+    weights: Float[Tensor, "N"]
+    """Each pair by itself: sum over tokens, mean over its two members."""
+
+    @classmethod
+    def of(cls, world: World, *, ratio_cap: float) -> "Drawn":
+        """List the pairs of a world and score them under policy, sampler and reference."""
+        pairs = world.pairs
+        leaf = world.logits(world.theta)[pairs.state].requires_grad_()
+        rows, rows_ref = leaf.log_softmax(-1), world.log_probs(world.theta_ref)[pairs.state]
+        logp_sampler = world.log_probs(world.theta_sampler)[pairs.state, pairs.token]
+        group = torch.arange(pairs.num_rows) // MEMBERS
+        inputs = KLInputs(
+            group=group,
+            row_offsets=pairs.row_offsets,
+            logp=rows.gather(-1, pairs.token[:, None])[:, 0],
+            logp_old=logp_sampler,
+            logp_sampler=logp_sampler,
+            logp_ref=rows_ref.gather(-1, pairs.token[:, None])[:, 0],
+            loss_mask=torch.ones(len(pairs.token), dtype=torch.bool),
+            kl_exact=kl.exact(logp_p=rows, logp_q=rows_ref),
+            kl_topk=kl.topk(logp_p=rows, logp_q=rows_ref, k=TOP_K),
+            ratio_cap=ratio_cap,
+        )
+        # constant() divides by the rows of the step, which here is one pair
+        weights = constant(inputs.loss_mask, pairs.row_offsets, length=1, dtype=leaf.dtype)
+        weights = weights * (pairs.num_rows / MEMBERS)
+        return cls(
+            world=world, leaf=leaf, inputs=inputs, pair=group[pairs.row], weights=weights
+        )
+
+    def gradient(self, loss_per_token: Float[Tensor, "N"]) -> Float[Tensor, "G P"]:
+        """Return the gradient of each pair in the parameters."""
+        (by_token,) = torch.autograd.grad(loss_per_token.sum(), self.leaf, retain_graph=True)
+        num_states, num_tokens = self.world.base.shape
+        num_pairs = len(self.world.pair_probability)
+        by_prefix = torch.zeros(num_pairs * num_states, num_tokens, dtype=by_token.dtype)
+        by_prefix.index_add_(0, self.pair * num_states + self.world.pairs.state, by_token)
+        return by_prefix.view(num_pairs, -1) @ self.world.features
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moments:
+    """What a term does on average, and how noisily."""
+
+    gradient: Float[Tensor, "P"]
+    variance: float
+    """Trace of the covariance of one completion's gradient."""
+    value: float
+
+
+def moments(drawn: Drawn, term: Term, *, weights: Float[Tensor, "N"] | None = None) -> Moments:
+    """Return mean gradient, variance and mean value of a term over all pairs."""
+    probability = drawn.world.pair_probability
+    terms = term(drawn.inputs) * (drawn.weights if weights is None else weights)
+    each = drawn.gradient(terms)
+    # a second pass with the probabilities inside: right even if pairs leaked into one another
+    mean = drawn.gradient(terms * probability[drawn.pair]).sum(0)
+    spread = ((each - mean) ** 2).sum(-1)
+    return Moments(
+        gradient=mean,
+        variance=float((probability * spread).sum()) * MEMBERS,
+        value=float((probability[drawn.pair] * terms.detach()).sum()),
+    )

@@ -1,0 +1,124 @@
+"""The gradients that a KL term could have in expectation, each as an exact sum.
+
+None of this uses a formula of `maths`: the targets are the derivative, by autograd in float64, of
+sums over all completions or all prefixes, and the sequence KL is checked against finite differences.
+Write p for the policy, q for the reference, v_m(s) for how often the policy m visits prefix s.
+
+    reverse_sequence           grad sum_y p(y) (log p(y) - log q(y))
+    reverse_token              sum_s v_p(s) grad KL(p(.|s) || q(.|s)), v_p held fixed
+    reverse_token_off_policy   the same with the visits of the sampler
+    forward_token              sum_s v_p(s) grad KL(q(.|s) || p(.|s))
+    forward_sequence           grad sum_y q(y) (log q(y) - log p(y))
+    bucket_token, bucket_token_off_policy   KL of the two likeliest tokens and a rest bucket
+    half_chi_square_token      sum_s v_p(s) grad sum_a p^2 / q / 2
+    sign_token                 sum_s v_p(s) sum_a p sign(log p - log q) grad log p
+    exp_k1_cost                sum_y p(y) C(y) grad log p(y), C = sum_t (p/q) log(p/q)
+    away_from_sampler          minus grad sum_y m(y) (log m(y) - log p(y)), m the sampler
+"""
+
+from collections.abc import Callable
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from klinic.verify.world import World
+
+TOP_K = 2  # of 4: enough to leave a bucket
+
+Vector = Float[Tensor, "P"]
+
+
+def sequence_kl(world: World, theta: Vector) -> Tensor:
+    """Return KL(policy || reference) of whole completions."""
+    logp, logp_ref = world.completion_logp(theta), world.completion_logp(world.theta_ref)
+    return (logp.exp() * (logp - logp_ref)).sum()
+
+
+def targets(world: World) -> dict[str, Vector]:
+    """Return every target gradient of a world."""
+    here = _visits(world, world.theta)
+    there = _visits(world, world.theta_sampler)
+    ref = world.log_probs(world.theta_ref)
+    logp_ref = world.completion_logp(world.theta_ref)
+    logp_sampler = world.completion_logp(world.theta_sampler)
+
+    def at_prefixes(visits: Tensor, kl: Callable[[Tensor, Tensor], Tensor]) -> Vector:
+        return _grad(world, lambda theta: (visits * kl(world.log_probs(theta), ref)).sum())
+
+    def of_completions(weight: Tensor) -> Vector:
+        return _grad(world, lambda theta: (weight * world.completion_logp(theta)).sum())
+
+    p_of_completion = world.completion_logp(world.theta).exp()
+    return {
+        "reverse_sequence": _grad(world, lambda theta: sequence_kl(world, theta)),
+        "reverse_token": at_prefixes(here, _reverse),
+        "reverse_token_off_policy": at_prefixes(there, _reverse),
+        "forward_token": at_prefixes(here, _forward),
+        "forward_sequence": of_completions(-logp_ref.exp()),
+        "bucket_token": at_prefixes(here, _bucket),
+        "bucket_token_off_policy": at_prefixes(there, _bucket),
+        "half_chi_square_token": at_prefixes(here, _half_chi_square),
+        "sign_token": at_prefixes(here, _sign),
+        "exp_k1_cost": of_completions(p_of_completion * _exp_k1_cost(world)),
+        "away_from_sampler": of_completions(logp_sampler.exp()),
+    }
+
+
+def finite_difference(world: World, *, width: float = 1e-5) -> Vector:
+    """Return the gradient of the sequence KL by central differences, without autograd."""
+    steps = torch.eye(len(world.theta), dtype=torch.float64) * width
+    return torch.stack(
+        [
+            (sequence_kl(world, world.theta + step) - sequence_kl(world, world.theta - step))
+            / (2 * width)
+            for step in steps
+        ]
+    )
+
+
+def _grad(world: World, objective: Callable[[Vector], Tensor]) -> Vector:
+    theta = world.theta.clone().requires_grad_()
+    (gradient,) = torch.autograd.grad(objective(theta), theta)
+    return gradient
+
+
+def _visits(world: World, theta: Vector) -> Float[Tensor, "S"]:
+    """Return how often each prefix is continued, per completion."""
+    completions = world.completions
+    probability = world.completion_logp(theta).exp()[completions.row]
+    visits = torch.zeros(len(world.base), dtype=probability.dtype)
+    return visits.index_add(0, completions.state, probability)
+
+
+def _reverse(logp: Tensor, logq: Tensor) -> Tensor:
+    return (logp.exp() * (logp - logq)).sum(-1)
+
+
+def _forward(logp: Tensor, logq: Tensor) -> Tensor:
+    return (logq.exp() * (logq - logp)).sum(-1)
+
+
+def _half_chi_square(logp: Tensor, logq: Tensor) -> Tensor:
+    return (2 * logp - logq).exp().sum(-1) / 2
+
+
+def _sign(logp: Tensor, logq: Tensor) -> Tensor:
+    constant = (logp.exp() * (logp - logq).sign()).detach()
+    return (constant * logp).sum(-1)
+
+
+def _bucket(logp: Tensor, logq: Tensor) -> Tensor:
+    """Return the KL of the likeliest tokens and the rest, from probabilities."""
+    p, q = logp.exp(), logq.exp()
+    kept = p >= p.sort(-1, descending=True).values[..., TOP_K - 1 : TOP_K]
+    rest_p, rest_q = (p * ~kept).sum(-1), (q * ~kept).sum(-1)
+    return (kept * p * (p / q).log()).sum(-1) + rest_p * (rest_p / rest_q).log()
+
+
+def _exp_k1_cost(world: World) -> Float[Tensor, "B"]:
+    completions = world.completions
+    logp, ref = world.log_probs(world.theta), world.log_probs(world.theta_ref)
+    k1 = (logp - ref)[completions.state, completions.token]
+    total = torch.zeros(completions.num_rows, dtype=k1.dtype)
+    return total.index_add(0, completions.row, k1.exp() * k1)

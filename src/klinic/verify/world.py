@@ -1,0 +1,162 @@
+"""Small policies whose every completion can be listed, so that an expectation is a sum.
+
+A world has a policy, a reference and a sampler over a vocabulary of 4 and completions of up to 3
+tokens. Its parameters are the logits themselves ("tabular") or shared by all prefixes, as in a
+network that generalises; a completion has 3 tokens or ends early at the last token of the
+vocabulary ("eos"). Everything is float64.
+
+Terms with a baseline need company, and averages need rows of unequal length, so what is listed are
+pairs: all pairs of completions of one prompt, each with its probability under the sampler.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+VOCABULARY, LENGTH, MEMBERS = 4, 3, 2
+EOS = VOCABULARY - 1
+NUM_SHARED = 20  # parameters of the shared policies: fewer than their 84 logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Policy, reference and sampler, as parameters of one family of small policies."""
+
+    name: str
+    base: Float[Tensor, "S V"]
+    features: Float[Tensor, "S*V P"]
+    theta: Float[Tensor, "P"]
+    theta_ref: Float[Tensor, "P"]
+    theta_sampler: Float[Tensor, "P"]
+    ends_early: bool
+
+    def logits(self, theta: Float[Tensor, "P"]) -> Float[Tensor, "S V"]:
+        """Return the logits at every prefix."""
+        return self.base + (self.features @ theta).view_as(self.base)
+
+    def log_probs(self, theta: Float[Tensor, "P"]) -> Float[Tensor, "S V"]:
+        """Return the log-probs of every token at every prefix."""
+        return self.logits(theta).log_softmax(-1)
+
+    def completion_logp(self, theta: Float[Tensor, "P"]) -> Float[Tensor, "B"]:
+        """Return the log-prob of every completion."""
+        completions = self.completions
+        logp = self.log_probs(theta)[completions.state, completions.token]
+        total = torch.zeros(completions.num_rows, dtype=logp.dtype)
+        return total.index_add(0, completions.row, logp)
+
+    @cached_property
+    def completions(self) -> "Completions":
+        """Every completion once."""
+        return Completions.of(list(_completions(self.ends_early)))
+
+    @cached_property
+    def pairs(self) -> "Completions":
+        """Every pair of completions: rows 2i and 2i + 1 are the pair i."""
+        rows = list(_completions(self.ends_early))
+        return Completions.of([row for a in rows for b in rows for row in (a, b)])
+
+    @cached_property
+    def pair_probability(self) -> Float[Tensor, "G"]:
+        """The probability that the sampler draws each pair."""
+        drawn = self.completion_logp(self.theta_sampler).exp()
+        return (drawn[:, None] * drawn[None, :]).flatten()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Completions:
+    """Completions end to end: the prefix each token was drawn at, and the token."""
+
+    state: Int[Tensor, "N"]
+    token: Int[Tensor, "N"]
+    row_offsets: Int[Tensor, "offsets"]
+
+    @classmethod
+    def of(cls, rows: list[list[tuple[int, int]]]) -> "Completions":
+        """Lay the rows end to end."""
+        flat = torch.tensor([step for row in rows for step in row])
+        lengths = torch.tensor([0] + [len(row) for row in rows])
+        return cls(state=flat[:, 0], token=flat[:, 1], row_offsets=lengths.cumsum(0))
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows there are."""
+        return len(self.row_offsets) - 1
+
+    @property
+    def row(self) -> Int[Tensor, "N"]:
+        """The row of every token."""
+        return torch.arange(self.num_rows).repeat_interleave(self.row_offsets.diff())
+
+
+def _completions(ends_early: bool) -> Iterator[list[tuple[int, int]]]:
+    """Yield every completion as (prefix number, token) pairs. Prefixes count as base-4 numbers."""
+
+    def extend(prefix: int, row: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
+        ended = ends_early and bool(row) and row[-1][1] == EOS
+        if len(row) == LENGTH or ended:
+            yield row
+            return
+        for token in range(VOCABULARY):
+            # prefix 0 is the empty one; the children of p are 4 p + 1 to 4 p + 4
+            yield from extend(VOCABULARY * prefix + token + 1, [*row, (prefix, token)])
+
+    yield from extend(0, [])
+
+
+def make_world(
+    name: str,
+    *,
+    seed: int,
+    drift: float,
+    shared: bool = False,
+    ends_early: bool = False,
+    sampler_drift: float = 0.0,
+) -> World:
+    """Return a random world: `drift` is how far the policy has moved from the reference."""
+    random = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=random, dtype=torch.float64)
+
+    num_states = sum(VOCABULARY**depth for depth in range(LENGTH))
+    num_logits = num_states * VOCABULARY
+    features = torch.eye(num_logits, dtype=torch.float64)
+    if shared:
+        features = normal(num_logits, NUM_SHARED) / math.sqrt(5)
+    base = 1.2 * normal(num_states, VOCABULARY)
+    theta = drift * normal(features.shape[1])
+    return World(
+        name=name,
+        base=base,
+        features=features,
+        theta=theta,
+        theta_ref=torch.zeros_like(theta),
+        theta_sampler=theta + sampler_drift * normal(len(theta)),
+        ends_early=ends_early,
+    )
+
+
+def on_policy_worlds() -> list[World]:
+    """Return the worlds in which the sampler is the policy."""
+    return [
+        make_world("near", seed=1, drift=0.15),
+        make_world("far", seed=1, drift=1.2),
+        make_world("shared", seed=2, drift=1.0, shared=True),
+        make_world("eos", seed=3, drift=1.2, ends_early=True),
+        make_world("shared eos", seed=6, drift=1.0, shared=True, ends_early=True),
+    ]
+
+
+def off_policy_worlds() -> list[World]:
+    """Return worlds whose completions come from an older policy."""
+    return [
+        make_world("old", seed=4, drift=1.0, sampler_drift=0.4),
+        make_world("old shared", seed=5, drift=1.0, shared=True, sampler_drift=0.3),
+        make_world("old eos", seed=7, drift=1.0, ends_early=True, sampler_drift=0.4),
+    ]
