@@ -70,7 +70,7 @@ def segment_max(
     if xp is np:
         np.maximum.at(top, segment, values)
         return top
-    return top.index_reduce(0, segment, values, "amax")
+    return top.scatter_reduce(0, segment, values, "amax")
 
 
 def logsumexp(x: Float[Any, "*shape V"]) -> Float[Any, "*shape"]:

@@ -142,8 +142,7 @@ _ALL = (
         "exp_k1_reward",
         Gradient.OTHER,
         kl_gradient.exp_k1_reward,
-        "Not a KL of policy samples: the value is 1.5 to 27 times too large, the gradient is no "
-        "KL's.",
+        "Not a KL of policy samples: the value is several times too large, the gradient no KL's.",
     ),
 )
 

@@ -56,18 +56,22 @@ class Drawn:
         # constant() divides by the rows of the step, which here is one pair
         weights = constant(inputs.loss_mask, pairs.row_offsets, length=1, dtype=leaf.dtype)
         weights = weights * (pairs.num_rows / MEMBERS)
-        return cls(
-            world=world, leaf=leaf, inputs=inputs, pair=group[pairs.row], weights=weights
-        )
+        return cls(world=world, leaf=leaf, inputs=inputs, pair=group[pairs.row], weights=weights)
 
-    def gradient(self, loss_per_token: Float[Tensor, "N"]) -> Float[Tensor, "G P"]:
+    def gradient_of_pairs(self, loss_per_token: Float[Tensor, "N"]) -> Float[Tensor, "G P"]:
         """Return the gradient of each pair in the parameters."""
+        return self._to_parameters(loss_per_token, self.pair, len(self.world.pair_probability))
+
+    def gradient(self, loss_per_token: Float[Tensor, "N"]) -> Float[Tensor, "P"]:
+        """Return the gradient of the whole sum in the parameters."""
+        return self._to_parameters(loss_per_token, torch.zeros_like(self.pair), 1)[0]
+
+    def _to_parameters(self, loss_per_token: Tensor, segment: Tensor, num_segments: int) -> Tensor:
         (by_token,) = torch.autograd.grad(loss_per_token.sum(), self.leaf, retain_graph=True)
         num_states, num_tokens = self.world.base.shape
-        num_pairs = len(self.world.pair_probability)
-        by_prefix = torch.zeros(num_pairs * num_states, num_tokens, dtype=by_token.dtype)
-        by_prefix.index_add_(0, self.pair * num_states + self.world.pairs.state, by_token)
-        return by_prefix.view(num_pairs, -1) @ self.world.features
+        by_prefix = torch.zeros(num_segments * num_states, num_tokens, dtype=by_token.dtype)
+        by_prefix.index_add_(0, segment * num_states + self.world.pairs.state, by_token)
+        return by_prefix.view(num_segments, -1) @ self.world.features
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,12 +88,18 @@ def moments(drawn: Drawn, term: Term, *, weights: Float[Tensor, "N"] | None = No
     """Return mean gradient, variance and mean value of a term over all pairs."""
     probability = drawn.world.pair_probability
     terms = term(drawn.inputs) * (drawn.weights if weights is None else weights)
-    each = drawn.gradient(terms)
+    each = drawn.gradient_of_pairs(terms)
     # a second pass with the probabilities inside: right even if pairs leaked into one another
-    mean = drawn.gradient(terms * probability[drawn.pair]).sum(0)
+    mean = drawn.gradient(terms * probability[drawn.pair])
     spread = ((each - mean) ** 2).sum(-1)
     return Moments(
         gradient=mean,
         variance=float((probability * spread).sum()) * MEMBERS,
         value=float((probability[drawn.pair] * terms.detach()).sum()),
     )
+
+
+def mean_gradient(drawn: Drawn, term: Term) -> Float[Tensor, "P"]:
+    """Return the mean gradient alone."""
+    probability = drawn.world.pair_probability[drawn.pair]
+    return drawn.gradient(term(drawn.inputs) * drawn.weights * probability)

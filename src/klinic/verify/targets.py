@@ -1,7 +1,7 @@
 """The gradients that a KL term could have in expectation, each as an exact sum.
 
 None of this uses a formula of `maths`: the targets are the derivative, by autograd in float64, of
-sums over all completions or all prefixes, and the sequence KL is checked against finite differences.
+sums over all completions or prefixes, and the sequence KL is checked by finite differences.
 Write p for the policy, q for the reference, v_m(s) for how often the policy m visits prefix s.
 
     reverse_sequence           grad sum_y p(y) (log p(y) - log q(y))
@@ -10,7 +10,7 @@ Write p for the policy, q for the reference, v_m(s) for how often the policy m v
     forward_token              sum_s v_p(s) grad KL(q(.|s) || p(.|s))
     forward_sequence           grad sum_y q(y) (log q(y) - log p(y))
     bucket_token, bucket_token_off_policy   KL of the two likeliest tokens and a rest bucket
-    half_chi_square_token      sum_s v_p(s) grad sum_a p^2 / q / 2
+    half_chi_square            sum_s v_p(s) grad sum_a p^2 / q / 2
     sign_token                 sum_s v_p(s) sum_a p sign(log p - log q) grad log p
     exp_k1_cost                sum_y p(y) C(y) grad log p(y), C = sum_t (p/q) log(p/q)
     away_from_sampler          minus grad sum_y m(y) (log m(y) - log p(y)), m the sampler
@@ -27,6 +27,8 @@ from klinic.verify.world import World
 TOP_K = 2  # of 4: enough to leave a bucket
 
 Vector = Float[Tensor, "P"]
+PrefixSum = Callable[[Tensor, Tensor], Tensor]
+"""From the log-probs of policy and reference at every prefix to one number each."""
 
 
 def sequence_kl(world: World, theta: Vector) -> Tensor:
@@ -37,14 +39,13 @@ def sequence_kl(world: World, theta: Vector) -> Tensor:
 
 def targets(world: World) -> dict[str, Vector]:
     """Return every target gradient of a world."""
-    here = _visits(world, world.theta)
-    there = _visits(world, world.theta_sampler)
-    ref = world.log_probs(world.theta_ref)
+    here = visit_counts(world, world.theta)
+    there = visit_counts(world, world.theta_sampler)
     logp_ref = world.completion_logp(world.theta_ref)
     logp_sampler = world.completion_logp(world.theta_sampler)
 
-    def at_prefixes(visits: Tensor, kl: Callable[[Tensor, Tensor], Tensor]) -> Vector:
-        return _grad(world, lambda theta: (visits * kl(world.log_probs(theta), ref)).sum())
+    def of_prefixes(visits: Tensor, kl: PrefixSum) -> Vector:
+        return _grad(world, lambda theta: at_prefixes(world, kl, theta=theta, visits=visits))
 
     def of_completions(weight: Tensor) -> Vector:
         return _grad(world, lambda theta: (weight * world.completion_logp(theta)).sum())
@@ -52,17 +53,27 @@ def targets(world: World) -> dict[str, Vector]:
     p_of_completion = world.completion_logp(world.theta).exp()
     return {
         "reverse_sequence": _grad(world, lambda theta: sequence_kl(world, theta)),
-        "reverse_token": at_prefixes(here, _reverse),
-        "reverse_token_off_policy": at_prefixes(there, _reverse),
-        "forward_token": at_prefixes(here, _forward),
+        "reverse_token": of_prefixes(here, reverse),
+        "reverse_token_off_policy": of_prefixes(there, reverse),
+        "forward_token": of_prefixes(here, forward),
         "forward_sequence": of_completions(-logp_ref.exp()),
-        "bucket_token": at_prefixes(here, _bucket),
-        "bucket_token_off_policy": at_prefixes(there, _bucket),
-        "half_chi_square_token": at_prefixes(here, _half_chi_square),
-        "sign_token": at_prefixes(here, _sign),
+        "bucket_token": of_prefixes(here, bucket),
+        "bucket_token_off_policy": of_prefixes(there, bucket),
+        "half_chi_square": of_prefixes(here, half_chi_square),
+        "sign_token": of_prefixes(here, sign),
         "exp_k1_cost": of_completions(p_of_completion * _exp_k1_cost(world)),
         "away_from_sampler": of_completions(logp_sampler.exp()),
     }
+
+
+def at_prefixes(
+    world: World, kl: PrefixSum, *, theta: Vector | None = None, visits: Tensor | None = None
+) -> Tensor:
+    """Return the sum over all prefixes of visits times kl(log policy, log reference)."""
+    theta = world.theta if theta is None else theta
+    visits = visit_counts(world, theta) if visits is None else visits
+    ref = world.log_probs(world.theta_ref)
+    return (visits * kl(world.log_probs(theta), ref)).sum()
 
 
 def finite_difference(world: World, *, width: float = 1e-5) -> Vector:
@@ -83,7 +94,7 @@ def _grad(world: World, objective: Callable[[Vector], Tensor]) -> Vector:
     return gradient
 
 
-def _visits(world: World, theta: Vector) -> Float[Tensor, "S"]:
+def visit_counts(world: World, theta: Vector) -> Float[Tensor, "S"]:
     """Return how often each prefix is continued, per completion."""
     completions = world.completions
     probability = world.completion_logp(theta).exp()[completions.row]
@@ -91,24 +102,28 @@ def _visits(world: World, theta: Vector) -> Float[Tensor, "S"]:
     return visits.index_add(0, completions.state, probability)
 
 
-def _reverse(logp: Tensor, logq: Tensor) -> Tensor:
+def reverse(logp: Tensor, logq: Tensor) -> Tensor:
+    """Return KL(p || q) at every prefix."""
     return (logp.exp() * (logp - logq)).sum(-1)
 
 
-def _forward(logp: Tensor, logq: Tensor) -> Tensor:
+def forward(logp: Tensor, logq: Tensor) -> Tensor:
+    """Return KL(q || p) at every prefix."""
     return (logq.exp() * (logq - logp)).sum(-1)
 
 
-def _half_chi_square(logp: Tensor, logq: Tensor) -> Tensor:
+def half_chi_square(logp: Tensor, logq: Tensor) -> Tensor:
+    """Return half of 1 + chi-square(p || q) at every prefix."""
     return (2 * logp - logq).exp().sum(-1) / 2
 
 
-def _sign(logp: Tensor, logq: Tensor) -> Tensor:
+def sign(logp: Tensor, logq: Tensor) -> Tensor:
+    """Return what has the gradient sum_a p sign(log p - log q) grad log p at every prefix."""
     constant = (logp.exp() * (logp - logq).sign()).detach()
     return (constant * logp).sum(-1)
 
 
-def _bucket(logp: Tensor, logq: Tensor) -> Tensor:
+def bucket(logp: Tensor, logq: Tensor) -> Tensor:
     """Return the KL of the likeliest tokens and the rest, from probabilities."""
     p, q = logp.exp(), logq.exp()
     kept = p >= p.sort(-1, descending=True).values[..., TOP_K - 1 : TOP_K]

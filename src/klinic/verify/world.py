@@ -18,6 +18,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from klinic.model.determinism import settle_kernels
+
 VOCABULARY, LENGTH, MEMBERS = 4, 3, 2
 EOS = VOCABULARY - 1
 NUM_SHARED = 20  # parameters of the shared policies: fewer than their 84 logits
@@ -119,6 +121,7 @@ def make_world(
     sampler_drift: float = 0.0,
 ) -> World:
     """Return a random world: `drift` is how far the policy has moved from the reference."""
+    settle_kernels()
     random = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:

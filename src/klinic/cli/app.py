@@ -1,0 +1,52 @@
+"""The `klinic` command, its errors and its exit codes.
+
+Exit codes: 0 well, 1 a finding that fails, 2 the input cannot be used.
+"""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from klinic import __version__
+from klinic.cli.verify import verify
+from klinic.errors import KlinicError
+
+app = typer.Typer(
+    name="klinic",
+    help="GRPO with a KL term that is proven right.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"klinic {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def klinic(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Print the version.", callback=_print_version, is_eager=True
+        ),
+    ] = False,
+) -> None:
+    """GRPO with a KL term that is proven right."""
+
+
+app.command(rich_help_panel="Check")(verify)
+
+
+def main() -> None:
+    """Run a command; say in one sentence what cannot be used."""
+    try:
+        app()
+    except KlinicError as error:
+        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        sys.exit(2)

@@ -1,0 +1,29 @@
+"""How commands print: one JSON object for machines, tables for people."""
+
+import json
+import math
+from dataclasses import asdict, is_dataclass
+from typing import Any
+
+import typer
+
+from klinic import __version__
+
+
+def print_json(command: str, *, ok: bool, **content: Any) -> None:
+    """Print the one object that `--json` promises, and nothing else."""
+    answer = {"klinic": __version__, "command": command, "ok": ok, **content}
+    typer.echo(json.dumps(_plain(answer), indent=2, allow_nan=False))
+
+
+def _plain(value: Any) -> Any:
+    """Return plain JSON values; a number that JSON cannot write becomes its name."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return _plain(asdict(value))
+    if isinstance(value, dict):
+        return {str(key): _plain(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

@@ -1,0 +1,131 @@
+"""`klinic verify`: prove every KL term klinic offers, or examine one of the user's own."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from klinic.cli.extras import require
+from klinic.cli.printing import print_json
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.status import Status
+
+    from klinic.verify.advice import Judgement
+    from klinic.verify.function import Measured
+    from klinic.verify.monte_carlo import Distance
+
+Target = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[direction | importance-sampling | MODULE:FUNCTION]",
+        help="Nothing: every KL term klinic offers. `direction` and `importance-sampling`: k3 by "
+        "Monte Carlo against the exact KL. MODULE:FUNCTION or FILE.py:FUNCTION: your own "
+        "f(logp, logp_ref), per token.",
+        show_default=False,
+    ),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
+
+
+def verify(target: Target = None, json: Json = False) -> None:
+    """Prove what each KL term estimates and differentiates, by exact enumeration."""
+    require("train", "torch")
+    if target is None:
+        ok = _everything(json)
+    elif target in {"direction", "importance-sampling"}:
+        ok = _monte_carlo(target, json)
+    else:
+        ok = _function(target, json)
+    if not ok:
+        raise typer.Exit(1)
+
+
+def _everything(json: bool) -> bool:
+    from klinic.cli.verify_tables import print_proof
+    from klinic.verify.proof import prove
+
+    with _working() as status:
+        proof = prove(lambda stage: status.update(f"Looking at {stage} ..."))
+    if json:
+        print_json(
+            "verify",
+            ok=proof.ok,
+            rows=proof.rows,
+            worst_identity_error=proof.worst_identity_error,
+            checks=[asdict(check) | {"ok": check.ok} for check in proof.checks],
+            aggregation=proof.aggregation,
+            advantage=proof.advantage,
+        )
+    else:
+        print_proof(proof, _console())
+    return proof.ok
+
+
+def _monte_carlo(section: str, json: bool) -> bool:
+    from klinic.cli.verify_tables import print_distances
+    from klinic.verify import monte_carlo
+
+    run = monte_carlo.direction if section == "direction" else monte_carlo.importance_sampling
+    with _working():
+        distances: list[Distance] = run()
+    ok = monte_carlo.ok(distances)
+    if json:
+        print_json(f"verify {section}", ok=ok, rows=distances)
+    else:
+        print_distances(section, distances, _console())
+    return ok
+
+
+def _function(target: str, json: bool) -> bool:
+    from klinic.cli.verify_tables import print_judgement
+    from klinic.verify.advice import judge
+    from klinic.verify.function import measure
+    from klinic.verify.loading import load
+
+    with _working():
+        measured = measure(load(target))
+    judgement = judge(measured)
+    ok = judgement.verdict != "wrong"
+    if json:
+        _print_function_json(target, measured, judgement, ok)
+    else:
+        print_judgement(measured, judgement, _console())
+    return ok
+
+
+def _print_function_json(
+    target: str, measured: "Measured", judgement: "Judgement", ok: bool
+) -> None:
+    extremes = measured.extremes
+    off_policy = measured.off_policy
+    print_json(
+        "verify",
+        ok=ok,
+        function=target,
+        value=judgement.value,
+        gradient=measured.gradient.gradient,
+        gradient_scale=measured.gradient.scale,
+        gradient_off_policy=None if off_policy is None else off_policy.gradient,
+        gradient_as_reward=measured.as_reward.gradient,
+        saturates_at=None if extremes is None else extremes.saturates_at,
+        overflows_at=None if extremes is None else extremes.overflows_at,
+        cancels_at=None if extremes is None else extremes.cancels_at,
+        imprecise_below=None if extremes is None else extremes.imprecise_below,
+        verdict=judgement.verdict,
+        advice=judgement.advice,
+    )
+
+
+def _working() -> "Status":
+    """Return a line that says what is being done, on a terminal, away from standard output."""
+    from rich.console import Console
+
+    return Console(stderr=True).status("Enumerating ...")
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(highlight=False)

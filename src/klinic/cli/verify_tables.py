@@ -1,0 +1,175 @@
+"""The tables of `klinic verify`, for people."""
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from klinic.verify.advice import Judgement
+from klinic.verify.estimators import Row
+from klinic.verify.function import Measured
+from klinic.verify.monte_carlo import Distance
+from klinic.verify.proof import Proof
+
+COLOURS = {"correct": "green", "conditional": "yellow", "wrong": "red"}
+
+
+def print_proof(proof: Proof, console: Console) -> None:
+    """Print every row, then what holds, then what averages and advantages change."""
+    console.print(_estimators(proof))
+    console.print(
+        "gradient: which exact sum the expected gradient equals. off policy: verdict and bias on "
+        "completions of an older policy. value: of its mean against the KL. bias, variance: of "
+        "the gradient against that of KL(policy || reference) between completions, which is 1.\n",
+        style="dim",
+    )
+    for row in proof.rows:
+        console.print(f"[bold]{row.name}[/]  {escape(row.sentence)}{_far_away(row)}")
+    console.print()
+    console.print(_caps(proof))
+    console.print(_averages(proof))
+    console.print(_advantages(proof))
+    console.print(
+        "constant: only scales. The means depend on how long the completions came out, so they "
+        "also reward changing that. Groups of 8, a verifier's rewards of 0 and 1.\n",
+        style="dim",
+    )
+    _print_checks(proof, console)
+
+
+def print_distances(section: str, distances: list[Distance], console: Console) -> None:
+    """Print Monte Carlo averages against the exact KL."""
+    table = _table(f"k3 and its reversed form: {section}")
+    for column in ("exact KL", "estimator", "Monte Carlo", "converges to", "error", ""):
+        table.add_column(column, justify="left" if column in {"estimator", ""} else "right")
+    for distance in distances:
+        for index, estimate in enumerate(distance.estimates):
+            table.add_row(
+                f"{distance.kl:.4f}" if index == 0 else "",
+                estimate.name,
+                f"{estimate.monte_carlo:.4f}",
+                f"{estimate.expected:.4f}",
+                f"{estimate.error:.4f}",
+                "[green]the KL[/]" if estimate.right else _what_else(estimate.name, distance),
+            )
+        table.add_section()
+    console.print(table)
+    console.print(
+        "k3 = exp(ref - policy) - (ref - policy) - 1 estimates KL(policy || reference) on tokens "
+        "of the policy. The reversed form is off by chi-square minus twice the KL. As a loss k3 is "
+        "another matter: see `klinic verify`.",
+        style="dim",
+    )
+
+
+def print_judgement(measured: Measured, judgement: Judgement, console: Console) -> None:
+    """Print the verdict on a user's function and the paragraph that explains it."""
+    colour = COLOURS[judgement.verdict]
+    console.print(f"[bold]{escape(measured.name)}[/]: [{colour}]{judgement.verdict}[/] as a loss")
+    console.print(escape(judgement.advice))
+
+
+def _estimators(proof: Proof) -> Table:
+    table = _table("What each KL term differentiates, by enumeration")
+    for column in ("estimator", "gradient", "off policy"):
+        table.add_column(column, no_wrap=True)
+    for column in ("value", "bias", "var."):
+        table.add_column(column, justify="right")
+    kind = None
+    for row in proof.rows:
+        if kind is not None and row.kind != kind:
+            table.add_section()
+        kind = row.kind
+        off_policy = _coloured(row.verdict_off_policy, row.verdict_off_policy)
+        table.add_row(
+            row.name if row.ok else f"[red]{row.name} FAILS[/]",
+            _coloured(row.identity, row.verdict),
+            f"{off_policy} {row.bias_off_policy:.2f}",
+            f"{row.value_bias:+.0%}" if abs(row.value_bias) > 1e-9 else "KL",
+            f"{row.bias:.2f}" if row.bias > 1e-9 else "0",
+            f"{row.variance:.1f}",
+        )
+    return table
+
+
+def _caps(proof: Proof) -> Table:
+    table = _table("What holding the importance weight at 2 changes, by drift of the sampler")
+    table.add_column("mean |log ratio|")
+    drifts = proof.rows[0].cap_bias_by_drift
+    for drift in drifts:
+        table.add_column(f"{drift.mean_log_ratio:.2f}", justify="right")
+    for row in proof.rows:
+        if row.cap_bias:
+            table.add_row(row.name, *(f"{entry.bias:.1%}" for entry in row.cap_bias_by_drift))
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0))
+
+
+def _far_away(row: Row) -> str:
+    if row.extremes is None:
+        return ""
+    said = []
+    if row.extremes.overflows_at:
+        said.append(f"overflows in float32 for {row.extremes.overflows_at}")
+    if row.extremes.saturates_at:
+        said.append(f"no pull for {row.extremes.saturates_at}")
+    if row.extremes.cancels_at:
+        said.append(f"cancels for {row.extremes.cancels_at}")
+    return f" [yellow]({'; '.join(said)})[/]" if said else ""
+
+
+def _averages(proof: Proof) -> Table:
+    table = _table("What an average leaves of the gradient")
+    for column in ("estimator", "average"):
+        table.add_column(column)
+    for column in ("times", "not explained"):
+        table.add_column(column, justify="right")
+    for row in proof.aggregation:
+        if row.scale is None or row.deviation is None:
+            table.add_row(row.estimator, row.aggregation, "refused", "")
+        else:
+            exact = row.deviation < 1e-9
+            table.add_row(
+                row.estimator,
+                row.aggregation,
+                f"{row.scale:.3f}",
+                "[green]0[/]" if exact else f"[yellow]{row.deviation:.1%}[/]",
+            )
+    return table
+
+
+def _advantages(proof: Proof) -> Table:
+    table = _table("What a coefficient of 1 weighs against the reward")
+    table.add_column("advantage")
+    rates = sorted({row.success_rate for row in proof.advantage})
+    for rate in rates:
+        table.add_column(f"at {rate:.0%} right", justify="right")
+    for name in dict.fromkeys(row.advantage for row in proof.advantage):
+        weights = {r.success_rate: r.coefficient for r in proof.advantage if r.advantage == name}
+        table.add_row(name, *(f"{weights[rate]:.2f}" for rate in rates))
+    return table
+
+
+def _print_checks(proof: Proof, console: Console) -> None:
+    failed = [check for check in proof.checks if not check.ok]
+    for check in failed:
+        console.print(f"[red]FAILS[/] {check.statement}: error {check.error:.1e}")
+    held = len(proof.checks) - len(failed)
+    colour = "red" if failed else "green"
+    console.print(
+        f"[{colour}]{held} of {len(proof.checks)} identities hold[/], the worst to "
+        f"{proof.worst_identity_error:.0e} (limit 1e-9)."
+    )
+
+
+def _coloured(text: str, verdict: str) -> str:
+    return f"[{COLOURS[verdict]}]{text}[/]"
+
+
+def _what_else(name: str, distance: Distance) -> str:
+    if "reversed" in name:
+        return f"[red]off by chi-square - 2 KL = {distance.reversed_error:.4f}[/]"
+    return "[red]not the KL: the ratio is missing[/]"

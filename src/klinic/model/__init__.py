@@ -1,0 +1,1 @@
+"""What touches torch models directly: today, making torch on a CPU repeat itself exactly."""

@@ -1,0 +1,209 @@
+"""One row for each KL term that klinic knows by name: promise, measurement, verdict."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from klinic.maths.kl_estimators import Estimator, Gradient
+from klinic.maths.kl_inputs import RATIO_CAP, KLInputs
+from klinic.verify.expectation import Drawn, Moments, mean_gradient, moments
+from klinic.verify.extremes import Extremes, scan
+from klinic.verify.identify import TOLERANCE, Identity, Targets, deviation, identify, relative
+from klinic.verify.targets import sequence_kl, targets
+from klinic.verify.world import World, make_world
+
+Verdict = Literal["correct", "wrong", "conditional"]
+
+# Promises that have no public name; each is still held against an exact sum.
+UNNAMED = {
+    "topk": "bucket_token",
+    "k3_reversed": "half_chi_square",
+    "abs": "sign_token",
+    "exp_k1_reward": "exp_k1_cost",
+}
+LOWER_BOUND = "bucket_token"
+OFF_POLICY = {"reverse_token_off_policy", "bucket_token_off_policy"}
+NEEDS_VOCABULARY = {"exact", "topk", "sequence"}  # not functions of one token's log-probs
+SAMPLER_DRIFTS = (0.1, 0.3, 0.6, 1.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapBias:
+    """What capping the weights costs when completions come from an older policy."""
+
+    drift: float
+    """Standard deviation of the change of the logits since sampling."""
+    mean_log_ratio: float
+    """Mean of |log policy - log sampler| per token, in nats."""
+    bias: float
+    """Change of the expected gradient by the cap, relative to it without."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """What was measured for one name. Biases are relative to the gradient of the sequence KL."""
+
+    name: str
+    kind: Literal["offered", "published"]
+    gradient: Gradient
+    identity: str
+    """Which exact sum the expected gradient equals."""
+    identity_error: float
+    bias: float
+    variance: float
+    value_bias: float
+    """Of the mean value, relative to the KL."""
+    by_world: dict[str, dict[str, float]]
+    cap_bias: float
+    cap_bias_by_drift: tuple[CapBias, ...]
+    gradient_off_policy: Gradient
+    bias_off_policy: float
+    verdict: Verdict
+    verdict_off_policy: Verdict
+    extremes: Extremes | None
+    sentence: str
+    ok: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A family of worlds with their draws and targets, made once for all rows."""
+
+    worlds: Sequence[World]
+    drawn: Sequence[Drawn]
+    targets: Sequence[Targets]
+
+    @classmethod
+    def of(cls, worlds: Sequence[World]) -> "Setting":
+        """List and score every pair, with the cap off."""
+        return cls(
+            worlds=worlds,
+            drawn=[Drawn.of(world, ratio_cap=math.inf) for world in worlds],
+            targets=[targets(world) for world in worlds],
+        )
+
+    def measure(self, estimator: Estimator) -> list[Moments]:
+        """Return the moments of a term in every world."""
+        return [moments(drawn, estimator.term) for drawn in self.drawn]
+
+
+def row(estimator: Estimator, on_policy: Setting, off_policy: Setting) -> Row:
+    """Measure one name in all worlds and hold it to its promise."""
+    here, there = on_policy.measure(estimator), off_policy.measure(estimator)
+    found = identify([m.gradient for m in here], on_policy.targets)
+    found_off = identify([m.gradient for m in there], off_policy.targets)
+    by_world = {
+        world.name: _figures(world, moment, target)
+        for world, moment, target in zip(on_policy.worlds, here, on_policy.targets, strict=True)
+    }
+    biases_off = [
+        relative(moment.gradient - target["reverse_sequence"], target)
+        for moment, target in zip(there, off_policy.targets, strict=True)
+    ]
+    by_drift = cap_biases(estimator)
+    error = promise_error(estimator, [m.gradient for m in here], on_policy.targets)
+    verdict = _verdict(found)
+    return Row(
+        name=estimator.name,
+        kind=estimator.kind,
+        gradient=found.gradient,
+        identity=found.target or "none",
+        identity_error=error,
+        bias=by_world["far"]["bias"],
+        variance=by_world["far"]["variance"],
+        value_bias=by_world["far"]["value_bias"],
+        by_world=by_world,
+        cap_bias=max(entry.bias for entry in by_drift),
+        cap_bias_by_drift=by_drift,
+        gradient_off_policy=found_off.gradient,
+        bias_off_policy=max(biases_off),
+        verdict=verdict,
+        verdict_off_policy=_verdict_off_policy(verdict, found_off),
+        extremes=None if estimator.name in NEEDS_VOCABULARY else extremes_of(estimator),
+        sentence=estimator.sentence,
+        ok=error < TOLERANCE and found.gradient == estimator.gradient,
+    )
+
+
+def promise_error(
+    estimator: Estimator, found: Sequence[Tensor], worlds: Sequence[Targets]
+) -> float:
+    """Return how far the expected gradients are from what the name promises."""
+    if estimator.gradient is Gradient.ZERO:
+        return max(relative(v, target) for v, target in zip(found, worlds, strict=True))
+    promised = UNNAMED.get(estimator.name, estimator.gradient.value)
+    return deviation(promised, found, worlds)
+
+
+def cap_biases(estimator: Estimator) -> tuple[CapBias, ...]:
+    """Return what the default cap changes in the expected gradient, by drift of the sampler."""
+    return tuple(_cap_bias(estimator, drift) for drift in SAMPLER_DRIFTS)
+
+
+def extremes_of(estimator: Estimator) -> Extremes:
+    """Scan a term on policy, each token a completion of its own."""
+
+    def term(logp: Tensor, logp_ref: Tensor) -> Tensor:
+        terms: Tensor = estimator.term(one_token_rows(logp, logp_ref))
+        return terms
+
+    return scan(term)
+
+
+def one_token_rows(logp: Tensor, logp_ref: Tensor) -> KLInputs:
+    """Return the tokens as completions of one token each, just sampled."""
+    return KLInputs(
+        group=torch.arange(len(logp)),
+        row_offsets=torch.arange(len(logp) + 1),
+        logp=logp,
+        logp_old=logp.detach(),
+        logp_sampler=logp.detach(),
+        logp_ref=logp_ref,
+        loss_mask=torch.ones(len(logp), dtype=torch.bool),
+    )
+
+
+def _figures(world: World, moment: Moments, target: Targets) -> dict[str, float]:
+    exact = float(sequence_kl(world, world.theta))
+    goal = target["reverse_sequence"]
+    return {
+        "bias": relative(moment.gradient - goal, target),
+        "variance": moment.variance / float(goal @ goal),
+        "value_bias": moment.value / exact - 1,
+    }
+
+
+@cache
+def _drifted(drift: float, ratio_cap: float) -> Drawn:
+    world = make_world("drifted", seed=8, drift=1.0, sampler_drift=drift)
+    return Drawn.of(world, ratio_cap=ratio_cap)
+
+
+def _cap_bias(estimator: Estimator, drift: float) -> CapBias:
+    free, capped = _drifted(drift, math.inf), _drifted(drift, RATIO_CAP)
+    without, with_cap = (mean_gradient(drawn, estimator.term) for drawn in (free, capped))
+    log_ratio = (free.inputs.logp - free.inputs.logp_sampler).detach().abs()
+    share = free.world.pair_probability[free.pair]
+    scale = max(float(without.norm()), 1e-300)
+    return CapBias(
+        drift=drift,
+        mean_log_ratio=float((share * log_ratio).sum() / share.sum()),
+        bias=float((with_cap - without).norm()) / scale,
+    )
+
+
+def _verdict(found: Identity) -> Verdict:
+    if found.target in {"reverse_token", "reverse_sequence", LOWER_BOUND}:
+        return "correct"
+    return "conditional" if found.target in {"forward_token", "forward_sequence"} else "wrong"
+
+
+def _verdict_off_policy(on_policy: Verdict, found: Identity) -> Verdict:
+    if found.target in OFF_POLICY:
+        return "correct"
+    return "conditional" if on_policy == "correct" else "wrong"

@@ -1,0 +1,194 @@
+"""What does my KL function estimate, and what does its gradient do?
+
+A user's f(logp, logp_ref) is put through the worlds that klinic's own terms go through, and its
+mean value and mean gradient are named only when they fit in every one of them.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from klinic.maths.kl_estimators import ESTIMATORS
+from klinic.maths.score import score
+from klinic.verify.estimators import Setting, one_token_rows
+from klinic.verify.expectation import Drawn, moments
+from klinic.verify.extremes import Extremes, TokenFunction, scan
+from klinic.verify.identify import TOLERANCE, Identity, identify
+from klinic.verify.loading import UserFunction
+from klinic.verify.targets import TOP_K, at_prefixes, bucket
+from klinic.verify.world import LENGTH, World, make_world
+
+PROBED = 1.0  # how far from the reference a term's shape is compared with the known ones
+
+# What a mean value can be, each an exact sum, plainest first.
+VALUES = {
+    "kl": "KL(policy || reference)",
+    "forward_kl": "KL(reference || policy)",
+    "chi_square_minus_kl": "chi-square(policy || reference) minus the KL",
+    "chi_square": "chi-square(policy || reference)",
+    "bucket": f"the KL of the top {TOP_K} tokens and a rest bucket, a lower bound",
+    "k2": "half the mean squared log-ratio, near the KL only while both policies are close",
+    "abs": "the mean absolute log-ratio, which is not a KL",
+    "exp_k1": "the mean of exp(k1) k1, a KL only if the tokens were sampled from the reference",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What enumeration and scanning found out about a function."""
+
+    name: str
+    value: str | None
+    """A key of VALUES, `zero`, or None where nothing fits."""
+    value_scale: float
+    value_to_kl: tuple[float, float]
+    """The smallest and largest ratio of the mean value to the KL over the worlds."""
+    gradient: Identity
+    as_reward: Identity
+    """The gradient it would have, detached, as a cost in the reward of the whole completion."""
+    off_policy: Identity | None
+    """Only for functions that take `logp_old`."""
+    detached: bool
+    acts_like: str | None
+    """The known term whose pull it has near the reference."""
+    extremes: Extremes | None
+    """None for functions of logits or of whole completions."""
+
+
+def measure(function: UserFunction) -> Measured:
+    """Put a function through every world."""
+    on_policy = Setting.of(_rectangular_worlds(sampler_drift=0.0))
+    found = [moments(drawn, _term(function, drawn)) for drawn in on_policy.drawn]
+    reward = [moments(drawn, _as_reward(function, drawn)) for drawn in on_policy.drawn]
+    value, scale = _identify_value([m.value for m in found], on_policy.worlds)
+    kl = [_values(world)["kl"] for world in on_policy.worlds]
+    to_kl = [m.value / exact for m, exact in zip(found, kl, strict=True)]
+    per_token = _is_per_token(function, on_policy.drawn[0])
+    return Measured(
+        name=function.name,
+        value=value,
+        value_scale=scale,
+        value_to_kl=(min(to_kl), max(to_kl)),
+        gradient=identify([m.gradient for m in found], on_policy.targets),
+        as_reward=identify([m.gradient for m in reward], on_policy.targets),
+        off_policy=_off_policy(function) if function.takes_old else None,
+        detached=not _evaluate(function, on_policy.drawn[0]).requires_grad,
+        acts_like=_acts_like(function) if per_token else None,
+        extremes=scan(lambda a, b: _one_token(function, a, b)) if per_token else None,
+    )
+
+
+def _rectangular_worlds(*, sampler_drift: float) -> list[World]:
+    """Return worlds of equal lengths, near and very far, as [completions, tokens] wants them."""
+    return [
+        make_world("near", seed=1, drift=0.15, sampler_drift=sampler_drift),
+        make_world("far", seed=1, drift=1.2, sampler_drift=sampler_drift),
+        make_world("very far", seed=9, drift=3.0, sampler_drift=sampler_drift),
+        make_world("shared", seed=2, drift=1.0, shared=True, sampler_drift=sampler_drift),
+    ]
+
+
+def _evaluate(function: UserFunction, drawn: Drawn) -> Tensor:
+    inputs, world = drawn.inputs, drawn.world
+    logits_ref = world.logits(world.theta_ref)[world.pairs.state]
+    return function(
+        {
+            "logp": inputs.logp.view(-1, LENGTH),
+            "logp_ref": inputs.logp_ref.view(-1, LENGTH),
+            "logp_old": inputs.logp_old.view(-1, LENGTH),
+            "logits": drawn.leaf.view(-1, LENGTH, drawn.leaf.shape[-1]),
+            "logits_ref": logits_ref.view(-1, LENGTH, logits_ref.shape[-1]),
+        }
+    )
+
+
+def _term(function: UserFunction, drawn: Drawn) -> "_Handed":
+    """Return the function's values, per token, as a term; one a completion goes to its start."""
+    values = _evaluate(function, drawn)
+    if values.ndim == 1:
+        values = torch.nn.functional.pad(values[:, None], (0, LENGTH - 1))
+    return _Handed(values.flatten() + 0 * drawn.inputs.logp)
+
+
+def _as_reward(function: UserFunction, drawn: Drawn) -> "_Handed":
+    cost = _term(function, drawn).values.detach().view(-1, LENGTH).sum(-1, keepdim=True)
+    return _Handed(score(cost.expand(-1, LENGTH).flatten(), logp=drawn.inputs.logp))
+
+
+@dataclass(frozen=True)
+class _Handed:
+    """A term that was computed already."""
+
+    values: Float[Tensor, "N"]
+
+    def __call__(self, _: object) -> Tensor:
+        return self.values
+
+
+def _off_policy(function: UserFunction) -> Identity:
+    setting = Setting.of(_rectangular_worlds(sampler_drift=0.4))
+    found = [moments(drawn, _term(function, drawn)).gradient for drawn in setting.drawn]
+    return identify(found, setting.targets)
+
+
+def _values(world: World) -> dict[str, float]:
+    """Return every quantity a mean value could be, per completion, as an exact sum."""
+    sums = {
+        "kl": lambda p, q: (p.exp() * (p - q)).sum(-1),
+        "forward_kl": lambda p, q: (q.exp() * (q - p)).sum(-1),
+        "chi_square": lambda p, q: (2 * p - q).exp().sum(-1) - 1,
+        "k2": lambda p, q: (p.exp() * (p - q) ** 2 / 2).sum(-1),
+        "abs": lambda p, q: (p.exp() * (p - q).abs()).sum(-1),
+        "exp_k1": lambda p, q: ((2 * p - q).exp() * (p - q)).sum(-1),
+        "bucket": bucket,
+    }
+    values = {name: float(at_prefixes(world, kl)) for name, kl in sums.items()}
+    values["chi_square_minus_kl"] = values["chi_square"] - values["kl"]
+    return {name: values[name] for name in VALUES}
+
+
+def _identify_value(found: list[float], worlds: Sequence[World]) -> tuple[str | None, float]:
+    """Name the quantity of which the mean values are one common multiple, or none."""
+    known = [_values(world) for world in worlds]
+    if max(map(abs, found)) < TOLERANCE:
+        return "zero", 0.0
+    for name in VALUES:
+        ratios = [value / quantities[name] for value, quantities in zip(found, known, strict=True)]
+        if max(ratios) - min(ratios) < TOLERANCE * abs(ratios[0]):
+            return name, ratios[0]
+    return None, 1.0
+
+
+def _is_per_token(function: UserFunction, drawn: Drawn) -> bool:
+    return not function.takes_logits and _evaluate(function, drawn).ndim == 2
+
+
+def _one_token(function: UserFunction, logp: Tensor, logp_ref: Tensor) -> Tensor:
+    arrays = {"logp": logp, "logp_ref": logp_ref, "logp_old": logp.detach()}
+    return function({name: array[:, None] for name, array in arrays.items()})[:, 0]
+
+
+def _acts_like(function: UserFunction) -> str | None:
+    """Return the published term with the same pull on each token, close to the reference."""
+    mine = _pull(lambda logp, ref: _one_token(function, logp, ref))
+    for name in ("k1", "k2", "k3", "k3_reversed", "abs"):
+        term = ESTIMATORS[name].term
+        theirs = _pull(lambda logp, ref, term=term: term(one_token_rows(logp, ref)))  # type: ignore[misc]
+        if float((mine - theirs).abs().max()) < TOLERANCE:
+            return name
+    return None
+
+
+def _pull(term: TokenFunction) -> Tensor:
+    d = torch.linspace(-PROBED, PROBED, 101, dtype=torch.float64)
+    d = d[d.abs() > 1e-3]  # |k1| has a corner at 0
+    logp = (-math.e + 0 * d).requires_grad_()
+    value = term(logp, -math.e + d)
+    if not value.requires_grad:
+        return torch.zeros_like(logp)
+    (pull,) = torch.autograd.grad(value.sum(), logp)
+    return pull

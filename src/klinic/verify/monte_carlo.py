@@ -1,0 +1,166 @@
+"""The direction of k3 by sampling: is exp(ref - policy) - (ref - policy) - 1 the right way round?
+
+Tokens are drawn from the policy (`direction`) or from an older policy (`importance_sampling`), the
+estimators averaged, and the averages held against the KL summed over the vocabulary. Beside each
+average stands the value it must converge to, also a sum over the vocabulary:
+
+    k3           KL(policy || reference)
+    k3 reversed  chi-square(policy || reference) - KL(policy || reference)
+
+so the reversed form is off by chi-square minus twice the KL. On tokens of an older policy both are
+right only when weighted by the ratio policy / sampler.
+"""
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from klinic.maths import kl
+from klinic.maths.ratio import token_ratio
+from klinic.model.determinism import settle_kernels
+from klinic.verify.identify import TOLERANCE
+
+VOCABULARY = 64
+NUM_SAMPLES = 100_000
+SHIFTS = (0.3, 1.0, 2.0, 4.0, 6.0)  # how far the logits of the policy moved from the reference
+SAMPLER_SHIFT = 0.5
+
+Rows = Float[Tensor, "V"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """An average over sampled tokens, and what it converges to."""
+
+    name: str
+    monte_carlo: float
+    expected: float
+    """The exact mean, summed over the vocabulary."""
+    error: float
+    """Of the average, against the KL."""
+    right: bool
+    """Whether the exact mean is the KL."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distance:
+    """All estimates at one distance between policy and reference."""
+
+    shift: float
+    kl: float
+    chi_square: float
+    reversed_error: float
+    """chi-square - 2 KL: what the reversed form must be off by."""
+    estimates: tuple[Estimate, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    shift: float
+    logp: Rows
+    logp_ref: Rows
+    logp_sampler: Rows
+    tokens: Int[Tensor, "samples"]
+
+    def estimate(self, name: str, values: Rows, *, weighted: bool) -> Estimate:
+        if weighted:
+            values = values * token_ratio(logp=self.logp, logp_old=self.logp_sampler)
+        exact = float(kl.exact(logp_p=self.logp, logp_q=self.logp_ref))
+        average = float(values[self.tokens].mean())
+        expected = float((self.logp_sampler.exp() * values).sum())
+        return Estimate(
+            name=name,
+            monte_carlo=average,
+            expected=expected,
+            error=abs(average - exact),
+            right=abs(expected - exact) < TOLERANCE * max(1.0, exact),
+        )
+
+
+def direction() -> list[Distance]:
+    """Return k3 and its reversed form on tokens of the policy, at growing distance."""
+    return [_distance(_case(shift, sampler_shift=0.0), off_policy=False) for shift in SHIFTS]
+
+
+def importance_sampling() -> list[Distance]:
+    """Return the same on tokens of an older policy, with and without the importance ratio."""
+    return [
+        _distance(_case(shift, sampler_shift=SAMPLER_SHIFT), off_policy=True) for shift in SHIFTS
+    ]
+
+
+def ok(distances: list[Distance]) -> bool:
+    """Return whether each estimate is right or wrong as it must be, exactly."""
+    return all(
+        estimate.right == ("reversed" not in estimate.name and "unweighted" not in estimate.name)
+        for distance in distances
+        for estimate in distance.estimates
+    )
+
+
+def _case(shift: float, *, sampler_shift: float) -> _Case:
+    settle_kernels()
+    random = torch.Generator().manual_seed(0)
+
+    def normal() -> Rows:
+        return torch.randn(VOCABULARY, generator=random, dtype=torch.float64)
+
+    base, moved, older = 2.5 * normal(), normal(), normal()
+    logits = base + shift * moved
+    logp_sampler = (logits + sampler_shift * older).log_softmax(-1)
+    return _Case(
+        shift=shift,
+        logp=logits.log_softmax(-1),
+        logp_ref=base.log_softmax(-1),
+        logp_sampler=logp_sampler,
+        tokens=torch.multinomial(
+            logp_sampler.exp(), NUM_SAMPLES, replacement=True, generator=random
+        ),
+    )
+
+
+def _distance(case: _Case, *, off_policy: bool) -> Distance:
+    exact = float(kl.exact(logp_p=case.logp, logp_q=case.logp_ref))
+    chi_square = float((2 * case.logp - case.logp_ref).exp().sum()) - 1
+    k3 = kl.k3(logp_p=case.logp, logp_q=case.logp_ref)
+    k3_reversed = kl.k3(logp_p=case.logp_ref, logp_q=case.logp)
+    estimates = [
+        case.estimate("k3", k3, weighted=off_policy),
+        case.estimate("k3 reversed", k3_reversed, weighted=off_policy),
+    ]
+    if off_policy:
+        estimates.append(case.estimate("k3, unweighted", k3, weighted=False))
+    if find_spec("trl"):
+        estimates.append(_trl(case, exact))
+    return Distance(
+        shift=case.shift,
+        kl=exact,
+        chi_square=chi_square,
+        reversed_error=chi_square - 2 * exact,
+        estimates=tuple(estimates),
+    )
+
+
+def _trl(case: _Case, exact: float) -> Estimate:
+    """Average TRL's own expression over the same tokens, one completion of one token each."""
+    from klinic.integrations.trl import mean_kl
+
+    def mean_over(tokens: Int[Tensor, "tokens"]) -> float:
+        logp, logp_ref, logp_old = (
+            rows[tokens][:, None] for rows in (case.logp, case.logp_ref, case.logp_sampler)
+        )
+        return float(mean_kl(logp=logp, logp_ref=logp_ref, logp_old=logp_old))
+
+    every = [mean_over(torch.tensor([token])) for token in range(VOCABULARY)]
+    expected = float((case.logp_sampler.exp() * torch.tensor(every, dtype=torch.float64)).sum())
+    average = mean_over(case.tokens)
+    return Estimate(
+        name="TRL",
+        monte_carlo=average,
+        expected=expected,
+        error=abs(average - exact),
+        right=abs(expected - exact) < TOLERANCE * max(1.0, exact),
+    )
