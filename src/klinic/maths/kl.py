@@ -111,7 +111,8 @@ def exact(*, logp_p: LogProbRows, logp_q: LogProbRows) -> LogProbs:
     np.float64(0.1438)
     """
     xp = namespace(logp_p)
-    log_ratio = xp.where(logp_p == -math.inf, 0.0, logp_p - logp_q)  # -inf minus -inf is NaN
+    possible = logp_p != -math.inf  # elsewhere -inf minus -inf would be NaN
+    log_ratio = xp.where(possible, logp_p, 0.0) - xp.where(possible, logp_q, 0.0)
     return (xp.exp(logp_p) * log_ratio).sum(-1)
 
 

@@ -45,7 +45,14 @@ from jaxtyping import Float, Int
 
 from klinic.errors import ConfigError
 from klinic.maths import kl
-from klinic.maths.arrays import namespace, row_of_token, segment_sum, stop_gradient, sum_to_go
+from klinic.maths.arrays import (
+    check_rows,
+    namespace,
+    row_of_token,
+    segment_sum,
+    stop_gradient,
+    sum_to_go,
+)
 from klinic.maths.kl_inputs import KLInputs
 from klinic.maths.masked import inside
 from klinic.maths.score import score
@@ -296,6 +303,7 @@ def others_at_position(
     >>> others_at_position(np.array([1.0, 2.0, 5.0]), np.array([0, 0]), np.array([0, 2, 3]))
     array([5., 0., 1.])
     """
+    check_rows(row_offsets, values=values)
     xp = namespace(values)
     row = row_of_token(row_offsets)
     position = xp.arange(len(values), device=values.device) - row_offsets[row]

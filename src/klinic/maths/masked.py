@@ -67,7 +67,7 @@ def token_mean(loss_mask: Bool[Any, "N"], *, dtype: FloatDType) -> Float[Any, "N
     >>> token_mean(np.array([True, False, True, True, True]), dtype=np.float64)
     array([0.25, 0.  , 0.25, 0.25, 0.25])
     """
-    return _as(loss_mask, dtype) / loss_mask.sum().clip(min=1)
+    return _as(loss_mask, dtype) / _as(loss_mask.sum().clip(min=1), dtype)
 
 
 def sequence_mean(
@@ -168,8 +168,8 @@ def _count(loss_mask: Any, row_offsets: Any, dtype: FloatDType) -> tuple[Any, An
     check_rows(row_offsets, loss_mask=loss_mask)
     row = row_of_token(row_offsets)
     length = segment_sum(_as(loss_mask, dtype), row, len(row_offsets) - 1)
-    return length, (length > 0).sum().clip(min=1)
+    return length, _as((length > 0).sum().clip(min=1), dtype)
 
 
-def _as(mask: Any, dtype: FloatDType) -> Any:
-    return mask.astype(dtype) if hasattr(mask, "astype") else mask.to(dtype)
+def _as(x: Any, dtype: FloatDType) -> Any:
+    return x.astype(dtype) if hasattr(x, "astype") else x.to(dtype)
