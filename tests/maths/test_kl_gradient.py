@@ -174,6 +174,23 @@ def test_a_baseline_never_crosses_groups():
     np.testing.assert_allclose(found, [7.0, 0.0, 1.0])
 
 
+def test_sequence_pulls_by_the_future_less_that_of_the_others():
+    logp = torch.zeros(5, dtype=torch.float64, requires_grad=True)
+    kl_exact = torch.tensor([1.0, 2.0, 4.0, 10.0, 20.0], dtype=torch.float64)
+    inputs = KLInputs(
+        group=torch.tensor([0, 0]),
+        row_offsets=torch.tensor([0, 3, 5]),
+        logp=logp,
+        logp_old=logp.detach(),
+        logp_sampler=logp.detach(),
+        logp_ref=logp.detach(),
+        loss_mask=torch.ones(5, dtype=torch.bool),
+        kl_exact=kl_exact,
+    )
+    (pulls,) = torch.autograd.grad(kl_gradient.sequence(inputs).sum(), logp)
+    assert pulls.tolist() == [6 - 20, 4 - 0, 0, 20 - 6, 0 - 4]
+
+
 def test_no_gradient_flows_through_a_coefficient():
     inputs = random_inputs()
     for name in ("unbiased", "k3_ratio", "k1_reward", "sequence", "exp_k1_reward"):

@@ -110,6 +110,13 @@ def test_sums_to_go_stay_in_their_row(array):
     assert sum_to_go(values, array([0, 1, 4])).tolist()[1:] == [7.0, 6.0, 4.0]
 
 
+@given(LENGTHS)
+def test_sums_to_go_are_running_sums_from_the_end(lengths):
+    values, _, offsets, _ = batch(lengths)
+    expected = [values[a:b][::-1].cumsum()[::-1] for a, b in pairwise(offsets)]
+    np.testing.assert_allclose(sum_to_go(values, offsets), np.concatenate(expected), atol=1e-12)
+
+
 @pytest.mark.parametrize("offsets", [[1, 3], [0, 3, 2]])
 def test_offsets_that_describe_no_rows_are_refused(offsets):
     with pytest.raises(ShapeError, match="never fall"):

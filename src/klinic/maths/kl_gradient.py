@@ -50,7 +50,6 @@ from klinic.maths.arrays import (
     namespace,
     row_of_token,
     segment_sum,
-    stop_gradient,
     sum_to_go,
 )
 from klinic.maths.kl_inputs import KLInputs
@@ -123,8 +122,7 @@ def sequence(inputs: KLInputs) -> Terms:
     array([0.1438])
     """
     kl_exact = _needed(inputs.kl_exact, "sequence", "kl_exact")
-    now = stop_gradient(kl_exact)
-    future = sum_to_go(now, inputs.row_offsets) - now
+    future = sum_to_go(kl_exact, inputs.row_offsets) - kl_exact
     above_others = future - others_at_position(future, inputs.group, inputs.row_offsets)
     coef = inputs.weight * inside(above_others, inputs.loss_mask)
     return kl_exact + score(coef, logp=inputs.logp)

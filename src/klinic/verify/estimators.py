@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from klinic.maths.kl_estimators import Estimator, Gradient
+from klinic.maths.kl_estimators import ESTIMATORS, Estimator, Gradient
 from klinic.maths.kl_inputs import RATIO_CAP, KLInputs
 from klinic.verify.expectation import Drawn, Moments, mean_gradient, moments
 from klinic.verify.extremes import Extremes, scan
@@ -87,16 +87,24 @@ class Setting:
             targets=[targets(world) for world in worlds],
         )
 
-    def measure(self, estimator: Estimator) -> list[Moments]:
-        """Return the moments of a term in every world."""
-        return [moments(drawn, estimator.term) for drawn in self.drawn]
+    @cached_property
+    def moments(self) -> dict[str, list[Moments]]:
+        """The moments of every term in every world."""
+        return {
+            name: [moments(drawn, estimator.term) for drawn in self.drawn]
+            for name, estimator in ESTIMATORS.items()
+        }
+
+    def gradients(self, name: str) -> list[Tensor]:
+        """Return the mean gradient of a term in every world."""
+        return [moment.gradient for moment in self.moments[name]]
 
 
 def row(estimator: Estimator, on_policy: Setting, off_policy: Setting) -> Row:
     """Measure one name in all worlds and hold it to its promise."""
-    here, there = on_policy.measure(estimator), off_policy.measure(estimator)
-    found = identify([m.gradient for m in here], on_policy.targets)
-    found_off = identify([m.gradient for m in there], off_policy.targets)
+    here, there = on_policy.moments[estimator.name], off_policy.moments[estimator.name]
+    found = identify(on_policy.gradients(estimator.name), on_policy.targets)
+    found_off = identify(off_policy.gradients(estimator.name), off_policy.targets)
     by_world = {
         world.name: _figures(world, moment, target)
         for world, moment, target in zip(on_policy.worlds, here, on_policy.targets, strict=True)
@@ -106,7 +114,7 @@ def row(estimator: Estimator, on_policy: Setting, off_policy: Setting) -> Row:
         for moment, target in zip(there, off_policy.targets, strict=True)
     ]
     by_drift = cap_biases(estimator)
-    error = promise_error(estimator, [m.gradient for m in here], on_policy.targets)
+    error = promise_error(estimator, on_policy)
     verdict = _verdict(found)
     return Row(
         name=estimator.name,
@@ -114,9 +122,7 @@ def row(estimator: Estimator, on_policy: Setting, off_policy: Setting) -> Row:
         gradient=found.gradient,
         identity=found.target or "none",
         identity_error=error,
-        bias=by_world["far"]["bias"],
-        variance=by_world["far"]["variance"],
-        value_bias=by_world["far"]["value_bias"],
+        **by_world["far"],
         by_world=by_world,
         cap_bias=max(entry.bias for entry in by_drift),
         cap_bias_by_drift=by_drift,
@@ -130,14 +136,17 @@ def row(estimator: Estimator, on_policy: Setting, off_policy: Setting) -> Row:
     )
 
 
-def promise_error(
-    estimator: Estimator, found: Sequence[Tensor], worlds: Sequence[Targets]
-) -> float:
+def promised_identity(estimator: Estimator) -> str:
+    """Return which exact sum the expected gradient is promised to equal."""
+    return UNNAMED.get(estimator.name, estimator.gradient.value)
+
+
+def promise_error(estimator: Estimator, setting: Setting) -> float:
     """Return how far the expected gradients are from what the name promises."""
+    found, worlds = setting.gradients(estimator.name), setting.targets
     if estimator.gradient is Gradient.ZERO:
         return max(relative(v, target) for v, target in zip(found, worlds, strict=True))
-    promised = UNNAMED.get(estimator.name, estimator.gradient.value)
-    return deviation(promised, found, worlds)
+    return deviation(promised_identity(estimator), found, worlds)
 
 
 def cap_biases(estimator: Estimator) -> tuple[CapBias, ...]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from klinic.maths import kl_gradient
 from klinic.maths.advantage import ADVANTAGES
 from klinic.maths.kl_estimators import ESTIMATORS
-from klinic.verify.estimators import Row, Setting, one_token_rows
+from klinic.verify.estimators import Setting, one_token_rows, promise_error, promised_identity
 from klinic.verify.expectation import Drawn, moments
 from klinic.verify.identify import TOLERANCE, deviation
 from klinic.verify.meaning import (
@@ -42,12 +42,10 @@ class Check:
         return self.error <= self.tolerance
 
 
-def checks(
-    rows: list[Row], averages: list[AggregationRow], on_policy: Setting, off_policy: Setting
-) -> list[Check]:
-    """Return every statement with its error; rows and averages bring some with them."""
+def checks(on_policy: Setting, off_policy: Setting, averages: list[AggregationRow]) -> list[Check]:
+    """Return every statement with its error."""
     return [
-        *_promises(rows),
+        *_promises(on_policy),
         _finite_difference(on_policy),
         *_values(on_policy),
         *_off_policy(off_policy),
@@ -60,14 +58,14 @@ def checks(
     ]
 
 
-def _promises(rows: list[Row]) -> list[Check]:
+def _promises(setting: Setting) -> list[Check]:
     return [
         Check(
-            name=f"gradient of {row.name}",
-            statement=f"the expected gradient of {row.name} is {row.identity}",
-            error=row.identity_error,
+            name=f"gradient of {name}",
+            statement=f"the expected gradient of {name} is {promised_identity(estimator)}",
+            error=promise_error(estimator, setting),
         )
-        for row in rows
+        for name, estimator in ESTIMATORS.items()
     ]
 
 
@@ -89,9 +87,7 @@ def _values(setting: Setting) -> list[Check]:
             statement=f"the mean value of {name} is KL(policy || reference)",
             error=max(
                 abs(moment.value / float(sequence_kl(world, world.theta)) - 1)
-                for world, moment in zip(
-                    setting.worlds, setting.measure(ESTIMATORS[name]), strict=True
-                )
+                for world, moment in zip(setting.worlds, setting.moments[name], strict=True)
             ),
         )
         for name in names
@@ -110,11 +106,7 @@ def _off_policy(setting: Setting) -> list[Check]:
         Check(
             name=f"gradient of {name}, off policy",
             statement=f"on completions of an older policy the gradient of {name} is {target}",
-            error=deviation(
-                target,
-                [moment.gradient for moment in setting.measure(ESTIMATORS[name])],
-                setting.targets,
-            ),
+            error=deviation(target, setting.gradients(name), setting.targets),
         )
         for name, target in promised.items()
     ]
@@ -177,7 +169,7 @@ def _equal_rewards() -> Check:
     world = make_world("eos", seed=3, drift=1.2, ends_early=True)
     drawn = Drawn.of(world, ratio_cap=math.inf)
     equal = torch.full((world.pairs.num_rows,), 0.7, dtype=torch.float64)
-    size = float(moments(drawn, kl_gradient.unbiased).gradient.norm())
+    size = float(targets(world)["reverse_sequence"].norm())
     compared = [name for name in ADVANTAGES if name != "none"]
     policy = [float(policy_gradient(drawn, equal, name).norm()) for name in compared]
     return Check(
