@@ -14,7 +14,7 @@ from klinic.maths.kl_estimators import Gradient
 
 TOLERANCE = 1e-9  # float64 sums of some 10,000 terms agree to 1e-14; a wrong formula does not
 
-Vector = Float[Tensor, "P"]
+Vector = Float[Tensor, "_"]  # worlds differ in how many parameters they have
 Targets = dict[str, Vector]
 
 

@@ -1,0 +1,141 @@
+"""The command as a process: what it imports, how fast it answers, how it fails."""
+
+import json
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+import klinic
+
+HEAVY = ("torch", "ray", "vllm", "transformers", "numpy", "klinic.verify")
+KLINIC = [sys.executable, "-c", "from klinic.cli import main; main()"]
+
+
+def run(*arguments, cwd=None):
+    return subprocess.run(
+        [*KLINIC, *arguments], capture_output=True, text=True, cwd=cwd, check=False, timeout=100
+    )
+
+
+def test_help_imports_nothing_heavy():
+    program = (
+        "import sys\nfrom klinic.cli import main\nsys.argv = ['klinic', '--help']\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass\n"
+        f"print([name for name in {HEAVY!r} if name in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip().endswith("[]")
+
+
+def test_help_answers_at_once():
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        assert run("--help").returncode == 0
+        seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 0.4
+
+
+def test_version():
+    assert run("--version").stdout.strip() == f"klinic {klinic.__version__}"
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed here")
+@pytest.mark.parametrize("target", [[], ["direction"], ["my:function"]])
+def test_without_torch_verify_prints_the_line_that_installs_it(target):
+    result = run("verify", *target)
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.splitlines() == [
+        'MissingExtraError: this needs torch. Install it with: pip install "klinic[train]"'
+    ]
+
+
+@pytest.mark.torch
+def test_a_function_in_the_current_folder_is_found(tmp_path):
+    (tmp_path / "mine.py").write_text("def kl(logp, logp_ref):\n    return logp - logp_ref\n")
+    result = run("verify", "mine:kl", "--json", cwd=tmp_path)
+    answer = json.loads(result.stdout)
+    assert result.returncode == 1
+    assert answer["command"] == "verify"
+    assert answer["ok"] is False
+    assert answer["gradient"] == "zero"
+    assert answer["verdict"] == "wrong"
+    assert {"value", "saturates_at", "overflows_at", "advice"} <= set(answer)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("json_flag", [[], ["--json"]])
+def test_what_cannot_be_used_is_one_sentence_and_exit_code_2(json_flag):
+    result = run("verify", "nowhere.py:kl", *json_flag)
+    assert result.returncode == 2
+    assert "Traceback" not in result.stderr
+    assert result.stderr.startswith("FunctionError: nowhere.py is not a file")
+
+
+@pytest.mark.torch
+def test_verify_prints_its_object_and_nothing_else():
+    result = run("verify", "--json")
+    answer = json.loads(result.stdout)
+    assert result.returncode == 0
+    assert result.stderr == ""
+    assert answer["ok"] is True
+    assert answer["klinic"] == klinic.__version__
+    assert answer["worst_identity_error"] < 1e-9
+    keys = {"name", "kind", "gradient", "bias", "variance", "cap_bias", "ok"}
+    assert all(keys <= set(row) for row in answer["rows"])
+
+
+@pytest.mark.torch
+def test_a_failing_identity_is_exit_code_1(monkeypatch, capsys):
+    import typer
+
+    from klinic.cli.verify import verify
+    from klinic.verify import proof
+
+    real = proof.prove
+
+    def broken(progress=lambda _: None):
+        found = real(progress)
+        wrong = proof.Check(name="a", statement="two and two are five", error=1.0)
+        return proof.Proof(
+            rows=found.rows,
+            checks=[*found.checks, wrong],
+            aggregation=found.aggregation,
+            advantage=found.advantage,
+        )
+
+    monkeypatch.setattr(proof, "prove", broken)
+    with pytest.raises(typer.Exit) as exit_:
+        verify()
+    assert exit_.value.exit_code == 1
+    assert "FAILS two and two are five" in capsys.readouterr().out
+
+
+@pytest.mark.torch
+def test_the_table_fits_eighty_columns():
+    result = run("verify")
+    assert result.returncode == 0
+    assert max(len(line) for line in result.stdout.splitlines()) <= 80
+    assert "…" not in result.stdout
+    assert "identities hold" in result.stdout
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("section", ["direction", "importance-sampling"])
+def test_the_named_sections_print_and_speak_json(section):
+    people, machines = run("verify", section), run("verify", section, "--json")
+    assert people.returncode == machines.returncode == 0
+    assert "chi-square" in people.stdout
+    assert json.loads(machines.stdout)["command"] == f"verify {section}"
+
+
+def test_the_installed_script_is_there():
+    script = Path(sys.executable).with_name("klinic")
+    assert subprocess.run([script, "--version"], check=True, capture_output=True).returncode == 0
