@@ -1,26 +1,98 @@
-"""Which tests can run here: without torch, only those of the parts that never need it."""
+"""Which tests can run here, and how the code blocks of README and docs are run."""
 
+import doctest
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from importlib.metadata import metadata
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import pytest
+from sybil import Document, Example, Region, Sybil
+from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 
 HAS_TORCH = find_spec("torch") is not None
 NEED_TORCH = ("verify", "model", "integrations")
+AS_SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 collect_ignore = []
-if not HAS_TORCH:
-    collect_ignore += [f"src/klinic/{part}" for part in NEED_TORCH]
-    collect_ignore += [f"tests/{part}" for part in NEED_TORCH]
-    collect_ignore += ["src/klinic/cli/verify_tables.py", "README.md", "docs"]
-else:
+if HAS_TORCH:
     import torch
 
     torch.set_num_threads(1)  # pytest-xdist uses the other cores
+else:
+    collect_ignore += [f"src/klinic/{part}" for part in NEED_TORCH]
+    collect_ignore += [f"tests/{part}" for part in NEED_TORCH]
+    collect_ignore += ["src/klinic/cli/verify_tables.py", "README.md", "docs"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if HAS_TORCH:
         return
-    without = [item for item in items if "torch" not in item.keywords]
     config.hook.pytest_deselected(items=[item for item in items if "torch" in item.keywords])
-    items[:] = without
+    items[:] = [item for item in items if "torch" not in item.keywords]
+
+
+def run_console(example: Example) -> str | None:
+    """Run every `$` line of a console block and compare what it prints with what stands there."""
+    folder = example.namespace["folder"]
+    for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n?)*)", example.parsed, re.M):
+        printed = run_command(command, Path(folder.name))
+        if not doctest.OutputChecker().check_output(shown, printed, AS_SHOWN):
+            return f"$ {command}\nshown:\n{shown}\nprinted:\n{printed}"
+    return None
+
+
+def run_command(command: str, folder: Path) -> str:
+    words = shlex.split(command, comments=True)
+    if words[:2] == ["pip", "install"]:
+        check_extras(words[2])
+        return ""
+    # beside this Python, so that the environment under test is the one that runs
+    program = Path(sys.executable).with_name(words[0])
+    result = subprocess.run(
+        [program, *words[1:]], cwd=folder, capture_output=True, text=True, check=False, timeout=110
+    )
+    return result.stdout + result.stderr
+
+
+def check_extras(requirement: str) -> None:
+    """Fail where an install line names an extra that klinic does not have."""
+    asked = re.findall(r"[\w-]+", requirement.partition("[")[2])
+    known = metadata("klinic").get_all("Provides-Extra") or []
+    assert set(asked) <= set(known), f"{requirement} asks for an extra that is not in {known}"
+
+
+class SavedPython(PythonCodeBlockParser):
+    """Python blocks; one that begins with `# name.py` is saved under that name as well."""
+
+    def __call__(self, document: Document) -> Iterable[Region]:
+        for region in super().__call__(document):
+            name = re.match(r"# (\w+\.py)\n", str(region.parsed))
+            if name:
+                region.evaluator = saving(name[1], region.evaluator)
+            yield region
+
+
+def saving(name: str, evaluator: Any) -> Any:
+    def evaluate(example: Example) -> Any:
+        Path(example.namespace["folder"].name, name).write_text(str(example.parsed))
+        return evaluator(example)
+
+    return evaluate
+
+
+pytest_collect_file = Sybil(
+    parsers=[
+        SavedPython(doctest_optionflags=AS_SHOWN),
+        CodeBlockParser(language="console", evaluator=run_console),
+    ],
+    patterns=["*.md"],
+    setup=lambda namespace: namespace.update(folder=tempfile.TemporaryDirectory()),
+    teardown=lambda namespace: namespace["folder"].cleanup(),
+).pytest()
