@@ -28,7 +28,7 @@ if HAS_TORCH:
 else:
     collect_ignore += [f"src/klinic/{part}" for part in NEED_TORCH]
     collect_ignore += [f"tests/{part}" for part in NEED_TORCH]
-    collect_ignore += ["src/klinic/cli/verify_tables.py", "README.md", "docs"]
+    collect_ignore += ["src/klinic/cli/verify_tables.py"]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -87,12 +87,13 @@ def saving(name: str, evaluator: Any) -> Any:
     return evaluate
 
 
-pytest_collect_file = Sybil(
-    parsers=[
-        SavedPython(doctest_optionflags=AS_SHOWN),
-        CodeBlockParser(language="console", evaluator=run_console),
-    ],
-    patterns=["*.md"],
-    setup=lambda namespace: namespace.update(folder=tempfile.TemporaryDirectory()),
-    teardown=lambda namespace: namespace["folder"].cleanup(),
-).pytest()
+if HAS_TORCH:
+    pytest_collect_file = Sybil(
+        parsers=[
+            SavedPython(doctest_optionflags=AS_SHOWN),
+            CodeBlockParser(language="console", evaluator=run_console),
+        ],
+        patterns=["*.md"],
+        setup=lambda namespace: namespace.update(folder=tempfile.TemporaryDirectory()),
+        teardown=lambda namespace: namespace["folder"].cleanup(),
+    ).pytest()
