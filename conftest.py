@@ -1,6 +1,7 @@
 """Which tests can run here, and how the code blocks of README and docs are run."""
 
 import doctest
+import os
 import re
 import shlex
 import subprocess
@@ -20,12 +21,11 @@ HAS_TORCH = find_spec("torch") is not None
 NEED_TORCH = ("verify", "model", "integrations")
 AS_SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
-collect_ignore = []
-if HAS_TORCH:
-    import torch
+# pytest-xdist uses the other cores; for commands that tests start as well
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-    torch.set_num_threads(1)  # pytest-xdist uses the other cores
-else:
+collect_ignore = []
+if not HAS_TORCH:
     collect_ignore += [f"src/klinic/{part}" for part in NEED_TORCH]
     collect_ignore += [f"tests/{part}" for part in NEED_TORCH]
     collect_ignore += ["src/klinic/cli/verify_tables.py"]

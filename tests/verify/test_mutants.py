@@ -27,16 +27,17 @@ def test_it_is_caught(mutant, tmp_path):
     assert result.returncode == 1, f"{mutant.name} survives {mutant.caught_by}\n{result.stdout}"
 
 
-@pytest.mark.parametrize("catcher", sorted({mutant.caught_by for mutant in MUTANTS}))
-def test_without_a_mistake_nothing_is_caught(catcher):
-    assert catch(PACKAGE.parent, catcher).returncode == 0
+def test_without_a_mistake_nothing_is_caught():
+    assert catch(PACKAGE.parent, "verify").returncode == 0
+    catchers = {f"tests/maths/{mutant.caught_by}" for mutant in MUTANTS} - {"tests/maths/verify"}
+    assert run(PACKAGE.parent, "-m", "pytest", "-q", *sorted(catchers)).returncode == 0
 
 
 def catch(source, catcher):
     if catcher == "verify":
         return run(source, "tests/verify/quick_proof.py")
     quietly = ("-x", "-q", "-p", "no:cacheprovider")
-    return run(source, "-m", "pytest", f"tests/maths/{catcher}.py", *quietly)
+    return run(source, "-m", "pytest", f"tests/maths/{catcher}", *quietly)
 
 
 def mutate(mutant, folder):

@@ -32,6 +32,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 def verify(target: Target = None, json: Json = False) -> None:
     """Prove what each KL term estimates and differentiates, by exact enumeration."""
     require("train", "torch")
+    _use_one_thread()
     if target is None:
         ok = _everything(json)
     elif target in {"direction", "importance-sampling"}:
@@ -40,6 +41,13 @@ def verify(target: Target = None, json: Json = False) -> None:
         ok = _function(target, json)
     if not ok:
         raise typer.Exit(1)
+
+
+def _use_one_thread() -> None:
+    """Small tensors: a second thread costs more than it brings, and disturbs what else runs."""
+    import torch
+
+    torch.set_num_threads(1)
 
 
 def _everything(json: bool) -> bool:

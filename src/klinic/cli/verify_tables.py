@@ -95,8 +95,7 @@ def _estimators(proof: Proof) -> Table:
 def _caps(proof: Proof) -> Table:
     table = _table("What holding the importance weight at 2 changes, by drift of the sampler")
     table.add_column("mean |log ratio|")
-    drifts = proof.rows[0].cap_bias_by_drift
-    for drift in drifts:
+    for drift in proof.rows[0].cap_bias_by_drift if proof.rows else ():
         table.add_column(f"{drift.mean_log_ratio:.2f}", justify="right")
     for row in proof.rows:
         if row.cap_bias:

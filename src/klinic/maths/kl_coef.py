@@ -2,7 +2,7 @@
 
     name         rule                                                         source
     fixed        coef stays                                                   -
-    linear       coef * min(1, n / warmup_steps)                              -
+    (warm-up)    coef * min(1, step / warmup_steps), on top of any rule       -
     band         x 1.5 above 1.5 target, x 0.75 below 0.5 target              PPO (2017), section 4
     ziegler      coef * (1 + clip(kl / target - 1, +-0.2) * rate)             Ziegler et al. (2019)
     dual_ascent  coef + step * (kl - target)                                  Lagrange multiplier
@@ -53,7 +53,7 @@ class KLCoefRule:
     def __post_init__(self) -> None:
         if not (self.target > 0 and math.isfinite(self.target)):
             raise ConfigError(
-                f"kl.target is {self.target}: it is the mean KL to hold, in nats per token, and "
+                f"the target is {self.target}: it is the mean KL to hold, in nats per token, and "
                 "must be positive. 0.05 is the default."
             )
         if not 0 <= self.low <= self.high < math.inf:

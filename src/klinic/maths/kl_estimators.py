@@ -164,12 +164,12 @@ def kl_term(name: str, inputs: KLInputs, *, aggregation: Aggregation) -> Float[A
     """
     if name not in ESTIMATORS:
         raise ConfigError(
-            f"kl.estimator is {name!r}, which is not known. Use one of {', '.join(ESTIMATORS)}."
+            f"the KL estimator {name!r} is not known. Use one of {', '.join(ESTIMATORS)}."
         )
     if name == "sequence" and aggregation == "sequence_mean":
         raise ConfigError(
-            "kl.estimator is sequence with sequence-mean: dividing by the row's own length makes a "
-            "longer completion a way to lower the KL, so the gradient is no longer that of the KL. "
-            "Use a constant denominator (dr_grpo) or the token-mean, or kl.estimator: unbiased."
+            "the KL estimator is sequence with sequence_mean: dividing by the row's own length "
+            "makes a longer completion a way to lower the KL, so the gradient is no longer that of "
+            "the KL. Use a constant denominator (dr_grpo), the token_mean, or the estimator unbiased."
         )
     return ESTIMATORS[name].term(inputs.clean())

@@ -316,7 +316,8 @@ def others_at_position(
 def _needed(values: Any, estimator: str, field: str) -> Any:
     if values is None:
         raise ConfigError(
-            f"kl.estimator is {estimator}, but `{field}` was not computed: it needs the log-probs "
-            "of the whole vocabulary under policy and reference. Compute it, or use `unbiased`."
+            f"the KL estimator is {estimator}, but `{field}` was not computed: it needs the "
+            "log-probs of the whole vocabulary under policy and reference. Compute it, or use "
+            "`unbiased`."
         )
     return values

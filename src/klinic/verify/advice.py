@@ -15,8 +15,8 @@ from klinic.verify.function import VALUES, Measured
 REACHED = 60.0  # nats: a token that a policy gave up can be this far from the reference
 
 USE = (
-    "Use kl.estimator: unbiased, that is `(ratio * (logp - logp_ref)).detach() * logp` with ratio "
-    "= exp(logp - logp_sampler) held at 2: the right gradient at any distance."
+    "Use the estimator `unbiased`, that is `(ratio * (logp - logp_ref)).detach() * logp` with "
+    "ratio = exp(logp - logp_sampler) held at 2: the right gradient at any distance."
 )
 IS_RIGHT = {
     "reverse_token": "the gradient of KL(policy || reference), token by token",
@@ -151,7 +151,7 @@ def _instead(measured: Measured, verdict: Verdict) -> list[str]:
     if measured.as_reward.target == "reverse_sequence" and measured.as_reward.scale > 0:
         said.append(
             "Detached and used as a cost in the reward it would be right, after the advantages are "
-            "normalised (kl.estimator: k1_reward)."
+            "normalised (the estimator `k1_reward`)."
         )
     if measured.value == "kl" and measured.gradient.target not in IS_RIGHT:
         said.append("Keep it as a number to log, not as a loss.")

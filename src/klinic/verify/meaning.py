@@ -58,8 +58,9 @@ def aggregation_rows() -> list[AggregationRow]:
     """Return what each average does to the terms klinic offers."""
     world = _unequal_lengths()
     drawn, goals = Drawn.of(world, ratio_cap=math.inf), targets(world)
+    weights = {aggregation: pair_weights(drawn, aggregation) for aggregation in AGGREGATIONS}
     return [
-        _aggregation_row(drawn, goals, estimator, aggregation)
+        _aggregation_row(drawn, goals, estimator, aggregation, weights[aggregation])
         for estimator in AGGREGATED
         for aggregation in AGGREGATIONS
     ]
@@ -108,13 +109,9 @@ def policy_gradient(
 ) -> Float[Tensor, "P"]:
     """Return the expected gradient of the policy term, as something to descend."""
     probability = drawn.world.pair_probability
-    # one call a pair where the advantage looks at the whole step, which is that pair
-    rewards = reward_of_row.view(-1, MEMBERS)
-    group = torch.zeros(MEMBERS, dtype=torch.int64)
-    advantages = torch.cat([ADVANTAGES[advantage](pair, group) for pair in rewards])
     terms = clipped(
         PolicyInputs(
-            advantage=advantages,
+            advantage=ADVANTAGES[advantage](reward_of_row, drawn.inputs.group),
             row_offsets=drawn.inputs.row_offsets,
             logp=drawn.inputs.logp,
             logp_old=drawn.inputs.logp_old,
@@ -141,14 +138,14 @@ def _fit(found: Tensor, goal: Tensor) -> tuple[float, float]:
 
 
 def _aggregation_row(
-    drawn: Drawn, goals: dict[str, Tensor], name: str, aggregation: Aggregation
+    drawn: Drawn, goals: dict[str, Tensor], name: str, aggregation: Aggregation, weights: Tensor
 ) -> AggregationRow:
     if name == "sequence" and aggregation == "sequence_mean":
         return AggregationRow(
             estimator=name, aggregation=aggregation, refused=True, scale=None, deviation=None
         )
     estimator = ESTIMATORS[name]
-    found = moments(drawn, estimator.term, weights=pair_weights(drawn, aggregation)).gradient
+    found = moments(drawn, estimator.term, weights=weights).gradient
     scale, deviation = _fit(found, goals[estimator.gradient.value])
     return AggregationRow(
         estimator=name, aggregation=aggregation, refused=False, scale=scale, deviation=deviation
