@@ -19,6 +19,7 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 
 HAS_TORCH = find_spec("torch") is not None
 NEED_TORCH = ("verify", "model", "integrations")
+ONE_AFTER_ANOTHER = {"test_proof.py"}  # blocks of a page, or tests of one costly fixture
 AS_SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 # pytest-xdist uses the other cores; for commands that tests start as well
@@ -31,7 +32,11 @@ if not HAS_TORCH:
     collect_ignore += ["src/klinic/cli/verify_tables.py"]
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.suffix == ".md" or item.path.name in ONE_AFTER_ANOTHER:
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
     if HAS_TORCH:
         return
     config.hook.pytest_deselected(items=[item for item in items if "torch" in item.keywords])

@@ -170,6 +170,6 @@ def kl_term(name: str, inputs: KLInputs, *, aggregation: Aggregation) -> Float[A
         raise ConfigError(
             "the KL estimator is sequence with sequence_mean: dividing by the row's own length "
             "makes a longer completion a way to lower the KL, so the gradient is no longer that of "
-            "the KL. Use a constant denominator (dr_grpo), the token_mean, or the estimator unbiased."
+            "the KL. Use a constant denominator (dr_grpo), token_mean, or the estimator unbiased."
         )
     return ESTIMATORS[name].term(inputs.clean())
