@@ -32,11 +32,12 @@ if not HAS_TORCH:
     collect_ignore += ["src/klinic/cli/verify_tables.py"]
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist looks at the groups
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.path.suffix == ".md" or item.path.name in ONE_AFTER_ANOTHER:
+        item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.suffix == ".md" or item.path.name in ONE_AFTER_ANOTHER:
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
     if HAS_TORCH:
         return
     config.hook.pytest_deselected(items=[item for item in items if "torch" in item.keywords])
