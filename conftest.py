@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from sybil import Document, Example, Region, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
+from xdist.scheduler import LoadScopeScheduling
 
 HAS_TORCH = find_spec("torch") is not None
 NEED_TORCH = ("verify", "model", "integrations")
-ONE_AFTER_ANOTHER = {"test_proof.py"}  # blocks of a page, or tests of one costly fixture
 AS_SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 # pytest-xdist uses the other cores; for commands that tests start as well
@@ -32,9 +32,16 @@ if not HAS_TORCH:
     collect_ignore += ["src/klinic/cli/verify_tables.py"]
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
-    if item.path.suffix == ".md" or item.path.name in ONE_AFTER_ANOTHER:
-        item.add_marker(pytest.mark.xdist_group(item.path.name))
+class PagesWhole(LoadScopeScheduling):
+    """Give each test to any worker, but a page, or tests of one costly fixture, to one."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        path = nodeid.partition("::")[0]
+        return path if path.endswith((".md", "test_proof.py")) else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PagesWhole:
+    return PagesWhole(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
