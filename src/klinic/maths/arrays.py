@@ -147,6 +147,24 @@ def sum_to_go(values: Float[Any, "N"], row_offsets: RowOffsets) -> Float[Any, "N
     return total
 
 
+def check_one_per_row(row_offsets: Any, **arrays_of_rows: Any) -> None:
+    """Refuse arrays that do not have one entry for each row which `row_offsets` describes.
+
+    >>> check_one_per_row(np.array([0, 2]), group=np.zeros(3))
+    Traceback (most recent call last):
+        ...
+    klinic.errors.ShapeError: `group` has 3 entries, but `row_offsets` describes 1 rows. Give one \
+entry a completion.
+    """
+    num_rows = len(row_offsets) - 1
+    for name, array in arrays_of_rows.items():
+        if tuple(array.shape) != (num_rows,):
+            raise ShapeError(
+                f"`{name}` has {'x'.join(map(str, array.shape))} entries, but `row_offsets` "
+                f"describes {num_rows} rows. Give one entry a completion."
+            )
+
+
 def check_rows(row_offsets: Any, **arrays_of_tokens: Any) -> None:
     """Refuse token arrays that do not lie over the rows which `row_offsets` describes.
 

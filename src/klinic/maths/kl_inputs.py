@@ -6,9 +6,8 @@ from typing import Any
 
 from jaxtyping import Bool, Float, Int
 
-from klinic.errors import ShapeError
 from klinic.maths import kl
-from klinic.maths.arrays import check_rows, namespace, stop_gradient
+from klinic.maths.arrays import check_one_per_row, check_rows, namespace, stop_gradient
 from klinic.maths.masked import inside
 from klinic.maths.ratio import truncated_weight
 
@@ -37,11 +36,7 @@ class KLInputs:
 
     def __post_init__(self) -> None:
         check_rows(self.row_offsets, **self._token_arrays())
-        if len(self.group) != len(self.row_offsets) - 1:
-            raise ShapeError(
-                f"`group` has {len(self.group)} rows, but `row_offsets` describes "
-                f"{len(self.row_offsets) - 1}. Give one group number a completion."
-            )
+        check_one_per_row(self.row_offsets, group=self.group)
 
     @classmethod
     def on_policy(cls, *, logp: Any, logp_ref: Any, **others: Any) -> "KLInputs":

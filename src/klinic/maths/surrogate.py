@@ -27,8 +27,7 @@ from typing import Any
 
 from jaxtyping import Bool, Float, Int
 
-from klinic.errors import ShapeError
-from klinic.maths.arrays import check_rows, namespace, row_of_token
+from klinic.maths.arrays import check_one_per_row, check_rows, namespace, row_of_token
 from klinic.maths.masked import Aggregation, inside
 from klinic.maths.ratio import clip, sequence_ratio, token_ratio
 from klinic.maths.score import score
@@ -51,11 +50,7 @@ class PolicyInputs:
         check_rows(
             self.row_offsets, logp=self.logp, logp_old=self.logp_old, loss_mask=self.loss_mask
         )
-        if len(self.advantage) != len(self.row_offsets) - 1:
-            raise ShapeError(
-                f"`advantage` has {len(self.advantage)} rows, but `row_offsets` describes "
-                f"{len(self.row_offsets) - 1}. Give one advantage a completion."
-            )
+        check_one_per_row(self.row_offsets, advantage=self.advantage)
 
     def clean(self) -> tuple[Any, Any, Any]:
         """Return logp, logp_old and advantage per token, each 0 outside the mask."""
