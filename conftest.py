@@ -13,6 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import pytest
 from sybil import Document, Example, Region, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
@@ -24,6 +25,10 @@ AS_SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 # pytest-xdist uses the other cores; for commands that tests start as well
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# how long an example takes says nothing here: shapes are checked, cores are shared
+hypothesis.settings.register_profile("klinic", deadline=None)
+hypothesis.settings.load_profile("klinic")
 
 collect_ignore = []
 if not HAS_TORCH:

@@ -80,6 +80,30 @@ def test_what_cannot_be_used_is_one_sentence_and_exit_code_2(json_flag):
 
 
 @pytest.mark.torch
+def test_what_a_function_prints_stays_out_of_the_object():
+    talks = Path(__file__).parents[1] / "verify" / "kl_functions.py"
+    result = run("verify", f"{talks}:talks", "--json")
+    assert json.loads(result.stdout)["arguments"] == {"logp": "logp", "logp_ref": "logp_ref"}
+    assert "hello" in result.stderr
+
+
+@pytest.mark.torch
+def test_a_mistake_of_our_own_is_a_sentence_and_exit_code_3(tmp_path):
+    program = (
+        "import sys\nfrom klinic.verify import proof\n"
+        "def broken(_):\n    raise RuntimeError('two and two')\n"
+        "proof.prove = broken\nsys.argv = ['klinic', 'verify']\n"
+        "from klinic.cli import main\nmain()"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 3
+    assert "Traceback" not in result.stderr
+    assert "mistake in klinic" in result.stderr
+
+
+@pytest.mark.torch
 def test_verify_prints_its_object_and_nothing_else():
     result = run("verify", "--json")
     answer = json.loads(result.stdout)

@@ -127,6 +127,16 @@ EXAMPLES: dict[str, Example] = {
         },
         edge_value=np.ones(5),
     ),
+    "ratio.sequence_log_ratio": Example(
+        args={"logp": LOGP, "logp_old": LOGP_OLD, "loss_mask": MASK, "row_offsets": OFFSETS},
+        edge={
+            "logp": np.full(5, np.nan),
+            "logp_old": LOGP_OLD,
+            "loss_mask": np.zeros(5, dtype=bool),
+            "row_offsets": OFFSETS,
+        },
+        edge_value=ZEROS,
+    ),
     "ratio.clip": Example(
         args={"ratio": np.array([0.5, 1.0, 2.0]), "clip_low": 0.2, "clip_high": 0.3},
         edge={"ratio": np.array([0.0, np.inf]), "clip_low": 0.2, "clip_high": 0.3},

@@ -73,6 +73,33 @@ def test_the_order_of_the_rows_does_not_matter(order):
         np.testing.assert_allclose(shuffled, straight, rtol=1e-12, atol=1e-12)
 
 
+def test_groups_may_have_any_numbers():
+    reward = np.array([1.0, 0.0, 3.0, 2.0])
+    plain = np.array([0, 1, 0, 1])
+    odd = np.array([10**12, -7, 10**12, -7])
+    for advantage in ADVANTAGES.values():
+        np.testing.assert_array_equal(advantage(reward, odd), advantage(reward, plain))
+
+
+def test_batch_looks_across_groups():
+    reward, group = np.array([3.0, 3.0, 1.0, 1.0]), np.array([0, 0, 1, 1])
+    assert batch(reward, group).tolist() == [1.0, 1.0, -1.0, -1.0]
+
+
+@pytest.mark.torch
+def test_half_precision_rewards_are_refused():
+    import torch
+
+    for dtype in (torch.float16, torch.bfloat16):
+        with pytest.raises(ConfigError, match="Give them as float32"):
+            group_std(torch.zeros(3, dtype=dtype), torch.zeros(3, dtype=torch.int64))
+
+
+def test_the_default_floor_leaves_ordinary_spreads_alone():
+    reward = np.array([0.001, 0.0])
+    assert group_std(reward, np.array([0, 0])).tolist() == pytest.approx([1.0, -1.0])
+
+
 def test_a_group_of_one_has_nothing_to_compare():
     assert leave_one_out(np.array([5.0]), np.array([0])).tolist() == [0.0]
 

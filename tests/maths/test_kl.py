@@ -101,6 +101,27 @@ def test_excluded_tokens_leave_the_gradient_finite():
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("k", [2, 3])
+def test_a_policy_with_nothing_left_for_the_rest_has_a_finite_topk_gradient(k):
+    import torch
+
+    logits = torch.tensor([1.0, 2.0, -math.inf, -math.inf], dtype=torch.float64, requires_grad=True)
+    logp_q = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64).log()
+    logp_p = logits.log_softmax(-1)
+    value = kl.topk(logp_p=logp_p, logp_q=logp_q, k=k)
+    value.backward()
+    exact = kl.exact(logp_p=logp_p.detach(), logp_q=logp_q)
+    assert value.item() == pytest.approx(exact.item())
+    assert torch.isfinite(logits.grad).all()
+
+
+def test_an_outcome_too_rare_for_float32_adds_nothing():
+    logp_p = np.array([0.0, -110.0], dtype=np.float32)
+    logp_q = np.array([0.0, -math.inf], dtype=np.float32)
+    assert kl.exact(logp_p=logp_p, logp_q=logp_q) == 0
+
+
+@pytest.mark.torch
 def test_a_small_rest_keeps_its_digits_in_float32():
     import torch
 

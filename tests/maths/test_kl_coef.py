@@ -115,6 +115,32 @@ def test_log_pi_takes_no_logarithm_of_a_negative_kl():
     assert after.coef == pytest.approx(0.01 * math.exp(-0.02))
 
 
+@given(st.floats(1e-4, 1e3), st.sampled_from(["log_pi", "band", "ziegler", "dual_ascent"]))
+def test_every_rule_reaches_its_bounds_and_says_so(high, name):
+    rule = KLCoefRule(rule=name, low=high / 3, high=high, every=1, rate=1.0, step=1e3)
+    for kl, bound, flag in ((5.0, rule.high, "high"), (0.0, rule.low, "low")):
+        state = KLCoefState(coef=high / 2)
+        for _ in range(300):
+            state = update(rule, state, kl)
+        assert (state.coef, state.saturated) == (bound, flag)
+
+
+def test_log_pi_leaves_a_coefficient_of_zero():
+    state = update(KLCoefRule(rule="log_pi"), KLCoefState(coef=0.0), 1.0)
+    assert state.coef == pytest.approx(1e-5 * math.exp(0.02))
+
+
+def test_rules_are_relative_to_their_own_target():
+    rule = KLCoefRule(rule="dual_ascent", target=0.2, step=1.0)
+    assert update(rule, KLCoefState(coef=0.1), 0.25).coef == pytest.approx(0.15)
+
+
+@pytest.mark.parametrize("coef", [-1.0, math.nan, math.inf])
+def test_a_coefficient_that_is_none_is_refused(coef):
+    with pytest.raises(ConfigError, match="rewards leaving the reference"):
+        KLCoefState(coef=coef)
+
+
 def test_log_pi_has_an_integral_and_a_proportional_part():
     rule = KLCoefRule(rule="log_pi")
     first = update(rule, KLCoefState(coef=0.01), TARGET)
@@ -144,6 +170,9 @@ def test_a_warm_up_rises_from_zero():
         {"high": math.inf},
         {"every": 0},
         {"rule": "log_pi", "low": 0.0},
+        {"rule": "band", "low": 0.0},
+        {"rate": -1.0},
+        {"step": math.nan},
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings):

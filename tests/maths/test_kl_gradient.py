@@ -160,6 +160,67 @@ def test_what_stands_outside_the_mask_changes_nothing(name):
     torch.testing.assert_close(results[0], results[2])
 
 
+LOGP, OLD, SAMPLER_LOGP, REF_LOGP = -1.0, -1.5, -1.2, -3.0
+W = math.exp(LOGP - SAMPLER_LOGP)
+K1, K1_OLD = LOGP - REF_LOGP, OLD - REF_LOGP
+NEXT_KL = 0.7
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "pull"),
+    [
+        ("unbiased", W * K1, W * K1),
+        ("sequence", 0.4, W * NEXT_KL),
+        ("k1", K1, 1.0),
+        ("k2", K1**2 / 2, K1),
+        ("k3", math.expm1(-K1) + K1, -math.expm1(-K1)),
+        ("k3_plus", math.expm1(-K1) + K1, K1),
+        ("k3_ratio", W * (math.expm1(-K1) + K1), W * K1),
+        ("k3_reversed", math.expm1(K1) - K1, math.expm1(K1)),
+        ("abs", K1, 1.0),
+        ("k1_reward", K1_OLD, W * 3 * K1_OLD),
+        ("k1_reward_immediate", K1_OLD, W * K1_OLD),
+        ("exp_k1_reward", math.exp(K1_OLD) * K1_OLD, W * 3 * math.exp(K1_OLD) * K1_OLD),
+    ],
+)
+def test_off_policy_each_term_by_hand(name, value, pull):
+    """A row of four tokens, one of them masked; policy, old policy and sampler all differ."""
+    mask = torch.tensor([True, False, True, True])
+    logp = torch.full((4,), LOGP, dtype=torch.float64, requires_grad=True)
+    kl_exact = torch.tensor([0.4, 99.0, NEXT_KL, 0.0], dtype=torch.float64)
+    inputs = KLInputs(
+        group=torch.tensor([5]),
+        row_offsets=torch.tensor([0, 4]),
+        logp=logp,
+        logp_old=torch.full((4,), OLD, dtype=torch.float64),
+        logp_sampler=torch.full((4,), SAMPLER_LOGP, dtype=torch.float64),
+        logp_ref=torch.full((4,), REF_LOGP, dtype=torch.float64),
+        loss_mask=mask,
+        kl_exact=kl_exact,
+    )
+    terms = kl_term(name, inputs, aggregation="constant")
+    (pulls,) = torch.autograd.grad(terms.sum(), logp)
+    assert terms[0].item() == pytest.approx(value)
+    assert pulls[0].item() == pytest.approx(pull)
+    assert pulls[1].item() == 0
+
+
+def test_only_trained_tokens_count_as_saturated():
+    inputs = replace(random_inputs(), logp_sampler=torch.full((9,), -99.0, dtype=torch.float64))
+    assert num_saturated(inputs) == 7
+
+
+def test_a_cap_that_is_not_positive_is_refused():
+    with pytest.raises(ConfigError, match="positive"):
+        random_inputs(ratio_cap=0.0)
+
+
+def test_group_numbers_may_be_large_and_negative():
+    values, offsets = np.array([1.0, 5.0, 7.0]), np.array([0, 1, 2, 3])
+    found = kl_gradient.others_at_position(values, np.array([10**15, -3, 10**15]), offsets)
+    np.testing.assert_allclose(found, [7.0, 0.0, 1.0])
+
+
 def test_the_baseline_is_the_mean_of_the_others_at_that_position():
     values = np.array([1.0, 2.0, 3.0, 10.0, 20.0, 100.0])
     offsets, group = np.array([0, 3, 5, 6]), np.array([0, 0, 0])

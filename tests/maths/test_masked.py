@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klinic.errors import ConfigError, ShapeError
-from klinic.maths.arrays import check_rows, row_of_token, sum_to_go
+from klinic.maths.arrays import check_rows, row_of_token, sum_after, sum_to_go
 from klinic.maths.masked import (
     aggregation_weights,
     constant,
@@ -96,6 +96,16 @@ def test_weights_have_the_asked_precision():
     assert token_mean(mask, dtype=np.float64)[0] == 1 / 3
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_half_precision_counts_as_well_as_double(name):
+    import torch
+
+    mask, offsets = torch.ones(3000, dtype=torch.bool), torch.tensor([0, 1000, 3000])
+    weights = sequence_mean(mask, offsets, dtype=getattr(torch, name))
+    assert float(weights.double().sum()) == pytest.approx(1.0, rel=5e-3)
+
+
 def test_a_constant_length_of_zero_is_refused():
     with pytest.raises(ConfigError, match="longest completion"):
         constant(np.array([True]), np.array([0, 1]), length=0, dtype=np.float64)
@@ -108,6 +118,12 @@ def test_tokens_know_their_row_even_beside_empty_ones(array):
 def test_sums_to_go_stay_in_their_row(array):
     values = array([np.nan, 1.0, 2.0, 4.0])
     assert sum_to_go(values, array([0, 1, 4])).tolist()[1:] == [7.0, 6.0, 4.0]
+
+
+def test_a_later_value_survives_a_large_one(array):
+    values = array(np.array([1e8, 1e-4, 2e-4], dtype=np.float32))
+    later = sum_after(values, array([0, 3]))
+    assert later.tolist() == pytest.approx([3e-4, 2e-4, 0.0])
 
 
 @given(LENGTHS)

@@ -37,10 +37,10 @@ def test_a_cap_holds_only_what_is_above_it():
 
 
 def test_the_sequence_ratio_is_a_geometric_mean_over_trained_tokens():
-    logp, logp_old = np.log([0.4, 0.2, 0.9, 0.5]), np.log([0.2, 0.4, 0.1, 0.1])
+    logp, logp_old = np.log([0.4, 0.2, 0.9, 0.5]), np.log([0.1, 0.2, 0.1, 0.1])
     mask, offsets = np.array([True, True, False, True]), np.array([0, 3, 4])
     found = sequence_ratio(logp=logp, logp_old=logp_old, loss_mask=mask, row_offsets=offsets)
-    np.testing.assert_allclose(found, [math.sqrt(2 * 0.5)] * 3 + [5.0], rtol=1e-12)
+    np.testing.assert_allclose(found, [math.sqrt(4 * 1)] * 3 + [5.0], rtol=1e-12)
 
 
 @pytest.mark.torch

@@ -71,6 +71,47 @@ def test_clipping_is_pessimistic(name, ratio, advantage, pulled):
 def test_bounds_may_differ():
     assert pulls("dapo", np.log(1.25), 1.0, clip_high=0.28) != 0
     assert pulls("dapo", np.log(1.25), 1.0, clip_high=0.2) == 0
+    assert pulls("dapo", np.log(0.75), -1.0, clip_low=0.3, clip_high=0.1) != 0
+    assert pulls("dapo", np.log(0.75), -1.0, clip_low=0.1, clip_high=0.3) == 0
+    assert pulls("cispo", np.log(5.0), 1.0, clip_low=0.1, clip_high=0.3) == pytest.approx(-1.3)
+
+
+def test_each_name_has_its_average():
+    assert {name: surrogate.aggregation for name, surrogate in SURROGATES.items()} == {
+        "grpo": "sequence_mean",
+        "dr_grpo": "constant",
+        "bnpo": "token_mean",
+        "dapo": "token_mean",
+        "gspo": "sequence_mean",
+        "cispo": "token_mean",
+    }
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+@pytest.mark.parametrize(("advantage", "value"), [(1.0, -1.2), (0.0, 0.0)])
+def test_a_ratio_that_overflows_leaves_a_clipped_token_finite(name, advantage, value):
+    logp = torch.tensor([0.0], requires_grad=True)
+    inputs = PolicyInputs(
+        advantage=torch.tensor([advantage]),
+        row_offsets=torch.tensor([0, 1]),
+        logp=logp,
+        logp_old=torch.tensor([-100.0]),
+        loss_mask=torch.tensor([True]),
+    )
+    term = SURROGATES[name].term(inputs).sum()
+    assert term.item() == pytest.approx(value)
+    assert torch.autograd.grad(term, logp)[0].item() == 0
+
+
+def test_cispo_shows_its_weighted_advantage():
+    inputs = PolicyInputs(
+        advantage=torch.tensor([2.0]),
+        row_offsets=torch.tensor([0, 1]),
+        logp=torch.zeros(1),
+        logp_old=torch.zeros(1),
+        loss_mask=torch.tensor([True]),
+    )
+    assert SURROGATES["cispo"].term(inputs).tolist() == [-2.0]
 
 
 def test_cispo_keeps_every_gradient_and_bounds_its_weight():

@@ -1,9 +1,16 @@
 """`klinic verify` itself: what it must show, and that it shows it."""
 
+from dataclasses import replace
+from math import isnan, nan
+
 import pytest
 
 from klinic.maths.kl_estimators import ESTIMATORS, Gradient
+from klinic.verify.estimators import Setting, promise_error
+from klinic.verify.identify import identify, worst
+from klinic.verify.identities import Check
 from klinic.verify.proof import Proof, prove
+from klinic.verify.world import make_world
 
 OFFERED = ["unbiased", "exact", "topk", "sequence"]
 
@@ -22,6 +29,18 @@ def test_everything_holds_to_nine_digits(proof):
     assert [check.statement for check in proof.checks if not check.ok] == []
     assert proof.ok
     assert proof.worst_identity_error < 1e-12
+
+
+def test_one_nan_anywhere_is_not_passed_over():
+    """`max` passes over a NaN that does not come first; a proof must not."""
+    fresh = [make_world(name, seed=1, drift=1.0, shared=True) for name in ("one", "far")]
+    setting = Setting.of(fresh)
+    poisoned = replace(setting.moments["k1"][1], gradient=setting.moments["k1"][1].gradient * nan)
+    setting.moments["k1"][1] = poisoned
+    assert isnan(promise_error(ESTIMATORS["k1"], setting))
+    assert identify(setting.moments["k1"], setting.targets).target is None
+    assert isnan(worst([1.0, nan, 2.0]))
+    assert not Check(name="", statement="", error=nan).ok
 
 
 def test_every_name_has_a_row_and_keeps_its_promise(rows):

@@ -1,8 +1,9 @@
 """The `klinic` command, its errors and its exit codes.
 
-Exit codes: 0 well, 1 a finding that fails, 2 the input cannot be used.
+Exit codes: 0 well, 1 a finding that fails, 2 the input cannot be used, 3 klinic itself is at fault.
 """
 
+import os
 import sys
 from typing import Annotated
 
@@ -50,3 +51,12 @@ def main() -> None:
     except KlinicError as error:
         typer.echo(f"{type(error).__name__}: {error}", err=True)
         sys.exit(2)
+    except Exception as error:
+        if "KLINIC_DEBUG" in os.environ:
+            raise
+        typer.echo(
+            f"{type(error).__name__}: {error}\nThis is a mistake in klinic, not in what you gave "
+            "it. KLINIC_DEBUG=1 shows where.",
+            err=True,
+        )
+        sys.exit(3)

@@ -1,5 +1,7 @@
 """`klinic verify`: prove every KL term klinic offers, or examine one of the user's own."""
 
+import sys
+from contextlib import redirect_stdout
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from klinic.verify.advice import Judgement
     from klinic.verify.function import Measured
     from klinic.verify.monte_carlo import Distance
+
+NARROWEST = 80
 
 Target = Annotated[
     str | None,
@@ -92,7 +96,8 @@ def _function(target: str, json: bool) -> bool:
     from klinic.verify.function import measure
     from klinic.verify.loading import load
 
-    with _working():
+    # what the user's code prints must not get between our lines, nor into the one JSON object
+    with _working(), redirect_stdout(sys.stderr):
         measured = measure(load(target))
     judgement = judge(measured)
     ok = judgement.verdict != "wrong"
@@ -112,15 +117,17 @@ def _print_function_json(
         "verify",
         ok=ok,
         function=target,
+        arguments=measured.roles,
         value=judgement.value,
         gradient=measured.gradient.gradient,
-        gradient_scale=measured.gradient.scale,
+        gradient_scale=measured.gradient.scale if measured.gradient.target else None,
         gradient_off_policy=None if off_policy is None else off_policy.gradient,
         gradient_as_reward=measured.as_reward.gradient,
         saturates_at=None if extremes is None else extremes.saturates_at,
         overflows_at=None if extremes is None else extremes.overflows_at,
         cancels_at=None if extremes is None else extremes.cancels_at,
         imprecise_below=None if extremes is None else extremes.imprecise_below,
+        departs_at=None if measured.departure is None else measured.departure.at,
         verdict=judgement.verdict,
         advice=judgement.advice,
     )
@@ -136,4 +143,6 @@ def _working() -> "Status":
 def _console() -> "Console":
     from rich.console import Console
 
-    return Console(highlight=False)
+    console = Console(highlight=False)
+    console.width = max(console.width, NARROWEST)  # a number cut short is worse than a wrapped line
+    return console

@@ -18,9 +18,11 @@ def print_proof(proof: Proof, console: Console) -> None:
     """Print every row, then what holds, then what averages and advantages change."""
     console.print(_estimators(proof))
     console.print(
-        "gradient: which exact sum the expected gradient equals. off policy: verdict and bias on "
-        "completions of an older policy. value: of its mean against the KL. bias, variance: of "
-        "the gradient against that of KL(policy || reference) between completions, which is 1.\n",
+        "gradient: which exact sum the expected gradient equals. value: its mean against the KL. "
+        "bias, var.: of the gradient, where that of KL(policy || reference) between completions "
+        "is 1; token-level terms leave out the effect on later tokens by design. off policy: on "
+        "completions of an older policy, verdict and bias; correct there means the token-level "
+        "gradient at the prefixes the older policy visits.\n",
         style="dim",
     )
     for row in proof.rows:
@@ -67,6 +69,10 @@ def print_judgement(measured: Measured, judgement: Judgement, console: Console) 
     colour = COLOURS[judgement.verdict]
     console.print(f"[bold]{escape(measured.name)}[/]: [{colour}]{judgement.verdict}[/] as a loss")
     console.print(escape(judgement.advice))
+    meaning = {"logp": "policy", "logp_ref": "reference", "logp_old": "sampler"}
+    meaning |= {"logits": "policy", "logits_ref": "reference"}
+    read = ", ".join(f"{name} = {meaning[role]}" for name, role in measured.roles.items())
+    console.print(f"(read as: {escape(read)})", style="dim")
 
 
 def _estimators(proof: Proof) -> Table:

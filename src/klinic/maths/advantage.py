@@ -11,7 +11,8 @@ their standard deviation (divided by n).
     batch           (r_i - M) / max(S, floor) times S of the step: one number for all groups
 
 The KL term is added after this, never to the rewards before it: division by s would multiply the
-coefficient by 1 / s, about 600 times in a group whose rewards are all equal.
+coefficient by 1 / s, and in a group of equal rewards s is made of the KL alone: at a coefficient of
+0.001 and KLs that differ by 2 nats that is a factor of 500.
 
 Sources: group_std, DeepSeekMath (2024), eq. 3; group_mean, Dr. GRPO (2025); leave_one_out, W. Kool
 et al., "Buy 4 REINFORCE Samples, Get a Baseline for Free!" (2019); batch, J. Hu et al.,
@@ -23,9 +24,9 @@ from typing import Any
 from jaxtyping import Float, Int
 
 from klinic.errors import ConfigError
-from klinic.maths.arrays import namespace, segment_max, segment_sum
+from klinic.maths.arrays import dense, segment_count, segment_max, segment_sum
 
-STD_FLOOR = 1e-4  # the constant which GRPO trainers add; here a floor, so that s itself is unbiased
+STD_FLOOR = 1e-4  # the constant which GRPO trainers add; as a floor it leaves larger s alone
 
 Rewards = Float[Any, "B"]
 Groups = Int[Any, "B"]
@@ -59,7 +60,9 @@ def group_mean(reward: Rewards, group: Groups) -> Rewards:
     array([ 0.5, -0.5,  0. ])
     """
     # measured from the group's largest, so that equal rewards give 0 exactly, not rounding noise
-    below = reward - segment_max(reward, group, int(group.max()) + 1)[group]
+    _refuse_half(reward)
+    group = dense(group)
+    below = reward - segment_max(reward, group, len(group))[group]
     return below - _group_mean(below, group)
 
 
@@ -75,7 +78,7 @@ def leave_one_out(reward: Rewards, group: Groups) -> Rewards:
     >>> leave_one_out(np.array([1.0, 0.0, 5.0]), np.array([0, 0, 1]))
     array([ 1., -1.,  0.])
     """
-    size = _group_size(reward, group)
+    size = _group_size(dense(group))
     return group_mean(reward, group) * size / (size - 1).clip(min=1)
 
 
@@ -93,7 +96,7 @@ def group_std(reward: Rewards, group: Groups, *, floor: float = STD_FLOOR) -> Re
     array([ 1., -1.,  0.])
     """
     centred = group_mean(reward, group)
-    return centred / _group_mean(centred**2, group).clip(min=_square(floor)) ** 0.5
+    return centred / _group_mean(centred**2, dense(group)).clip(min=_square(floor)) ** 0.5
 
 
 def batch(reward: Rewards, group: Groups, *, floor: float = STD_FLOOR) -> Rewards:  # noqa: ARG001
@@ -108,6 +111,7 @@ def batch(reward: Rewards, group: Groups, *, floor: float = STD_FLOOR) -> Reward
     >>> batch(np.array([3.0, 1.0]), np.array([0, 1]))
     array([ 1., -1.])
     """
+    _refuse_half(reward)
     below = reward - reward.max()
     centred = below - below.mean()
     return centred / (centred**2).mean().clip(min=_square(floor)) ** 0.5
@@ -116,12 +120,20 @@ def batch(reward: Rewards, group: Groups, *, floor: float = STD_FLOOR) -> Reward
 ADVANTAGES = {f.__name__: f for f in (none, group_mean, leave_one_out, group_std, batch)}
 
 
-def _group_size(reward: Any, group: Any) -> Any:
-    return segment_sum(namespace(reward).ones_like(reward), group, int(group.max()) + 1)[group]
+def _group_size(group: Any) -> Any:
+    return segment_count(group, len(group))[group]
 
 
 def _group_mean(values: Any, group: Any) -> Any:
-    return segment_sum(values, group, int(group.max()) + 1)[group] / _group_size(values, group)
+    return segment_sum(values, group, len(group))[group] / _group_size(group)
+
+
+def _refuse_half(reward: Any) -> None:
+    if "float16" in str(reward.dtype):
+        raise ConfigError(
+            f"rewards are {reward.dtype}: sums over a group stop growing at 256 or 2048 there. "
+            "Give them as float32."
+        )
 
 
 def _square(floor: float) -> float:

@@ -56,6 +56,24 @@ def segment_sum(
     return total.index_add(0, segment, values)
 
 
+def segment_count(segment: Int[Any, "K"], num_segments: int) -> Int[Any, "S"]:
+    """Count the entries of each segment, in whole numbers, which half precision could not.
+
+    >>> segment_count(np.array([0, 2, 0]), 3)
+    array([2, 0, 1])
+    """
+    return namespace(segment).bincount(segment, minlength=num_segments)
+
+
+def dense(group: Int[Any, "B"]) -> Int[Any, "B"]:
+    """Return the groups numbered 0, 1, 2, ...: prompt ids may be large, sparse or negative.
+
+    >>> dense(np.array([700, -1, 700]))
+    array([1, 0, 1])
+    """
+    return namespace(group).unique(group, return_inverse=True)[1]
+
+
 def segment_max(
     values: Float[Any, "K"], segment: Int[Any, "K"], num_segments: int
 ) -> Float[Any, "S"]:
@@ -145,6 +163,18 @@ def sum_to_go(values: Float[Any, "N"], row_offsets: RowOffsets) -> Float[Any, "N
         total = xp.concatenate([total[:-reach] + later, total[-reach:]])
         reach *= 2
     return total
+
+
+def sum_after(values: Float[Any, "N"], row_offsets: RowOffsets) -> Float[Any, "N"]:
+    """Return for every token the sum of all later values of its row, its own left out.
+
+    >>> sum_after(np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 3, 4]))
+    array([6., 4., 0., 0.])
+    """
+    xp, row = namespace(values), row_of_token(row_offsets)
+    following = xp.where(row[:-1] == row[1:], values[1:], 0.0)
+    # shifted before it is summed: subtracting a large own value would lose the small later ones
+    return sum_to_go(xp.concatenate([following, xp.zeros_like(values[-1:])]), row_offsets)
 
 
 def check_one_per_row(row_offsets: Any, **arrays_of_rows: Any) -> None:

@@ -10,7 +10,7 @@ Write d = log q(x) - log p(x) for a token x that was sampled from p. Then
 
 and over whole rows of log-probs, without sampling,
 
-    exact     sum_x p (log p - log q)                           yes
+    exact     sum_x p (log p - log q)                           yes, up to rounding
     topk      exact, over the k likeliest tokens of p and one bucket for the rest; never above exact
 
 These are values. What happens when one of them is differentiated as a loss is another question,
@@ -19,8 +19,8 @@ for tokens sampled from the policy, KL(policy || reference) is `logp_p=logp, log
 
 Sources: k1, k2, k3: J. Schulman, "Approximating KL Divergence" (2020),
 http://joschu.net/blog/kl-approx.html; exact: A. Amini et al., "Better Estimation of the KL
-Divergence Between Language Models" (2025), arXiv 2504.10637; topk: the data-processing inequality,
-T. Cover and J. Thomas, "Elements of Information Theory", theorem 2.8.1 and section 2.9.
+Divergence Between Language Models" (2025), arXiv 2504.10637; topk: the log-sum inequality, T. Cover
+and J. Thomas, "Elements of Information Theory", theorem 2.7.1.
 """
 
 import math
@@ -102,8 +102,8 @@ def exact(*, logp_p: LogProbRows, logp_q: LogProbRows) -> LogProbs:
 
     Formula: sum_x p(x) (log p(x) - log q(x)).
     Symbols: logp_p, logp_q, normalised log-probs of every outcome; -inf where p(x) = 0.
-    Assumes: rows are normalised. Where p(x) = 0 the outcome adds nothing, whatever q says; where
-    only q(x) = 0 the KL is infinite, and so is the result.
+    Assumes: rows are normalised. Where p(x) is 0, or too small for the precision, the outcome adds
+    nothing, whatever q says; where only q(x) = 0 the KL is infinite, and so is the result.
     Source: Amini et al. (2025), the Rao-Blackwell estimator.
 
     >>> import numpy as np
@@ -111,9 +111,10 @@ def exact(*, logp_p: LogProbRows, logp_q: LogProbRows) -> LogProbs:
     np.float64(0.1438)
     """
     xp = namespace(logp_p)
-    possible = logp_p != -math.inf  # elsewhere -inf minus -inf would be NaN
+    p = xp.exp(logp_p)
+    possible = p > 0  # elsewhere -inf minus -inf, or 0 times inf, would be NaN
     log_ratio = xp.where(possible, logp_p, 0.0) - xp.where(possible, logp_q, 0.0)
-    return (xp.exp(logp_p) * log_ratio).sum(-1)
+    return (p * log_ratio).sum(-1)
 
 
 def coarse(*, logp: LogProbRows, token_ids: Int[Any, "*shape K"]) -> Float[Any, "*shape K+1"]:
@@ -123,14 +124,18 @@ def coarse(*, logp: LogProbRows, token_ids: Int[Any, "*shape K"]) -> Float[Any, 
     Symbols: logp, normalised log-probs of every outcome; token_ids, the K distinct outcomes a.
     Assumes: token_ids are distinct. The rest is summed, not taken as 1 minus the others, which
     would lose it to rounding when it is small.
-    Source: Cover and Thomas, section 2.9: grouping outcomes never raises a KL.
+    Source: Cover and Thomas, theorem 2.7.1: grouping outcomes never raises a KL.
 
     >>> import numpy as np
     >>> np.exp(coarse(logp=np.log([0.5, 0.2, 0.3]), token_ids=np.array([0]))).round(4)
     array([0.5, 0.5])
     """
-    rest = logsumexp(fill_last(logp, token_ids, -math.inf))
-    return namespace(logp).concatenate([take_last(logp, token_ids), rest[..., None]], -1)
+    xp = namespace(logp)
+    others = fill_last(logp, token_ids, -math.inf)
+    empty = (others == -math.inf).all(-1)  # logsumexp of nothing has a NaN for a gradient
+    rest = logsumexp(xp.where(empty[..., None], 0.0, others))
+    rest = xp.where(empty, -math.inf, rest)
+    return xp.concatenate([take_last(logp, token_ids), rest[..., None]], -1)
 
 
 def topk(*, logp_p: LogProbRows, logp_q: LogProbRows, k: int) -> LogProbs:
@@ -140,7 +145,7 @@ def topk(*, logp_p: LogProbRows, logp_q: LogProbRows, k: int) -> LogProbs:
     Symbols: logp_p, logp_q, normalised log-probs of every outcome; k, how many stay apart.
     Assumes: 1 <= k < number of outcomes. A lower bound of the exact KL, with value and gradient 0
     at p = q. Dropping the rest instead of bucketing it has neither property.
-    Source: Cover and Thomas, theorem 2.8.1 and section 2.9.
+    Source: Cover and Thomas, theorem 2.7.1.
 
     >>> import numpy as np
     >>> topk(logp_p=np.log([0.5, 0.2, 0.3]), logp_q=np.log([0.25, 0.5, 0.25]), k=1).round(4)

@@ -3,9 +3,9 @@
     name         rule                                                         source
     fixed        coef stays                                                   -
     (warm-up)    coef * min(1, step / warmup_steps), on top of any rule       -
-    band         x 1.5 above 1.5 target, x 0.75 below 0.5 target              PPO (2017), section 4
+    band         x 1.5 above 1.5 target, x 0.75 below 0.5 target              PPO's rule, softened
     ziegler      coef * (1 + clip(kl / target - 1, +-0.2) * rate)             Ziegler et al. (2019)
-    dual_ascent  coef + step * (kl - target)                                  Lagrange multiplier
+    dual_ascent  max(0, coef + step * (kl - target))                          Lagrange multiplier
     log_pi       ln coef + ki e + kp (e - e_prev), e = clip(ln(m/target),+-1) PI control, log space
 
 The measured KL is the mean of k1 at `logp_old`, in nats per token. It integrates what the policy
@@ -29,6 +29,8 @@ BAND_UP, BAND_DOWN = 1.5, 0.75
 ZIEGLER_CLIP = 0.2  # Ziegler et al. (2019), section 2.2
 SMOOTHING = 0.9  # of the KL, in log_pi: about ten steps, shorter than the policy's own response
 
+LARGEST_LOG = 700.0  # exp of more overflows a double
+
 Rule = Literal["fixed", "band", "ziegler", "dual_ascent", "log_pi"]
 
 
@@ -51,6 +53,20 @@ class KLCoefRule:
     proportional: float = 0.4
 
     def __post_init__(self) -> None:
+        self._check_rule()
+        self._check_numbers()
+
+    def _check_rule(self) -> None:
+        if self.rule not in RULES:
+            known = ", ".join(RULES)
+            raise ConfigError(f"the rule {self.rule!r} is not known. Use one of {known}.")
+        if self.rule in {"log_pi", "band", "ziegler"} and not self.low > 0:
+            raise ConfigError(
+                f"{self.rule} multiplies the coefficient: at 0 it would stay there for ever. Its "
+                "lower bound must be above 0 (1e-5 is the default)."
+            )
+
+    def _check_numbers(self) -> None:
         if not (self.target > 0 and math.isfinite(self.target)):
             raise ConfigError(
                 f"the target is {self.target}: it is the mean KL to hold, in nats per token, and "
@@ -63,11 +79,12 @@ class KLCoefRule:
             )
         if self.every < 1:
             raise ConfigError(f"the band rule acts every {self.every} steps: use 1 or more.")
-        if self.rule == "log_pi" and not self.low > 0:
-            raise ConfigError(
-                "log_pi moves the logarithm of the coefficient: its lower bound "
-                "must be above 0 (1e-5 is the default)."
-            )
+        for name in ("rate", "step", "integral", "proportional"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)}: a negative one moves the coefficient away "
+                    "from its target. Use 0 or more."
+                )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +98,13 @@ class KLCoefState:
     error: float | None = None
     saturated: Literal["low", "high"] | None = None
     """At which bound the coefficient is held, if at one."""
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.coef < math.inf:
+            raise ConfigError(
+                f"the KL coefficient is {self.coef}: a negative one rewards leaving the reference. "
+                "Use 0 or more (0.01 is usual)."
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -150,7 +174,7 @@ def _ziegler(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
 
 def _dual_ascent(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
     error = kl - rule.target
-    return replace(state, coef=state.coef + rule.step * error, error=error)
+    return replace(state, coef=max(state.coef + rule.step * error, 0.0), error=error)
 
 
 def _log_pi(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
@@ -161,7 +185,7 @@ def _log_pi(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
     change = 0.0 if state.error is None else error - state.error
     log_coef = math.log(max(state.coef, rule.low))
     log_coef += rule.integral * error + rule.proportional * change
-    coef = math.exp(min(max(log_coef, math.log(rule.low)), math.log(rule.high)))
+    coef = math.exp(min(log_coef, LARGEST_LOG))
     return replace(state, coef=coef, smoothed_kl=smoothed, error=error)
 
 

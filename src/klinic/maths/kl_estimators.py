@@ -56,7 +56,7 @@ _ALL = (
         Gradient.REVERSE_TOKEN,
         kl_gradient.unbiased,
         "The token-level gradient of KL(policy || reference), with linear tails: nothing "
-        "overflows and no token is left without a pull.",
+        "overflows, and on policy no token is left without a pull.",
     ),
     _offered(
         "exact",

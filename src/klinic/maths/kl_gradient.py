@@ -22,7 +22,7 @@ Four gradients hide behind the words "the KL gradient":
     k3_plus              value of k3, gradient of k2                reverse_token
     k3_ratio             ratio * k3, the ratio differentiated too   reverse_token
     k3_reversed          exp(k1) - 1 - k1                           half that of chi-square
-    abs                  |k1|                                       none; not zero at policy = ref
+    abs                  |k1|                                       none; does not fade near the ref
     k1_reward            sg(w sum_{s>=t} k1_s) logp                 reverse_sequence
     k1_reward_immediate  sg(w k1) logp, k1 at logp_old              reverse_token
     exp_k1_reward        sg(w sum_s exp(k1_s) k1_s) logp            none
@@ -47,9 +47,13 @@ from klinic.errors import ConfigError
 from klinic.maths import kl
 from klinic.maths.arrays import (
     check_rows,
+    dense,
     namespace,
     row_of_token,
+    segment_count,
     segment_sum,
+    stop_gradient,
+    sum_after,
     sum_to_go,
 )
 from klinic.maths.kl_inputs import KLInputs
@@ -112,9 +116,9 @@ def sequence(inputs: KLInputs) -> Terms:
 
     Formula: KL_t + sg(w (F_t - b_t)) logp with F_t = sum over s > t of KL_s.
     Symbols: b_t, the mean F of the other members of the group at position t, 0 after their end.
-    Assumes: on policy; off policy the prefix is not corrected, and the gradient is biased. Sums or
-    constant denominators only: a row's own mean would make its length a way to lower the KL.
-    Source: Amini et al. (2025), section 4, with the baseline of Kool et al. (2019).
+    Assumes: on policy; off policy the prefix is not corrected, and the gradient is biased. Exact
+    for sums and constant denominators; a row's own mean would reward length with a lower KL.
+    Source: Amini et al. (2025), with the baseline of Kool et al. (2019).
 
     >>> import numpy as np
     >>> args = dict(logp=np.log([0.5]), logp_ref=np.log([0.25]), kl_exact=np.array([0.1438]))
@@ -122,7 +126,7 @@ def sequence(inputs: KLInputs) -> Terms:
     array([0.1438])
     """
     kl_exact = _needed(inputs.kl_exact, "sequence", "kl_exact")
-    future = sum_to_go(kl_exact, inputs.row_offsets) - kl_exact
+    future = sum_after(stop_gradient(kl_exact), inputs.row_offsets)
     above_others = future - others_at_position(future, inputs.group, inputs.row_offsets)
     coef = inputs.weight * inside(above_others, inputs.loss_mask)
     return kl_exact + score(coef, logp=inputs.logp)
@@ -302,14 +306,13 @@ def others_at_position(
     array([5., 0., 1.])
     """
     check_rows(row_offsets, values=values)
-    xp = namespace(values)
-    row = row_of_token(row_offsets)
+    xp, row = namespace(values), row_of_token(row_offsets)
     position = xp.arange(len(values), device=values.device) - row_offsets[row]
-    longest = int(position.max()) + 1 if len(values) else 1
-    num_groups = int(group.max()) + 1
-    place = group[row] * longest + position
-    total = segment_sum(values, place, num_groups * longest)[place]
-    size = segment_sum(xp.ones_like(group, dtype=values.dtype), group, num_groups)
+    # numbered by what occurs: group ids may be large, and most (group, position) pairs do not exist
+    group = dense(group)
+    place = dense(group[row] * len(values) + position)
+    total = segment_sum(values, place, len(values))[place]
+    size = segment_count(group, len(group))
     return (total - values) / (size - 1).clip(min=1)[group[row]]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from jaxtyping import Bool, Float, Int
 
+from klinic.errors import ConfigError
 from klinic.maths import kl
 from klinic.maths.arrays import check_one_per_row, check_rows, namespace, stop_gradient
 from klinic.maths.masked import inside
@@ -37,14 +38,19 @@ class KLInputs:
     def __post_init__(self) -> None:
         check_rows(self.row_offsets, **self._token_arrays())
         check_one_per_row(self.row_offsets, group=self.group)
+        if not self.ratio_cap > 0:
+            raise ConfigError(
+                f"the cap of the importance weights is {self.ratio_cap}: it must be positive. "
+                f"{RATIO_CAP} is the default, math.inf is none."
+            )
 
     @classmethod
     def on_policy(cls, *, logp: Any, logp_ref: Any, **others: Any) -> "KLInputs":
         """Return one completion, just sampled from the policy, every token trained on."""
         xp = namespace(logp)
         return cls(
-            group=xp.zeros(1, dtype=xp.int64),
-            row_offsets=xp.asarray([0, len(logp)]),
+            group=xp.zeros(1, dtype=xp.int64, device=logp.device),
+            row_offsets=xp.asarray([0, len(logp)], device=logp.device),
             logp=logp,
             logp_old=stop_gradient(logp),
             logp_sampler=stop_gradient(logp),

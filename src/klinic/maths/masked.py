@@ -18,7 +18,7 @@ from typing import Any, Literal, assert_never
 from jaxtyping import Bool, Float, Int
 
 from klinic.errors import ConfigError
-from klinic.maths.arrays import RowOffsets, check_rows, namespace, row_of_token, segment_sum
+from klinic.maths.arrays import RowOffsets, check_rows, namespace, row_of_token, segment_count
 
 FloatDType = Any
 Aggregation = Literal["token_mean", "sequence_mean", "constant"]
@@ -166,9 +166,8 @@ def without_rows(
 def _count(loss_mask: Any, row_offsets: Any, dtype: FloatDType) -> tuple[Any, Any]:
     """Return how many trained tokens each row has, and how many rows have any."""
     check_rows(row_offsets, loss_mask=loss_mask)
-    row = row_of_token(row_offsets)
-    length = segment_sum(_as(loss_mask, dtype), row, len(row_offsets) - 1)
-    return length, _as((length > 0).sum().clip(min=1), dtype)
+    length = segment_count(row_of_token(row_offsets)[loss_mask], len(row_offsets) - 1)
+    return _as(length, dtype), _as((length > 0).sum().clip(min=1), dtype)
 
 
 def _as(x: Any, dtype: FloatDType) -> Any:

@@ -14,7 +14,14 @@ from typing import Any
 from jaxtyping import Bool, Float
 
 from klinic.errors import ConfigError
-from klinic.maths.arrays import RowOffsets, check_rows, namespace, row_of_token, segment_sum
+from klinic.maths.arrays import (
+    RowOffsets,
+    check_rows,
+    namespace,
+    row_of_token,
+    segment_count,
+    segment_sum,
+)
 from klinic.maths.masked import inside
 
 
@@ -55,12 +62,37 @@ def sequence_ratio(
     >>> sequence_ratio(logp=np.log([0.5, 0.125]), **args).round(4)
     array([0.5, 0.5])
     """
+    log_ratio = sequence_log_ratio(
+        logp=logp, logp_old=logp_old, loss_mask=loss_mask, row_offsets=row_offsets
+    )
+    return namespace(logp).exp(log_ratio)
+
+
+def sequence_log_ratio(
+    *,
+    logp: Float[Any, "N"],
+    logp_old: Float[Any, "N"],
+    loss_mask: Bool[Any, "N"],
+    row_offsets: RowOffsets,
+) -> Float[Any, "N"]:
+    """Return the mean log-ratio of a row's trained tokens, at each of its tokens.
+
+    Formula: sum over trained t of row b of (logp - logp_old) / n_b.
+    Symbols: n_b, the trained tokens of row b; a row without any has 0.
+    Assumes: a row is one completion of one prompt.
+    Source: GSPO (2025), eq. 7.
+
+    >>> import numpy as np
+    >>> every, one_row = np.array([True, True]), np.array([0, 2])
+    >>> args = dict(logp_old=np.zeros(2), loss_mask=every, row_offsets=one_row)
+    >>> sequence_log_ratio(logp=np.array([0.1, 0.3]), **args).round(4)
+    array([0.2, 0.2])
+    """
     check_rows(row_offsets, logp=logp, logp_old=logp_old, loss_mask=loss_mask)
     row, num_rows = row_of_token(row_offsets), len(row_offsets) - 1
     log_ratio = inside(logp, loss_mask) - inside(logp_old, loss_mask)
-    ones = inside(namespace(logp).ones_like(log_ratio), loss_mask)
-    length = segment_sum(ones, row, num_rows).clip(min=1)
-    return namespace(logp).exp(segment_sum(log_ratio, row, num_rows) / length)[row]
+    length = segment_count(row[loss_mask], num_rows).clip(min=1)
+    return (segment_sum(log_ratio, row, num_rows) / length)[row]
 
 
 def clip(ratio: Float[Any, "*shape"], *, clip_low: float, clip_high: float) -> Float[Any, "*shape"]:

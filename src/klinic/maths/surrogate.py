@@ -11,7 +11,8 @@ advantage of the row, and c(.) for clipping to [1 - clip_low, 1 + clip_high].
     cispo          -sg(min(r, 1 + clip_high)) A logp, as a score    token_mean
 
 bnpo and dapo differ elsewhere in whether the mean is over a local or the whole batch. Here weights
-are always those of the whole step, so they are one thing.
+are always those of the whole step, so they are one thing. (The papers of dapo and cispo divide by
+the tokens of each prompt's group; trainers, and klinic, by those of the step.)
 
 Completions cut off at the length limit can leave the policy term: make the weights from
 `without_rows(loss_mask, truncated, row_offsets)`. They leave numerator and denominator alike, and
@@ -21,6 +22,7 @@ Sources: DeepSeekMath (2024), eq. 3; Dr. GRPO (2025); DAPO (2025), eq. 8; GSPO (
 "MiniMax-M1" (2025), eq. 4, for cispo.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -29,7 +31,7 @@ from jaxtyping import Bool, Float, Int
 
 from klinic.maths.arrays import check_one_per_row, check_rows, namespace, row_of_token
 from klinic.maths.masked import Aggregation, inside
-from klinic.maths.ratio import clip, sequence_ratio, token_ratio
+from klinic.maths.ratio import clip, sequence_log_ratio, token_ratio
 from klinic.maths.score import score
 
 
@@ -73,7 +75,7 @@ def clipped(inputs: PolicyInputs) -> Float[Any, "N"]:
     array([-2. , -2.4])
     """
     logp, logp_old, advantage = inputs.clean()
-    return _pessimistic(token_ratio(logp=logp, logp_old=logp_old), advantage, inputs)
+    return _pessimistic(logp - logp_old, advantage, inputs)
 
 
 def clipped_sequence(inputs: PolicyInputs) -> Float[Any, "N"]:
@@ -91,10 +93,10 @@ def clipped_sequence(inputs: PolicyInputs) -> Float[Any, "N"]:
     array([-2., -0.])
     """
     logp, logp_old, advantage = inputs.clean()
-    ratio = sequence_ratio(
+    log_ratio = sequence_log_ratio(
         logp=logp, logp_old=logp_old, loss_mask=inputs.loss_mask, row_offsets=inputs.row_offsets
     )
-    return _pessimistic(ratio, advantage, inputs)
+    return _pessimistic(log_ratio, advantage, inputs)
 
 
 def clipped_weight(inputs: PolicyInputs) -> Float[Any, "N"]:
@@ -117,9 +119,15 @@ def clipped_weight(inputs: PolicyInputs) -> Float[Any, "N"]:
     return score(coef, logp=logp, value=coef)
 
 
-def _pessimistic(ratio: Any, advantage: Any, inputs: PolicyInputs) -> Any:
+def _pessimistic(log_ratio: Any, advantage: Any, inputs: PolicyInputs) -> Any:
+    xp = namespace(log_ratio)
+    # Above the bound a good token is clipped anyway and one without advantage adds nothing: stop
+    # there before exp can overflow, or 0 * inf would make their gradients NaN. A bad token has no
+    # such bound; where its ratio overflows, the loss is infinite, and is seen to be.
+    ceiling = xp.where(advantage < 0, math.inf, math.log1p(inputs.clip_high))
+    ratio = xp.exp(xp.minimum(log_ratio, xp.where(advantage == 0, 0.0, ceiling)))
     held = clip(ratio, clip_low=inputs.clip_low, clip_high=inputs.clip_high)
-    return -namespace(ratio).minimum(ratio * advantage, held * advantage)
+    return -xp.minimum(ratio * advantage, held * advantage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,29 +9,35 @@ The verdict is about the function added to a loss:
 
 from dataclasses import dataclass
 
-from klinic.verify.estimators import Verdict
+from klinic.verify.estimators import OFF_POLICY, Verdict
+from klinic.verify.extremes import Extremes, Sides
 from klinic.verify.function import VALUES, Measured
+from klinic.verify.world import LENGTH
 
+HALF = {"float16", "bfloat16"}
 REACHED = 60.0  # nats: a token that a policy gave up can be this far from the reference
 
 USE = (
-    "Use the estimator `unbiased`, that is `(ratio * (logp - logp_ref)).detach() * logp` with "
-    "ratio = exp(logp - logp_sampler) held at 2: the right gradient at any distance."
+    "Use the estimator `unbiased`: `(ratio * (logp - logp_ref)).detach() * logp` with ratio = "
+    "exp(logp - logp_old).clamp(max=2), logp_old being that of the sampler."
 )
+PUSHES = {
+    "k1": " On completions of an older policy it pushes away from what was sampled.",
+}
 IS_RIGHT = {
     "reverse_token": "the gradient of KL(policy || reference), token by token",
     "reverse_sequence": "the whole gradient of KL(policy || reference) between completions",
     "bucket_token": "the gradient of a lower bound of KL(policy || reference)",
 }
 IS_FORWARD = {
-    "forward_token": "that of KL(reference || policy), with a weight of exp(d) on each token",
+    "forward_token": "that of KL(reference || policy)",
     "forward_sequence": "that of KL(reference || policy) between completions",
 }
 IS_WRONG = {
     "half_chi_square": "half that of chi-square, which grows like exp(k1) where the policy "
     "likes a token more than the reference does",
     "sign_token": "sign(k1) grad logp: as strong next to the reference as far from it, so it does "
-    "not vanish where policy and reference agree",
+    "not fade as the policy comes home",
 }
 
 
@@ -58,27 +64,55 @@ def judge(measured: Measured) -> Judgement:
 
 def _verdict(measured: Measured) -> Verdict:
     found = measured.gradient
+    if _turns(measured):
+        return "wrong"
     if found.target in IS_RIGHT and found.scale > 0:
-        sound = abs(found.scale - 1) < 1e-6 and not _breaks(measured)
+        sound = _is_one(found.scale) and not _breaks(measured) and not _fails_off_policy(measured)
         return "correct" if sound else "conditional"
     if found.target in IS_FORWARD and found.scale > 0:
         return "conditional"
     return "wrong"
 
 
+def _is_one(scale: float) -> bool:
+    return abs(scale - 1) < 1e-3  # a factor of 1.001 is rounding, one of 1.04 is somebody's beta
+
+
+def _fails_off_policy(measured: Measured) -> bool:
+    """Whether a function that is told the older policy does not correct for it."""
+    return measured.off_policy is not None and measured.off_policy.target not in OFF_POLICY
+
+
 def _breaks(measured: Measured) -> bool:
     """Whether float32 or a dead zone takes the gradient away at a distance tokens can reach."""
     extremes = measured.extremes
+    if measured.precision in HALF:
+        return True
     if extremes is None:
         return False
-    places = (extremes.saturates_at, extremes.cancels_at, extremes.overflows_at)
-    edges = [edge for sides in places for edge in (sides.above, sides.below)]
+    places = [extremes.saturates_at, extremes.cancels_at, extremes.overflows_at]
+    if measured.departure is not None:
+        places.append(measured.departure.at)
+    return any(_is_reached(sides) for sides in places)
+
+
+def _is_reached(sides: Sides) -> bool:
+    edges = (sides.above, sides.below)
     return any(edge is not None and abs(edge) <= REACHED for edge in edges)
+
+
+def _turns(measured: Measured) -> bool:
+    """Whether it pushes away from the reference at a distance tokens can reach."""
+    if measured.departure is None or measured.extremes is None or measured.extremes.cancels_at:
+        return False
+    return _is_reached(measured.departure.away)
 
 
 def _value(measured: Measured) -> str:
     if measured.value == "zero":
         return "zero"
+    if measured.value is None and measured.gradient.target in IS_RIGHT:
+        return "nothing to read: log k1 or k3 beside it"
     if measured.value is None:
         low, high = measured.value_to_kl
         return f"no known quantity; it was {low:.2f} to {high:.2f} times KL(policy || reference)"
@@ -86,9 +120,9 @@ def _value(measured: Measured) -> str:
 
 
 def _times(scale: float) -> str:
-    if abs(scale - 1) < 1e-6:
+    if _is_one(scale):
         return ""
-    return "minus " if abs(scale + 1) < 1e-6 else f"{scale:.4g} times "
+    return "minus " if _is_one(-scale) else f"{scale:.4g} times "
 
 
 def _gradient(measured: Measured) -> str:
@@ -97,15 +131,15 @@ def _gradient(measured: Measured) -> str:
         return "No gradient flows through it: added to a loss it does nothing."
     if found.target == "zero":
         return (
-            "Its gradient averages to zero: added to a loss it pulls nowhere and adds only noise, "
-            "and on completions of an older policy it pushes away from what was sampled."
+            "Its gradient averages to zero: added to a loss it pulls nowhere and adds nothing but "
+            "noise." + PUSHES.get(measured.acts_like or "", "")
         )
     known = IS_RIGHT | IS_FORWARD | IS_WRONG
     if found.target is None or found.target not in known:
         like = f" Close to the reference it pulls like {measured.acts_like}." * bool(
             measured.acts_like
         )
-        return "Its gradient is not that of any KL." + like
+        return "Its gradient is not that of a KL that klinic knows." + like
     if found.scale < 0:
         return (
             f"It has the wrong sign: its gradient is {_times(found.scale)}{known[found.target]}. "
@@ -114,21 +148,24 @@ def _gradient(measured: Measured) -> str:
     if found.target in IS_FORWARD:
         return (
             f"But its gradient is {_times(found.scale)}{known[found.target]}: right to first order "
-            "next to the reference, a different objective with a heavy tail far from it."
+            "next to the reference, a different objective far from it"
+            + (", where a token weighs exp(d)." if measured.acts_like == "k3" else ".")
         )
     return f"Added to a loss its gradient is {_times(found.scale)}{known[found.target]}."
 
 
 def _numerics(measured: Measured) -> list[str]:
-    extremes = measured.extremes
+    extremes, said = measured.extremes, _precision(measured)
     if extremes is None or measured.detached:
-        return []
-    said = []
+        return said
     if extremes.saturates_at:
         said.append(
             f"It has a dead zone: no gradient for {extremes.saturates_at} (d = logp_ref - logp). "
             "The tokens farthest from the reference are not pulled back at all."
         )
+    if measured.departure is not None and _is_departure_new(measured.departure.at, extremes):
+        turned = "pushes the policy away" if _turns(measured) else "has another pull"
+        said.append(f"It keeps that gradient only so far: for {measured.departure.at} it {turned}.")
     if extremes.cancels_at:
         said.append(
             f"In float32 autograd subtracts two large numbers: by cancellation the gradient is off "
@@ -144,18 +181,69 @@ def _numerics(measured: Measured) -> list[str]:
     return said
 
 
+def _precision(measured: Measured) -> list[str]:
+    if measured.precision == "float64":
+        return []
+    if measured.precision in HALF:
+        return [f"It computes in {measured.precision}, too coarse for log-ratios: use float32."]
+    return [f"It computes in {measured.precision} whatever it is given."]
+
+
+def _is_departure_new(at: Sides, extremes: Extremes) -> bool:
+    """Whether a departure is more than a dead zone, an overflow or a cancellation named already."""
+    return bool(at) and not (extremes.saturates_at or extremes.cancels_at)
+
+
 def _instead(measured: Measured, verdict: Verdict) -> list[str]:
+    """Return what to do, in one or two sentences."""
     if verdict == "correct":
-        return ["Nothing needs to change."]
+        return [_keep(measured)]
+    if verdict == "conditional" and measured.gradient.target in IS_RIGHT:
+        mended = _mend(measured)
+        if mended:
+            return mended
     said = []
     if measured.as_reward.target == "reverse_sequence" and measured.as_reward.scale > 0:
         said.append(
             "Detached and used as a cost in the reward it would be right, after the advantages are "
             "normalised (the estimator `k1_reward`)."
         )
-    if measured.value == "kl" and measured.gradient.target not in IS_RIGHT:
+    if measured.value == "kl" and measured.value_scale > 0 and not _is_right(measured):
         said.append("Keep it as a number to log, not as a loss.")
-    scale = measured.gradient.scale
-    if measured.gradient.target in IS_RIGHT and scale > 0 and abs(scale - 1) > 1e-6:
-        said.append(f"Divide it by {scale:.4g}, or the coefficient means something else.")
+    if "logits" in measured.roles.values():
+        return [*said, "Use the estimator `exact`: sum over the vocabulary of p (log p - log ref)."]
     return [*said, USE]
+
+
+def _is_right(measured: Measured) -> bool:
+    return measured.gradient.target in IS_RIGHT
+
+
+def _keep(measured: Measured) -> str:
+    if measured.off_policy is not None or "logits" in measured.roles.values():
+        return "Nothing needs to change."
+    return (
+        "Nothing needs to change while completions come from the policy itself; on those of an "
+        "older one, multiply it by the detached ratio exp(logp - logp_old)."
+    )
+
+
+def _mend(measured: Measured) -> list[str]:
+    """Return what mends a gradient that is right but for a factor or a missing ratio."""
+    scale = measured.gradient.scale
+    if abs(scale * LENGTH - 1) < 1e-3:
+        return [
+            "The factor is one over the number of tokens: it takes a mean over the completion, "
+            "which no factor undoes when lengths differ. Return the KL of each token, or their sum."
+        ]
+    if abs(scale * measured.num_completions - 1) < 1e-3:
+        return ["The factor is one over the batch: return the KL of each token, before any mean."]
+    if not _is_one(scale):
+        return [f"Divide it by {scale:.4g}, or the coefficient means something else."]
+    if _fails_off_policy(measured):
+        return [
+            "On completions of an older policy its gradient is none that klinic knows, although it "
+            "is given logp_old.",
+            USE,
+        ]
+    return []

@@ -4,6 +4,7 @@ The logits of every token are leaves of their own, so one backward pass gives th
 pair separately, and the features of the world carry it to the parameters.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -82,6 +83,11 @@ class Moments:
     variance: float
     """Trace of the covariance of one completion's gradient."""
     value: float
+
+    @property
+    def size(self) -> float:
+        """The root mean square of a pair's gradient."""
+        return math.sqrt(self.variance / MEMBERS + float(self.gradient @ self.gradient))
 
 
 def moments(drawn: Drawn, term: Term, *, weights: Float[Tensor, "N"] | None = None) -> Moments:

@@ -104,13 +104,20 @@ def _run(term: TokenFunction, logp: Tensor, logp_ref: Tensor) -> _Scan:
     return _Scan(value=value.detach().double(), gradient=gradient.double())
 
 
+def pull_in_float64(term: TokenFunction, d: Tensor) -> Tensor:
+    """Return the derivative of a term in logp at each d, with no float32 in between."""
+    return _run(term, ANCHOR - d.clamp(min=0), ANCHOR + d.clamp(max=0)).gradient
+
+
 def _judge(d: Tensor, both: _Both) -> _Side:
     single, truth = both.single.gradient, both.double.gradient
     finite = both.single.value.isfinite() & single.isfinite()
     pulling = truth.isfinite() & (truth.abs() > DEAD)
     wrong = finite & pulling & ((single - truth).abs() > WRONG * truth.abs())
     cancels = _first_of_run(d, wrong)
-    dead = _first_of_tail(d, truth.abs() < DEAD)
+    dead = _first_of_tail(d, ~pulling)  # dead up to where it overflows is dead all the same
+    if dead is not None and not bool((truth.abs() < DEAD)[(d - dead).abs().argmin()]):
+        dead = None
     if cancels is not None and dead is not None and abs(cancels) < abs(dead):
         dead = None  # float64 has lost its digits as well: not a zone the formula asks for
     return _Side(overflows=_first_of_tail(d, ~finite), cancels=cancels, dead=dead)

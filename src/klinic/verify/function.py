@@ -12,16 +12,25 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from klinic.errors import FunctionError
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.maths.score import score
+from klinic.verify.departure import Departure, departure
 from klinic.verify.estimators import Setting, one_token_rows
 from klinic.verify.expectation import Drawn, moments
 from klinic.verify.extremes import Extremes, TokenFunction, scan
 from klinic.verify.identify import TOLERANCE, Identity, identify
-from klinic.verify.loading import UserFunction
+from klinic.verify.loading import Role, UserFunction
 from klinic.verify.targets import TOP_K, at_prefixes, bucket
 from klinic.verify.world import LENGTH, World, make_world
 
+# How exactly a function can be named that computes in less than it was given.
+TOLERANCES = {
+    torch.float64: TOLERANCE,
+    torch.float32: 1e-5,
+    torch.float16: 2e-2,
+    torch.bfloat16: 5e-2,
+}
 PROBED = 1.0  # how far from the reference a term's shape is compared with the known ones
 
 # What a mean value can be, each an exact sum, plainest first.
@@ -42,6 +51,10 @@ class Measured:
     """What enumeration and scanning found out about a function."""
 
     name: str
+    roles: dict[str, Role]
+    """What each of its arguments was given."""
+    precision: str
+    """In which it computes, whatever it is given."""
     value: str | None
     """A key of VALUES, `zero`, or None where nothing fits."""
     value_scale: float
@@ -57,29 +70,76 @@ class Measured:
     """The known term whose pull it has near the reference."""
     extremes: Extremes | None
     """None for functions of logits or of whole completions."""
+    departure: Departure | None
+    """Where its pull leaves the named gradient; no world reaches that far."""
+    per_completion: bool
+    """It returns one number a completion."""
+    num_completions: int
+    """How many it was shown at once."""
 
 
 def measure(function: UserFunction) -> Measured:
     """Put a function through every world."""
     on_policy = Setting.of(_rectangular_worlds(sampler_drift=0.0))
+    returned = _checked_values(function, on_policy.drawn[-1])
+    try:
+        return _measure(function, on_policy, returned)
+    except RuntimeError as error:  # torch refuses to differentiate, for example after in-place work
+        raise FunctionError(
+            f"{function.name} cannot be differentiated: {str(error).splitlines()[0]} A loss made "
+            "of it would fail in the same way."
+        ) from error
+
+
+def _measure(function: UserFunction, on_policy: Setting, returned: Tensor) -> Measured:
     found = [moments(drawn, _term(function, drawn)) for drawn in on_policy.drawn]
     reward = [moments(drawn, _as_reward(function, drawn)) for drawn in on_policy.drawn]
-    value, scale = _identify_value([m.value for m in found], on_policy.worlds)
+    tolerance = TOLERANCES[returned.dtype]
+    value, scale = _identify_value([m.value for m in found], on_policy.worlds, tolerance)
     kl = [_values(world)["kl"] for world in on_policy.worlds]
     to_kl = [m.value / exact for m, exact in zip(found, kl, strict=True)]
-    per_token = _is_per_token(function, on_policy.drawn[0])
+    per_token = not function.takes_logits and returned.ndim == 2
+    gradient = identify(found, on_policy.targets, tolerance=tolerance)
+
+    def pull_of(logp: Tensor, logp_ref: Tensor) -> Tensor:
+        return _one_token(function, logp, logp_ref)
+
     return Measured(
         name=function.name,
+        roles=function.roles,
+        precision=str(returned.dtype).removeprefix("torch."),
         value=value,
         value_scale=scale,
         value_to_kl=(min(to_kl), max(to_kl)),
-        gradient=identify([m.gradient for m in found], on_policy.targets),
-        as_reward=identify([m.gradient for m in reward], on_policy.targets),
-        off_policy=_off_policy(function) if function.takes_old else None,
-        detached=not _evaluate(function, on_policy.drawn[0]).requires_grad,
-        acts_like=_acts_like(function) if per_token else None,
-        extremes=scan(lambda a, b: _one_token(function, a, b)) if per_token else None,
+        gradient=gradient,
+        as_reward=identify(reward, on_policy.targets, tolerance=tolerance),
+        off_policy=_off_policy(function, tolerance) if function.takes_old else None,
+        detached=not returned.requires_grad,
+        acts_like=_acts_like(function, tolerance) if per_token else None,
+        extremes=scan(pull_of) if per_token else None,
+        departure=departure(pull_of, gradient) if per_token and tolerance == TOLERANCE else None,
+        per_completion=returned.ndim == 1,
+        num_completions=len(returned),
     )
+
+
+def _checked_values(function: UserFunction, drawn: Drawn) -> Tensor:
+    """Call a function twice: NaN and chance cannot be examined."""
+    first, second = (_evaluate(function, drawn) for _ in range(2))
+    if not bool(first.isfinite().all()):
+        bad = int((~first.isfinite()).sum())
+        raise FunctionError(
+            f"{function.name} returned NaN or infinity for {bad} of {first.numel()} ordinary "
+            "tokens. Find out why before asking what it estimates."
+        )
+    if not torch.equal(first, second):
+        raise FunctionError(
+            f"{function.name} gave two different answers to the same question: something in it is "
+            "random or remembers earlier calls. Take that out to have it examined."
+        )
+    if first.dtype not in TOLERANCES:
+        raise FunctionError(f"{function.name} returned {first.dtype}: a KL is a floating number.")
+    return first
 
 
 def _rectangular_worlds(*, sampler_drift: float) -> list[World]:
@@ -111,7 +171,7 @@ def _term(function: UserFunction, drawn: Drawn) -> "_Handed":
     values = _evaluate(function, drawn)
     if values.ndim == 1:
         values = torch.nn.functional.pad(values[:, None], (0, LENGTH - 1))
-    return _Handed(values.flatten() + 0 * drawn.inputs.logp)
+    return _Handed(values.flatten().double() + 0 * drawn.inputs.logp)
 
 
 def _as_reward(function: UserFunction, drawn: Drawn) -> "_Handed":
@@ -129,10 +189,10 @@ class _Handed:
         return self.values
 
 
-def _off_policy(function: UserFunction) -> Identity:
+def _off_policy(function: UserFunction, tolerance: float) -> Identity:
     setting = Setting.of(_rectangular_worlds(sampler_drift=0.4))
-    found = [moments(drawn, _term(function, drawn)).gradient for drawn in setting.drawn]
-    return identify(found, setting.targets)
+    found = [moments(drawn, _term(function, drawn)) for drawn in setting.drawn]
+    return identify(found, setting.targets, tolerance=tolerance)
 
 
 def _values(world: World) -> dict[str, float]:
@@ -151,34 +211,33 @@ def _values(world: World) -> dict[str, float]:
     return {name: values[name] for name in VALUES}
 
 
-def _identify_value(found: list[float], worlds: Sequence[World]) -> tuple[str | None, float]:
+def _identify_value(
+    found: list[float], worlds: Sequence[World], tolerance: float
+) -> tuple[str | None, float]:
     """Name the quantity of which the mean values are one common multiple, or none."""
     known = [_values(world) for world in worlds]
     if max(map(abs, found)) < TOLERANCE:
         return "zero", 0.0
     for name in VALUES:
         ratios = [value / quantities[name] for value, quantities in zip(found, known, strict=True)]
-        if max(ratios) - min(ratios) < TOLERANCE * abs(ratios[0]):
+        if max(ratios) - min(ratios) < tolerance * abs(ratios[0]):
             return name, ratios[0]
     return None, 1.0
 
 
-def _is_per_token(function: UserFunction, drawn: Drawn) -> bool:
-    return not function.takes_logits and _evaluate(function, drawn).ndim == 2
-
-
 def _one_token(function: UserFunction, logp: Tensor, logp_ref: Tensor) -> Tensor:
     arrays = {"logp": logp, "logp_ref": logp_ref, "logp_old": logp.detach()}
-    return function({name: array[:, None] for name, array in arrays.items()})[:, 0]
+    # flattened: of one token a completion, [completions] and [completions, 1] are one thing
+    return function({name: array[:, None] for name, array in arrays.items()}).flatten()
 
 
-def _acts_like(function: UserFunction) -> str | None:
+def _acts_like(function: UserFunction, tolerance: float) -> str | None:
     """Return the published term with the same pull on each token, close to the reference."""
     mine = _pull(lambda logp, ref: _one_token(function, logp, ref))
     for name in ("k1", "k2", "k3", "k3_reversed", "abs"):
         term = ESTIMATORS[name].term
         theirs = _pull(lambda logp, ref, term=term: term(one_token_rows(logp, ref)))  # type: ignore[misc]
-        if float((mine - theirs).abs().max()) < TOLERANCE:
+        if float((mine - theirs).abs().max()) < tolerance:
             return name
     return None
 

@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,8 +17,11 @@ from klinic.errors import FunctionError
 
 Role = Literal["logp", "logp_ref", "logp_old", "logits", "logits_ref"]
 
-REFERENCE = ("ref", "base", "init")
-OLDER = ("old", "sampler", "sampling", "behav", "rollout", "generator")
+# How a word of an argument's name begins, or ends where it is written in one with "log".
+REFERENCE = ("ref", "base", "init", "teacher", "sft", "frozen")
+POLICY = ("pol", "actor", "student", "new", "curr")
+OLDER = ("old", "sampl", "behav", "rollout")
+PLAIN = {"logp", "logps", "logprob", "logprobs", "log_prob", "log_probs", "logits"}
 NAMED = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
 EXPECTED = (
     ["logp", "logp_ref"],
@@ -47,10 +51,11 @@ class UserFunction:
 
     def __call__(self, arrays: dict[str, Tensor]) -> Tensor:
         """Call it, and say in a sentence what went wrong if something did."""
-        given = {name: arrays[role] for name, role in self.roles.items()}
+        # clones: a function that works in place must not change what the next call is given
+        given = {name: arrays[role].clone() for name, role in self.roles.items()}
         try:
             result = self.call(**given)
-        except Exception as error:  # a user's code may raise anything
+        except (Exception, SystemExit) as error:  # a user's code may raise anything
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in given.items())
             raise FunctionError(
                 f"{self.name} failed on {shapes}: {type(error).__name__}: {error}. It must take "
@@ -65,14 +70,15 @@ def load(target: str) -> UserFunction:
     if not place or not name:
         raise FunctionError(
             f"{target!r} names no function. Write module:function or path/to/file.py:function, "
-            "for example my_trainer.losses:kl_penalty."
+            "for example my_trainer.losses:kl_penalty; or `direction` or `importance-sampling`."
         )
     module = _module(place)
     function = getattr(module, name, None)
     if not callable(function):
         known = [n for n, f in vars(module).items() if inspect.isfunction(f)]
         raise FunctionError(
-            f"{place} has no function {name!r}. It has: {', '.join(sorted(known)) or 'none'}."
+            f"{place} has no function {name!r}. "
+            + (f"It has: {', '.join(sorted(known))}." if known else "It defines none.")
         )
     return UserFunction(name=name, call=function, roles=_roles(name, function))
 
@@ -99,14 +105,27 @@ def _from_file(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not Python")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    # as `python file.py` would: neighbours can be imported, and no arguments of ours are seen
+    sys.path.insert(0, str(path.parent.resolve()))
+    sys.modules.setdefault(path.stem, module)  # dataclasses look their module up
+    arguments, sys.argv = sys.argv, [str(path)]
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.argv = arguments
     return module
 
 
 def _roles(name: str, function: Callable[..., Any]) -> dict[str, Role]:
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError as error:
+        raise FunctionError(
+            f"{name} does not say what its arguments are. Wrap it: def f(logp, logp_ref): return "
+            f"{name}(logp, logp_ref)."
+        ) from error
     needed = [p.name for p in parameters if p.default is p.empty and p.kind in NAMED]
-    optional = [p.name for p in parameters if p.default is not p.empty and _has(p.name, OLDER)]
+    optional = [p.name for p in parameters if p.default is None and _has(p.name, OLDER)]
     roles = _assign(needed + optional)
     if sorted(roles.values()) not in EXPECTED:
         raise FunctionError(
@@ -122,14 +141,23 @@ def _assign(names: list[str]) -> dict[str, Role]:
     kind = "logits" if any("logit" in name.lower() for name in names) else "logp"
     older = [name for name in names if _has(name, OLDER)]
     others = [name for name in names if name not in older]
-    references = [name for name in others if _has(name, REFERENCE)] or others[1:2]
+    references = [name for name in others if _has(name, REFERENCE)]
+    if not references:  # the one that does not say it is the policy, else the second
+        policies = [name for name in others if name in PLAIN or _has(name, POLICY)]
+        left = [name for name in others if name not in policies]
+        references = left if len(policies) == len(left) == 1 else others[1:2]
     roles: dict[str, Any] = dict.fromkeys(others, kind)
     roles |= dict.fromkeys(older, "logp_old") | dict.fromkeys(references, f"{kind}_ref")
     return {name: roles[name] for name in names}
 
 
-def _has(name: str, words: tuple[str, ...]) -> bool:
-    return any(word in name.lower() for word in words)
+def _has(name: str, beginnings: tuple[str, ...]) -> bool:
+    """Whether a word of the name says so: `old_logps`, `logpOld` and `logpold`, not `threshold`."""
+    words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+    return any(
+        word.startswith(beginnings) or (word.startswith("log") and word.endswith(beginnings))
+        for word in words
+    )
 
 
 def _checked(name: str, result: Any, first: Tensor) -> Tensor:

@@ -7,8 +7,8 @@ average stands the value it must converge to, also a sum over the vocabulary:
     k3           KL(policy || reference)
     k3 reversed  chi-square(policy || reference) - KL(policy || reference)
 
-so the reversed form is off by chi-square minus twice the KL. On tokens of an older policy both are
-right only when weighted by the ratio policy / sampler.
+so the reversed form is off by chi-square minus twice the KL. On tokens of an older policy both have
+these means only when weighted by the ratio policy / sampler.
 """
 
 from dataclasses import dataclass

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.verify.estimators import Row, Setting, row
-from klinic.verify.identify import TOLERANCE
+from klinic.verify.identify import TOLERANCE, worst
 from klinic.verify.identities import Check, checks
 from klinic.verify.meaning import AdvantageRow, AggregationRow, advantage_rows, aggregation_rows
 from klinic.verify.world import off_policy_worlds, on_policy_worlds
@@ -28,7 +28,7 @@ class Proof:
     @property
     def worst_identity_error(self) -> float:
         """The largest error of the statements that must hold to 1e-9."""
-        return max(check.error for check in self.checks if check.tolerance == TOLERANCE)
+        return worst(check.error for check in self.checks if check.tolerance == TOLERANCE)
 
 
 def prove(progress: Callable[[str], None] = lambda _: None) -> Proof:
