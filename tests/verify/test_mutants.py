@@ -28,15 +28,15 @@ def test_it_is_caught(mutant, tmp_path):
 
 
 def test_without_a_mistake_nothing_is_caught():
+    # the unit tests that catch the others pass without one in this very session
     assert catch(PACKAGE.parent, "verify").returncode == 0
-    catchers = {f"tests/maths/{mutant.caught_by}" for mutant in MUTANTS} - {"tests/maths/verify"}
-    assert run(PACKAGE.parent, "-m", "pytest", "-q", *sorted(catchers)).returncode == 0
 
 
 def catch(source, catcher):
     if catcher == "verify":
         return run(source, "tests/verify/quick_proof.py")
-    quietly = ("-x", "-q", "-p", "no:cacheprovider")
+    # without our options: shape checks and doctests are not what must catch it
+    quietly = ("-x", "-q", "-p", "no:cacheprovider", "-o", "addopts=")
     return run(source, "-m", "pytest", f"tests/maths/{catcher}", *quietly)
 
 
