@@ -29,6 +29,7 @@ PAIR = {"logp_p": LOGP, "logp_q": LOGP_REF}
 SAME = {"logp_p": LOGP, "logp_q": LOGP}
 WEIGHTS = {"loss_mask": MASK, "dtype": np.float64}
 NOTHING = {"loss_mask": np.zeros(5, dtype=bool), "dtype": np.float64}
+ROW_RATIO = {"logp": LOGP, "logp_old": LOGP_OLD, "loss_mask": MASK, "row_offsets": OFFSETS}
 EQUAL = {"reward": np.full(4, 0.1), "group": GROUPS}
 
 
@@ -118,23 +119,13 @@ EXAMPLES: dict[str, Example] = {
         edge_value=np.ones(5),
     ),
     "ratio.sequence_ratio": Example(
-        args={"logp": LOGP, "logp_old": LOGP_OLD, "loss_mask": MASK, "row_offsets": OFFSETS},
-        edge={
-            "logp": np.full(5, np.nan),
-            "logp_old": LOGP_OLD,
-            "loss_mask": np.zeros(5, dtype=bool),
-            "row_offsets": OFFSETS,
-        },
+        args=ROW_RATIO,
+        edge=ROW_RATIO | {"logp": np.full(5, np.nan), "loss_mask": np.zeros(5, dtype=bool)},
         edge_value=np.ones(5),
     ),
     "ratio.sequence_log_ratio": Example(
-        args={"logp": LOGP, "logp_old": LOGP_OLD, "loss_mask": MASK, "row_offsets": OFFSETS},
-        edge={
-            "logp": np.full(5, np.nan),
-            "logp_old": LOGP_OLD,
-            "loss_mask": np.zeros(5, dtype=bool),
-            "row_offsets": OFFSETS,
-        },
+        args=ROW_RATIO,
+        edge=ROW_RATIO | {"logp": np.full(5, np.nan), "loss_mask": np.zeros(5, dtype=bool)},
         edge_value=ZEROS,
     ),
     "ratio.clip": Example(

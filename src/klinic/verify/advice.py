@@ -111,7 +111,7 @@ def _turns(measured: Measured) -> bool:
 def _value(measured: Measured) -> str:
     if measured.value == "zero":
         return "zero"
-    if measured.value is None and measured.gradient.target in IS_RIGHT:
+    if measured.value is None and _is_right(measured):
         return "nothing to read: log k1 or k3 beside it"
     if measured.value is None:
         low, high = measured.value_to_kl
@@ -136,10 +136,9 @@ def _gradient(measured: Measured) -> str:
         )
     known = IS_RIGHT | IS_FORWARD | IS_WRONG
     if found.target is None or found.target not in known:
-        like = f" Close to the reference it pulls like {measured.acts_like}." * bool(
-            measured.acts_like
-        )
-        return "Its gradient is not that of a KL that klinic knows." + like
+        unknown = "Its gradient is not that of a KL that klinic knows."
+        like = measured.acts_like
+        return f"{unknown} Close to the reference it pulls like {like}." if like else unknown
     if found.scale < 0:
         return (
             f"It has the wrong sign: its gradient is {_times(found.scale)}{known[found.target]}. "
@@ -198,7 +197,7 @@ def _instead(measured: Measured, verdict: Verdict) -> list[str]:
     """Return what to do, in one or two sentences."""
     if verdict == "correct":
         return [_keep(measured)]
-    if verdict == "conditional" and measured.gradient.target in IS_RIGHT:
+    if verdict == "conditional" and _is_right(measured):
         mended = _mend(measured)
         if mended:
             return mended

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from klinic.verify.extremes import Sides, TokenFunction, pull_in_float64
+from klinic.verify.extremes import FARTHEST, STEP, Sides, TokenFunction, pull_in_float64
 from klinic.verify.identify import Identity
 
 TOLERANCE = 1e-6  # of the pull itself; float64 loses no more than that before it cancels
@@ -47,7 +47,7 @@ def departure(term: TokenFunction, found: Identity) -> Departure | None:
 
 
 def _follow(term: TokenFunction, found: Identity, sign: float) -> tuple[float | None, float | None]:
-    d = sign * torch.arange(0.005, 200, 0.005, dtype=torch.float64)
+    d = sign * torch.arange(STEP, FARTHEST, STEP, dtype=torch.float64)
     pull = pull_in_float64(term, d)
     right = found.scale * PULLS[str(found.target)](d)
     constant = (pull - right)[0]

@@ -6,7 +6,7 @@ policy does, as after the policy gave it up; d < 0: the policy likes it more.
 """
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -49,10 +49,6 @@ class Extremes:
     """The float32 gradient is wrong by more than 1% from here on."""
     imprecise_below: float | None
     """The float32 value is wrong by more than 1% for |d| below this."""
-
-    def to_json(self) -> dict[str, object]:
-        """Return plain JSON values."""
-        return asdict(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,8 +4,6 @@ A user's f(logp, logp_ref) is put through the worlds that klinic's own terms go 
 mean value and mean gradient are named only when they fit in every one of them.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -18,10 +16,10 @@ from klinic.maths.score import score
 from klinic.verify.departure import Departure, departure
 from klinic.verify.estimators import Setting, one_token_rows
 from klinic.verify.expectation import Drawn, moments
-from klinic.verify.extremes import Extremes, TokenFunction, scan
+from klinic.verify.extremes import Extremes, pull_in_float64, scan
 from klinic.verify.identify import TOLERANCE, Identity, identify
 from klinic.verify.loading import Role, UserFunction
-from klinic.verify.targets import TOP_K, at_prefixes, bucket
+from klinic.verify.targets import TOP_K, at_prefixes, bucket, forward, half_chi_square, reverse
 from klinic.verify.world import LENGTH, World, make_world
 
 # How exactly a function can be named that computes in less than it was given.
@@ -72,8 +70,6 @@ class Measured:
     """None for functions of logits or of whole completions."""
     departure: Departure | None
     """Where its pull leaves the named gradient; no world reaches that far."""
-    per_completion: bool
-    """It returns one number a completion."""
     num_completions: int
     """How many it was shown at once."""
 
@@ -92,12 +88,13 @@ def measure(function: UserFunction) -> Measured:
 
 
 def _measure(function: UserFunction, on_policy: Setting, returned: Tensor) -> Measured:
-    found = [moments(drawn, _term(function, drawn)) for drawn in on_policy.drawn]
-    reward = [moments(drawn, _as_reward(function, drawn)) for drawn in on_policy.drawn]
+    terms = [(drawn, _term(function, drawn)) for drawn in on_policy.drawn]
+    found = [moments(drawn, term) for drawn, term in terms]
+    reward = [moments(drawn, _as_reward(term, drawn)) for drawn, term in terms]
     tolerance = TOLERANCES[returned.dtype]
-    value, scale = _identify_value([m.value for m in found], on_policy.worlds, tolerance)
-    kl = [_values(world)["kl"] for world in on_policy.worlds]
-    to_kl = [m.value / exact for m, exact in zip(found, kl, strict=True)]
+    known = [_values(world) for world in on_policy.worlds]
+    value, scale = _identify_value([m.value for m in found], known, tolerance)
+    to_kl = [m.value / exact["kl"] for m, exact in zip(found, known, strict=True)]
     per_token = not function.takes_logits and returned.ndim == 2
     gradient = identify(found, on_policy.targets, tolerance=tolerance)
 
@@ -118,7 +115,6 @@ def _measure(function: UserFunction, on_policy: Setting, returned: Tensor) -> Me
         acts_like=_acts_like(function, tolerance) if per_token else None,
         extremes=scan(pull_of) if per_token else None,
         departure=departure(pull_of, gradient) if per_token and tolerance == TOLERANCE else None,
-        per_completion=returned.ndim == 1,
         num_completions=len(returned),
     )
 
@@ -174,8 +170,8 @@ def _term(function: UserFunction, drawn: Drawn) -> "_Handed":
     return _Handed(values.flatten().double() + 0 * drawn.inputs.logp)
 
 
-def _as_reward(function: UserFunction, drawn: Drawn) -> "_Handed":
-    cost = _term(function, drawn).values.detach().view(-1, LENGTH).sum(-1, keepdim=True)
+def _as_reward(term: "_Handed", drawn: Drawn) -> "_Handed":
+    cost = term.values.detach().view(-1, LENGTH).sum(-1, keepdim=True)
     return _Handed(score(cost.expand(-1, LENGTH).flatten(), logp=drawn.inputs.logp))
 
 
@@ -198,9 +194,9 @@ def _off_policy(function: UserFunction, tolerance: float) -> Identity:
 def _values(world: World) -> dict[str, float]:
     """Return every quantity a mean value could be, per completion, as an exact sum."""
     sums = {
-        "kl": lambda p, q: (p.exp() * (p - q)).sum(-1),
-        "forward_kl": lambda p, q: (q.exp() * (q - p)).sum(-1),
-        "chi_square": lambda p, q: (2 * p - q).exp().sum(-1) - 1,
+        "kl": reverse,
+        "forward_kl": forward,
+        "chi_square": lambda p, q: 2 * half_chi_square(p, q) - 1,
         "k2": lambda p, q: (p.exp() * (p - q) ** 2 / 2).sum(-1),
         "abs": lambda p, q: (p.exp() * (p - q).abs()).sum(-1),
         "exp_k1": lambda p, q: ((2 * p - q).exp() * (p - q)).sum(-1),
@@ -212,10 +208,9 @@ def _values(world: World) -> dict[str, float]:
 
 
 def _identify_value(
-    found: list[float], worlds: Sequence[World], tolerance: float
+    found: list[float], known: list[dict[str, float]], tolerance: float
 ) -> tuple[str | None, float]:
     """Name the quantity of which the mean values are one common multiple, or none."""
-    known = [_values(world) for world in worlds]
     if max(map(abs, found)) < TOLERANCE:
         return "zero", 0.0
     for name in VALUES:
@@ -233,21 +228,12 @@ def _one_token(function: UserFunction, logp: Tensor, logp_ref: Tensor) -> Tensor
 
 def _acts_like(function: UserFunction, tolerance: float) -> str | None:
     """Return the published term with the same pull on each token, close to the reference."""
-    mine = _pull(lambda logp, ref: _one_token(function, logp, ref))
+    d = torch.linspace(-PROBED, PROBED, 101, dtype=torch.float64)
+    d = d[d.abs() > 1e-3]  # |k1| has a corner at 0
+    mine = pull_in_float64(lambda logp, ref: _one_token(function, logp, ref), d)
     for name in ("k1", "k2", "k3", "k3_reversed", "abs"):
         term = ESTIMATORS[name].term
-        theirs = _pull(lambda logp, ref, term=term: term(one_token_rows(logp, ref)))  # type: ignore[misc]
+        theirs = pull_in_float64(lambda logp, ref: term(one_token_rows(logp, ref)), d)  # noqa: B023
         if float((mine - theirs).abs().max()) < tolerance:
             return name
     return None
-
-
-def _pull(term: TokenFunction) -> Tensor:
-    d = torch.linspace(-PROBED, PROBED, 101, dtype=torch.float64)
-    d = d[d.abs() > 1e-3]  # |k1| has a corner at 0
-    logp = (-math.e + 0 * d).requires_grad_()
-    value = term(logp, -math.e + d)
-    if not value.requires_grad:
-        return torch.zeros_like(logp)
-    (pull,) = torch.autograd.grad(value.sum(), logp)
-    return pull
