@@ -24,3 +24,19 @@ class FunctionError(KlinicError, ValueError):
 
 class MissingExtraError(KlinicError, ImportError):
     """A command needs an optional part of klinic that is not installed."""
+
+
+class EvidenceError(KlinicError, ValueError):
+    """What a run left behind is missing, broken or contradicts itself."""
+
+
+class CheckpointError(KlinicError, ValueError):
+    """A checkpoint cannot be read, or is not of this run."""
+
+
+class DataError(KlinicError, ValueError):
+    """A row of a dataset cannot be used."""
+
+
+class RewardError(KlinicError, ValueError):
+    """A reward function failed, or returned what is not a reward."""

@@ -1,19 +1,15 @@
 """Find the function a user named, and work out from its arguments how it wants to be called."""
 
-import importlib
-import importlib.util
 import inspect
 import re
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal
 
 from torch import Tensor
 
 from klinic.errors import FunctionError
+from klinic.recipe.function import find_function
 
 Role = Literal["logp", "logp_ref", "logp_old", "logits", "logits_ref"]
 
@@ -65,55 +61,11 @@ class UserFunction:
 
 
 def load(target: str) -> UserFunction:
-    """Return the function named by `module:function` or `path/to/file.py:function`."""
-    place, _, name = target.rpartition(":")
-    if not place or not name:
-        raise FunctionError(
-            f"{target!r} names no function. Write module:function or path/to/file.py:function, "
-            "for example my_trainer.losses:kl_penalty; or `direction` or `importance-sampling`."
-        )
-    module = _module(place)
-    function = getattr(module, name, None)
-    if not callable(function):
-        known = [n for n, f in vars(module).items() if inspect.isfunction(f)]
-        raise FunctionError(
-            f"{place} has no function {name!r}. "
-            + (f"It has: {', '.join(sorted(known))}." if known else "It defines none.")
-        )
+    """Return the KL function named by `module:function` or `path/to/file.py:function`."""
+    example = "my_trainer.losses:kl_penalty; or `direction` or `importance-sampling`"
+    function = find_function(target, example=example)
+    name = target.rpartition(":")[2]
     return UserFunction(name=name, call=function, roles=_roles(name, function))
-
-
-def _module(place: str) -> ModuleType:
-    if place.endswith(".py") and not Path(place).is_file():
-        raise FunctionError(f"{place} is not a file. Give its path from {Path.cwd()}.")
-    try:
-        if place.endswith(".py"):
-            return _from_file(Path(place))
-        # what `python -c` could import from here, a console script should find too
-        if "" not in sys.path:
-            sys.path.insert(0, "")
-        return importlib.import_module(place)
-    except (Exception, SystemExit) as error:  # importing runs a user's code
-        raise FunctionError(
-            f"{place} cannot be imported: {type(error).__name__}: {error}. Run the command where "
-            "`python -c 'import ...'` works, or give the path of the file."
-        ) from error
-
-
-def _from_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not Python")
-    module = importlib.util.module_from_spec(spec)
-    # as `python file.py` would: neighbours can be imported, and no arguments of ours are seen
-    sys.path.insert(0, str(path.parent.resolve()))
-    sys.modules.setdefault(path.stem, module)  # dataclasses look their module up
-    arguments, sys.argv = sys.argv, [str(path)]
-    try:
-        spec.loader.exec_module(module)
-    finally:
-        sys.argv = arguments
-    return module
 
 
 def _roles(name: str, function: Callable[..., Any]) -> dict[str, Role]:
