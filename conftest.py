@@ -20,7 +20,7 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 from xdist.scheduler import LoadScopeScheduling
 
 HAS_TORCH = find_spec("torch") is not None
-NEED_TORCH = ("verify", "model", "integrations")
+NEED_TORCH = ("verify", "model", "integrations", "sampler", "learner", "loop")
 AS_SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 # pytest-xdist uses the other cores; for commands that tests start as well

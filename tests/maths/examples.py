@@ -9,11 +9,21 @@ from typing import Any
 
 import numpy as np
 
-from klinic.maths import advantage, kl, kl_estimators, kl_gradient, masked, ratio, score, surrogate
+from klinic.maths import (
+    advantage,
+    entropy,
+    kl,
+    kl_estimators,
+    kl_gradient,
+    masked,
+    ratio,
+    score,
+    surrogate,
+)
 from klinic.maths.kl_inputs import KLInputs
 from klinic.maths.surrogate import PolicyInputs
 
-MODULES = (advantage, kl, kl_estimators, kl_gradient, masked, ratio, score, surrogate)
+MODULES = (advantage, entropy, kl, kl_estimators, kl_gradient, masked, ratio, score, surrogate)
 
 MASK = np.array([True, True, False, True, True])
 OFFSETS = np.array([0, 3, 5])
@@ -77,6 +87,11 @@ EXAMPLES: dict[str, Example] = {
         name: Example(args=PAIR, edge=SAME, edge_value=ZEROS)
         for name in ("kl.k1", "kl.k2", "kl.k3", "kl.absolute")
     },
+    "entropy.entropy": Example(
+        args={"logp": ROWS_P},
+        edge={"logp": np.array([[0.0, -math.inf], [-math.inf, 0.0]])},
+        edge_value=[0.0, 0.0],
+    ),
     "kl.exact": Example(
         args={"logp_p": ROWS_P, "logp_q": ROWS_Q},
         edge={

@@ -55,7 +55,7 @@ def test_wrong_shapes_are_refused(name, array):
 
 
 # These take one array only, so that no shape can disagree; a scalar is refused below.
-ALONE = {"ratio.clip", "ratio.effective_sample_size", "masked.token_mean"}
+ALONE = {"entropy.entropy", "ratio.clip", "ratio.effective_sample_size", "masked.token_mean"}
 
 
 @pytest.mark.parametrize("name", sorted(ALONE - {"ratio.clip"}))

@@ -10,6 +10,8 @@ from typing import Annotated
 import typer
 
 from klinic import __version__
+from klinic.cli.eval import evaluate
+from klinic.cli.train import FLAGS, train
 from klinic.cli.verify import verify
 from klinic.errors import KlinicError
 
@@ -41,6 +43,8 @@ def klinic(
     """GRPO with a KL term that is proven right."""
 
 
+app.command(rich_help_panel="Train", context_settings=FLAGS)(train)
+app.command(name="eval", rich_help_panel="Train")(evaluate)
 app.command(rich_help_panel="Check")(verify)
 
 

@@ -127,8 +127,10 @@ def sequence(inputs: KLInputs) -> Terms:
     """
     kl_exact = _needed(inputs.kl_exact, "sequence", "kl_exact")
     future = sum_after(stop_gradient(kl_exact), inputs.row_offsets)
-    above_others = future - others_at_position(future, inputs.group, inputs.row_offsets)
-    coef = inputs.weight * inside(above_others, inputs.loss_mask)
+    others = inputs.kl_baseline
+    if others is None:
+        others = others_at_position(future, inputs.group, inputs.row_offsets)
+    coef = inputs.weight * inside(future - others, inputs.loss_mask)
     return kl_exact + score(coef, logp=inputs.logp)
 
 

@@ -32,6 +32,9 @@ class KLInputs:
     """KL(policy || reference) over the whole vocabulary, with gradient (`kl.exact`)."""
     kl_topk: Float[Any, "N"] | None = None
     """The same over the top k and a rest bucket, with gradient (`kl.topk`)."""
+    kl_baseline: Float[Any, "N"] | None = None
+    """Mean KL still before the other members of the group at this position, for `sequence`. Give it
+    where rows of one group may lie in different micro-batches; None: from the rows at hand."""
     ratio_cap: float = RATIO_CAP
     """Where the weight of an off-policy token saturates; math.inf for nowhere."""
 
@@ -60,8 +63,9 @@ class KLInputs:
         )
 
     def _token_arrays(self) -> dict[str, Any]:
-        names = ("logp", "logp_old", "logp_sampler", "logp_ref", "loss_mask", "kl_exact", "kl_topk")
-        return {name: getattr(self, name) for name in names}
+        names = ("logp", "logp_old", "logp_sampler", "logp_ref", "loss_mask")
+        exact = ("kl_exact", "kl_topk", "kl_baseline")
+        return {name: getattr(self, name) for name in names + exact}
 
     def clean(self) -> "KLInputs":
         """Return the same with 0 outside the mask: there no term has a value or a gradient."""

@@ -1,0 +1,174 @@
+"""A record as a table with one row a completion, and back. Token fields are lists."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from klinic.errors import EvidenceError
+from klinic.evidence.record import ROW_FIELDS, TOKEN_FIELDS, EmittedBy, Fact, StepRecord
+
+REWARD_PART = "reward/"
+"""How the column of a reward function begins."""
+BOOLEANS = ("loss_mask", "prompt_ids_match", "round_trip")
+FLOATS = (
+    "reward",
+    "advantage",
+    "logp_sampler",
+    "logp",
+    "logp_old",
+    "logp_ref",
+    "entropy",
+    "kl_exact",
+    "routing_mismatch",
+)
+LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+REQUIRED = ("token_ids", "group")
+
+
+def to_table(record: StepRecord) -> Any:
+    """Return the record as an Arrow table; what was not recorded has no column."""
+    columns = {name: _row_column(getattr(record, name)) for name in ROW_FIELDS}
+    for name, part in record.reward_parts.items():
+        columns[REWARD_PART + name] = _row_column(part)
+    columns["prompt_ids"] = _lists(record.prompt_offsets, record.prompt_ids)
+    for name in TOKEN_FIELDS:
+        columns[name] = _lists(record.row_offsets, getattr(record, name))
+    return pa.table({name: column for name, column in columns.items() if column is not None})
+
+
+def from_table(table: Any, *, step: int, facts: Mapping[str, Fact], source: str) -> StepRecord:
+    """Return the record in an Arrow table. Unknown columns are ignored, missing ones are None."""
+    columns = _Columns(table, source)
+    offsets = columns.offsets("token_ids", None)
+    if offsets is None or "group" not in columns:
+        raise EvidenceError(
+            f"{source}: has no column `{'token_ids' if offsets is None else 'group'}`, and every "
+            "check needs it. Write it, one entry a completion."
+        )
+    tokens = {name: columns.tokens(name, offsets) for name in TOKEN_FIELDS}
+    rows = {name: columns.values(name) for name in ROW_FIELDS}
+    facts = dict(facts)
+    if tokens["loss_mask"] is None:
+        tokens["loss_mask"] = _mask_from(tokens["emitted_by"], source)
+        facts["loss_mask_from"] = "emitted_by"
+    prompt_offsets = columns.offsets("prompt_ids", None)
+    return StepRecord(
+        step=step,
+        row_offsets=offsets,
+        prompt_offsets=prompt_offsets,
+        prompt_ids=columns.tokens("prompt_ids", prompt_offsets),
+        reward_parts=columns.reward_parts(),
+        facts=facts,
+        **tokens,
+        **rows,
+    )
+
+
+class _Columns:
+    """The columns of a table that was written by anybody, read one by one."""
+
+    def __init__(self, table: Any, source: str) -> None:
+        self._table, self._source = table.combine_chunks(), source
+        names = table.column_names
+        doubles = sorted({name for name in names if names.count(name) > 1})
+        if doubles:
+            raise self._broken(doubles[0], "is there twice", "Write it once")
+
+    def __contains__(self, name: str) -> bool:
+        # a column of nothing but None is how some writers spell "was not recorded"
+        return name in self._table.column_names and not pa.types.is_null(self._type(name))
+
+    def values(self, name: str) -> Any:
+        """Return a field with one entry a row, or None."""
+        return self._numpy(name, self._column(name)) if name in self else None
+
+    def reward_parts(self) -> dict[str, Any]:
+        """Return what each reward function gave."""
+        names = [name for name in self._table.column_names if name.startswith(REWARD_PART)]
+        return {n.removeprefix(REWARD_PART): self.values(n) for n in names if n in self}
+
+    def offsets(self, name: str, expected: Any) -> Any:
+        """Return where the lists of a column start, or None; refuse others than expected."""
+        if name not in self:
+            return None
+        kind = self._type(name)
+        if not any(is_kind(kind) for is_kind in LISTS):
+            raise self._broken(name, f"holds {kind}, not lists", "Write one list a completion")
+        lengths = pc.list_value_length(self._column(name)).fill_null(-1).to_numpy()
+        if (lengths < 0).any():
+            row = int(np.argmax(lengths < 0))
+            raise self._broken(name, f"has no list in row {row}", "Write a list in every row")
+        found = np.cumsum([0, *lengths], dtype=np.int64)
+        if expected is not None and not np.array_equal(found, expected):
+            row = int(np.argmax(np.diff(found) != np.diff(expected)))
+            raise self._broken(
+                name,
+                f"has {lengths[row]} entries in row {row}, but `token_ids` has "
+                f"{int(np.diff(expected)[row])}",
+                "Write one entry a token",
+            )
+        return found
+
+    def tokens(self, name: str, offsets: Any) -> Any:
+        """Return a field with one entry a token, or None."""
+        if self.offsets(name, offsets) is None:
+            return None
+        return self._numpy(name, self._column(name).flatten())
+
+    def _numpy(self, name: str, array: Any) -> Any:
+        try:
+            array = array.cast(_arrow_type(name, array.type))
+        except pa.ArrowException as error:
+            raise self._broken(
+                name, f"cannot be read ({error})", "Write numbers of its kind"
+            ) from error
+        if name == "finish_reason":
+            return np.array(array.fill_null("").to_pylist(), np.str_)
+        if array.null_count and not pa.types.is_floating(array.type):
+            raise self._broken(name, f"has {array.null_count} empty places", "Fill them")
+        return array.to_numpy(zero_copy_only=False)
+
+    def _column(self, name: str) -> Any:
+        column = self._table.column(name)
+        return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+    def _type(self, name: str) -> Any:
+        return self._table.schema.field(name).type
+
+    def _broken(self, name: str, found: str, advice: str) -> EvidenceError:
+        instead = "" if name in REQUIRED else ", or leave the column out"
+        return EvidenceError(f"{self._source}: column `{name}` {found}. {advice}{instead}.")
+
+
+def _arrow_type(name: str, found: Any) -> Any:
+    if name == "finish_reason":
+        return pa.string()
+    if name in BOOLEANS:
+        return pa.bool_()
+    if name in FLOATS or name.startswith(REWARD_PART):
+        return found if pa.types.is_floating(found) else pa.float64()
+    return pa.int8() if name == "emitted_by" else pa.int64()
+
+
+def _mask_from(emitted_by: Any, source: str) -> Any:
+    if emitted_by is None:
+        raise EvidenceError(
+            f"{source}: has neither `loss_mask` nor `emitted_by`, so no check could tell which "
+            "tokens are trained on. Write one of them."
+        )
+    return emitted_by == EmittedBy.POLICY
+
+
+def _row_column(values: Any) -> Any:
+    if values is None:
+        return None
+    return pa.array(values.tolist(), pa.string()) if values.dtype.kind in "UO" else pa.array(values)
+
+
+def _lists(offsets: Any, values: Any) -> Any:
+    if values is None:
+        return None
+    return pa.LargeListArray.from_arrays(pa.array(offsets.astype(np.int64)), pa.array(values))

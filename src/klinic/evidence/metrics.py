@@ -1,0 +1,156 @@
+"""The numbers of a step, from its record alone: anybody can compute them again from the files.
+
+Names are TRL's where TRL has one. KL is KL(policy || reference) at `logp_old`, in nats per trained
+token, never multiplied by a coefficient and never clamped.
+"""
+
+import numpy as np
+
+from klinic.evidence.record import StepRecord
+from klinic.maths import kl
+from klinic.maths.arrays import row_of_token, segment_sum
+from klinic.maths.ratio import effective_sample_size
+
+TAIL = 0.001  # the share of tokens whose part in the KL is shown
+
+
+def step_metrics(record: StepRecord, *, clip_low: float, clip_high: float) -> dict[str, float]:
+    """Return every metric that the record has the columns for."""
+    metrics = {**_completions(record), **_advantages(record), **_policy(record)}
+    metrics |= kl_metrics(record)
+    metrics |= _sampler(record)
+    metrics |= clip_metrics(record, clip_low=clip_low, clip_high=clip_high)
+    return metrics
+
+
+def kl_metrics(record: StepRecord) -> dict[str, float]:
+    """Return k3 as `kl`, and k3, k1 and the exact KL with their spread."""
+    if record.logp_ref is None or record.logp_old is None or not record.loss_mask.any():
+        return {}
+    both = {"logp_p": _wide(record.logp_old), "logp_q": _wide(record.logp_ref)}
+    k3, k1 = kl.k3(**both), kl.k1(**both)
+    metrics = {"kl": float(k3[record.loss_mask].mean())}
+    metrics |= _spread("kl_k3", k3, record) | _spread("kl_k1", k1, record)
+    if record.kl_exact is not None:
+        metrics |= _spread("kl_exact", _wide(record.kl_exact), record)
+    metrics["logp_ref"] = float(_wide(record.logp_ref)[record.loss_mask].mean())
+    return metrics
+
+
+def penalized_reward(record: StepRecord, kl_coef: float) -> dict[str, float]:
+    """Return the mean reward less the coefficient times the completion's summed k1."""
+    if record.reward is None or record.logp_ref is None or record.logp_old is None:
+        return {}
+    k1 = kl.k1(logp_p=_wide(record.logp_old), logp_q=_wide(record.logp_ref))
+    penalized = record.reward - kl_coef * _per_row(np.where(record.loss_mask, k1, 0.0), record)
+    return {"reward/penalized": float(np.nanmean(penalized))} if _any(penalized) else {}
+
+
+def clip_metrics(record: StepRecord, *, clip_low: float, clip_high: float) -> dict[str, float]:
+    """Return which share of the trained tokens is outside the clip range, and where."""
+    if record.logp is None or record.logp_old is None or record.advantage is None:
+        return {}
+    if not record.loss_mask.any():
+        return {}
+    advantage = record.advantage[row_of_token(record.row_offsets)]
+    log_ratio = _wide(record.logp) - _wide(record.logp_old)
+    low = (
+        (log_ratio < np.log1p(-clip_low)) & (advantage < 0) if clip_low < 1 else log_ratio > np.inf
+    )
+    high = (log_ratio > np.log1p(clip_high)) & (advantage > 0)
+    trained = record.loss_mask
+    return {
+        "clip_ratio/low_mean": float(low[trained].mean()),
+        "clip_ratio/high_mean": float(high[trained].mean()),
+        "clip_ratio/region_mean": float((low | high)[trained].mean()),
+        "kl_update": float(-log_ratio[trained].mean()),
+    }
+
+
+def _completions(record: StepRecord) -> dict[str, float]:
+    lengths = np.diff(record.row_offsets)
+    metrics = {
+        "completions/mean_length": float(lengths.mean()),
+        "completions/min_length": float(lengths.min()),
+        "completions/max_length": float(lengths.max()),
+        "num_tokens": float(record.loss_mask.sum()),
+    }
+    if record.finish_reason is not None:
+        cut = record.finish_reason == "length"
+        metrics["completions/clipped_ratio"] = float(cut.mean())
+        if not cut.all():
+            metrics["completions/mean_terminated_length"] = float(lengths[~cut].mean())
+    return metrics
+
+
+def _advantages(record: StepRecord) -> dict[str, float]:
+    if record.reward is None or not _any(record.reward):
+        return {}
+    numbers = [record.reward[record.group == group] for group in np.unique(record.group)]
+    equal = [
+        _any(rewards) and float(np.nanmax(rewards) - np.nanmin(rewards)) == 0 for rewards in numbers
+    ]
+    metrics = {"frac_reward_zero_std": float(np.mean(equal))}
+    if record.advantage is not None:
+        metrics["advantage/max"] = float(np.nanmax(np.abs(record.advantage)))
+    return metrics
+
+
+def _policy(record: StepRecord) -> dict[str, float]:
+    metrics = {}
+    trained = record.loss_mask
+    if not trained.any():
+        return {}
+    if record.logp_old is not None:
+        metrics["logp"] = float(_wide(record.logp_old)[trained].mean())
+    if record.entropy is not None:
+        metrics["entropy"] = float(_wide(record.entropy)[trained].mean())
+    return metrics
+
+
+def _sampler(record: StepRecord) -> dict[str, float]:
+    if record.logp_sampler is None or record.logp_old is None:
+        return {}
+    known = record.loss_mask & np.isfinite(record.logp_sampler)
+    if not known.any():
+        return {}
+    gap = (_wide(record.logp_old) - _wide(record.logp_sampler))[known]
+    return {
+        "sampling/sampling_logp_difference/mean": float(np.abs(gap).mean()),
+        "sampling/sampling_logp_difference/max": float(np.abs(gap).max()),
+        "sampling/effective_sample_size": float(effective_sample_size(log_weight=gap)),
+    }
+
+
+def _spread(name: str, values: np.ndarray, record: StepRecord) -> dict[str, float]:
+    """Return mean, extremes and tail of a KL per trained token, and its mean per completion."""
+    trained = record.loss_mask & ~np.isnan(values)
+    if not trained.any():
+        return {}
+    tokens = values[trained]
+    size = np.sort(np.abs(tokens))
+    tail = size[-max(1, round(TAIL * size.size)) :].sum() / max(size.sum(), 1e-300)
+    rows = row_of_token(record.row_offsets)[trained]
+    sums = segment_sum(tokens, rows, record.num_rows)[np.unique(rows)]
+    return {
+        f"{name}/mean": float(tokens.mean()),
+        f"{name}/min": float(tokens.min()),
+        f"{name}/max": float(tokens.max()),
+        f"{name}/p99": float(np.quantile(tokens, 0.99)),
+        f"{name}/top_share": float(tail),
+        f"{name}/per_sequence": float(sums.mean()),
+        f"{name}/per_sequence_max": float(sums.max()),
+    }
+
+
+def _per_row(values: np.ndarray, record: StepRecord) -> np.ndarray:
+    sums: np.ndarray = segment_sum(values, row_of_token(record.row_offsets), record.num_rows)
+    return sums
+
+
+def _wide(values: np.ndarray) -> np.ndarray:
+    return np.asarray(values, dtype=np.float64)
+
+
+def _any(values: np.ndarray) -> bool:
+    return bool(np.isfinite(values).any())

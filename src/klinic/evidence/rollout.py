@@ -1,0 +1,125 @@
+"""Completions as the sampler made them: token ids by who emitted them, never re-made from text."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from klinic.errors import EvidenceError
+from klinic.evidence.record import EmittedBy, StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Prompt:
+    """One prompt of the dataset, as it is sent to the sampler and scored."""
+
+    index: int
+    """Its place in the dataset."""
+    text: str
+    token_ids: Int[np.ndarray, "P"]
+    columns: Mapping[str, Any]
+    """The other columns of its row, for reward functions."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Segment:
+    """Neighbouring tokens of a completion that one party emitted."""
+
+    token_ids: Int[np.ndarray, "S"]
+    emitted_by: EmittedBy
+    logp_sampler: Float[np.ndarray, "S"] | None
+    """As reported while generating; None where the sampler reports none."""
+    weight_version: int
+    """How many updates the sampler's weights had seen."""
+
+    def __post_init__(self) -> None:
+        logp = self.logp_sampler
+        if logp is None:
+            return
+        if self.emitted_by is not EmittedBy.POLICY:
+            raise EvidenceError(
+                f"a {self.emitted_by.name.lower()} segment has `logp_sampler`, but the policy "
+                "sampled none of its tokens. Give None."
+            )
+        if logp.shape != self.token_ids.shape:
+            raise EvidenceError(
+                f"a segment has {len(self.token_ids)} tokens, but `logp_sampler` has {len(logp)}: "
+                "one of them is shifted. Give the log-prob of every token, and NaN where none was "
+                "reported."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rollout:
+    """One completion of a prompt."""
+
+    prompt: Prompt
+    sample: int
+    """Which of the prompt's completions, counted from 0."""
+    segments: tuple[Segment, ...]
+    finish_reason: Literal["stop", "length"]
+    text: str
+
+    @property
+    def token_ids(self) -> Int[np.ndarray, "N"]:
+        """The tokens of all segments, end to end."""
+        return _join((s.token_ids for s in self.segments), np.int64)
+
+    @property
+    def num_policy_tokens(self) -> int:
+        """How many tokens the policy emitted."""
+        return sum(len(s.token_ids) for s in self.segments if s.emitted_by is EmittedBy.POLICY)
+
+
+def flatten(rollouts: Sequence[Rollout], *, step: int) -> StepRecord:
+    """Return the rollouts as a record, rows in the given order, trained on where the policy spoke.
+
+    >>> prompt = Prompt(index=7, text="1+1=", token_ids=np.array([5, 6]), columns={})
+    >>> said = Segment(token_ids=np.array([2]), emitted_by=EmittedBy.POLICY,
+    ...     logp_sampler=np.array([-0.1], np.float32), weight_version=0)
+    >>> flatten([Rollout(prompt=prompt, sample=0, segments=(said,), finish_reason="stop",
+    ...     text="2")], step=1).row_offsets
+    array([0, 1])
+    """
+    segments = [segment for rollout in rollouts for segment in rollout.segments]
+    emitted_by = _per_token(segments, [s.emitted_by for s in segments], np.int8)
+    indices = dict.fromkeys(r.prompt.index for r in rollouts)
+    number = {index: group for group, index in enumerate(indices)}
+    return StepRecord(
+        step=step,
+        row_offsets=_offsets([sum(len(s.token_ids) for s in r.segments) for r in rollouts]),
+        group=np.array([number[r.prompt.index] for r in rollouts], np.int64),
+        prompt_index=np.array([r.prompt.index for r in rollouts], np.int64),
+        sample=np.array([r.sample for r in rollouts], np.int64),
+        prompt_offsets=_offsets([len(r.prompt.token_ids) for r in rollouts]),
+        prompt_ids=_join((r.prompt.token_ids for r in rollouts), np.int64),
+        finish_reason=np.array([r.finish_reason for r in rollouts], np.str_),
+        token_ids=_join((s.token_ids for s in segments), np.int64),
+        emitted_by=emitted_by,
+        loss_mask=emitted_by == EmittedBy.POLICY,
+        logp_sampler=_logp_sampler(segments),
+        weight_version=_per_token(segments, [s.weight_version for s in segments], np.int64),
+    )
+
+
+def _logp_sampler(segments: Sequence[Segment]) -> np.ndarray | None:
+    if all(s.logp_sampler is None for s in segments):
+        return None
+    unknown = (np.full(len(s.token_ids), np.nan, np.float32) for s in segments)
+    pairs = zip(segments, unknown, strict=True)
+    return np.concatenate([nan if s.logp_sampler is None else s.logp_sampler for s, nan in pairs])
+
+
+def _per_token(segments: Sequence[Segment], values: Sequence[int], dtype: Any) -> np.ndarray:
+    lengths = np.array([len(s.token_ids) for s in segments], np.int64)
+    return np.repeat(np.array(values, dtype), lengths)
+
+
+def _offsets(lengths: Sequence[int]) -> np.ndarray:
+    return np.cumsum([0, *lengths], dtype=np.int64)
+
+
+def _join(arrays: Iterable[np.ndarray], dtype: Any) -> np.ndarray:
+    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)

@@ -1,0 +1,54 @@
+"""What holds for a whole run: run.json, and the texts of its tokens in tokens.json."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from klinic.errors import EvidenceError
+from klinic.evidence.files import json_bytes, read_json, write_atomically
+from klinic.evidence.record import SCHEMA
+
+RUN_FACTS = "run.json"
+TOKENS = "tokens.json"
+
+
+def write_run_facts(run: Path, facts: Mapping[str, Any]) -> None:
+    """Write run.json, with the schema of this klinic. `fields.RUN_KEYS` lists the keys."""
+    run.mkdir(parents=True, exist_ok=True)
+    write_atomically(run / RUN_FACTS, json_bytes({**facts, "schema": SCHEMA}) + b"\n")
+
+
+def read_run_facts(run: Path) -> dict[str, Any]:
+    """Return run.json; a schema newer than this klinic is refused."""
+    facts = read_json(run / RUN_FACTS)
+    schema = facts.get("schema")
+    if not isinstance(schema, int) or schema < 1:
+        raise EvidenceError(
+            f"{run / RUN_FACTS}: `schema` is {schema!r}, so nothing says how to read the run. "
+            f'Write "schema": {SCHEMA}.'
+        )
+    if schema > SCHEMA:
+        raise EvidenceError(
+            f"{run / RUN_FACTS}: has schema {schema}, but this klinic reads up to {SCHEMA}: fields "
+            "may have changed their meaning. Update klinic."
+        )
+    return facts
+
+
+def write_tokens(run: Path, texts: Mapping[int, str]) -> None:
+    """Write tokens.json: the text of every token id, for people who read the findings."""
+    run.mkdir(parents=True, exist_ok=True)
+    write_atomically(run / TOKENS, json_bytes(texts) + b"\n")
+
+
+def read_tokens(run: Path) -> dict[int, str]:
+    """Return tokens.json, or nothing where the run has none."""
+    if not (run / TOKENS).exists():
+        return {}
+    texts = read_json(run / TOKENS)
+    if not all(key.isdecimal() and isinstance(text, str) for key, text in texts.items()):
+        raise EvidenceError(
+            f"{run / TOKENS}: must map token ids to texts. Write it anew, or delete it: only the "
+            "words in findings need it."
+        )
+    return {int(key): text for key, text in texts.items()}

@@ -1,0 +1,246 @@
+"""Records on disk: one immutable folder a step, which counts once its manifest is there.
+
+    records/step=000123/part-00000.parquet    one row a completion, zstd
+    records/step=000123/complete.json         written last: files, digests, facts of the step
+
+Nothing is ever changed in place, so a run can be read while it goes on and killed at any time.
+"""
+
+import hashlib
+import json
+import math
+import re
+import shutil
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from klinic.errors import EvidenceError
+from klinic.evidence.columns import from_table, to_table
+from klinic.evidence.files import json_bytes, read_json, write_atomically
+from klinic.evidence.record import SCHEMA, Fact, StepRecord
+
+MANIFEST = "complete.json"
+MANIFEST_KEYS = {"schema", "step", "parts", "facts"}
+NON_FINITE = ("NaN", "Infinity", "-Infinity")
+"""How a fact that is no finite number is written: JSON has no NaN, and null says "not recorded"."""
+WAITING = 4
+"""Records that may wait for the disk before training waits for it as well."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One file of a step, as its manifest names it."""
+
+    file: str
+    rows: int
+    sha256: str
+
+
+def write_record(run: Path, record: StepRecord, rank: int = 0) -> None:
+    """Write the whole record of a step as one part, and its manifest."""
+    complete_step(run, record.step, [write_part(run, record, rank)], record.facts)
+
+
+def write_part(run: Path, record: StepRecord, rank: int) -> Part:
+    """Write the rows that one rank holds. The step does not count before `complete_step`."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(to_table(record), sink, compression="zstd")
+    data = sink.getvalue().to_pybytes()
+    folder = _folder(run, record.step)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = f"part-{rank:05d}.parquet"
+    write_atomically(folder / name, data)
+    return Part(file=name, rows=record.num_rows, sha256=hashlib.sha256(data).hexdigest())
+
+
+def complete_step(
+    run: Path, step: int, parts: Sequence[Part], facts: Mapping[str, Fact] | None = None
+) -> None:
+    """Write the manifest of a step whose parts are all written: from now on the step counts."""
+    manifest: dict[str, Any] = {
+        "schema": SCHEMA,
+        "step": step,
+        "parts": [asdict(part) for part in parts],
+        "facts": {name: _fact_to_json(value) for name, value in (facts or {}).items()},
+    }
+    manifest["digest"] = manifest_digest(manifest)
+    write_atomically(_folder(run, step) / MANIFEST, json_bytes(manifest) + b"\n")
+
+
+def manifest_digest(manifest: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a manifest without its `digest`, as JSON with sorted keys."""
+    rest = {key: value for key, value in manifest.items() if key != "digest"}
+    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def read_record(run: Path, step: int) -> StepRecord:
+    """Return the record of a complete step; what is damaged or missing is an `EvidenceError`."""
+    folder = _folder(run, step)
+    manifest = _read_manifest(folder / MANIFEST, step)
+    tables = [_read_part(folder, part) for part in _parts_of(manifest, folder / MANIFEST)]
+    facts = {name: _fact_from_json(value) for name, value in manifest["facts"].items()}
+    return from_table(_join(tables, folder), step=step, facts=facts, source=str(folder))
+
+
+def steps(run: Path) -> list[int]:
+    """Return the complete steps, in order."""
+    return sorted(s for s, folder in _folders(run).items() if (folder / MANIFEST).is_file())
+
+
+def forget_after(run: Path, step: int) -> None:
+    """Remove the records of later steps and incomplete ones: the run goes on from `step`."""
+    for found, folder in _folders(run).items():
+        if found > step or not (folder / MANIFEST).is_file():
+            # first, so that an interrupted removal leaves a step that does not count
+            (folder / MANIFEST).unlink(missing_ok=True)
+            shutil.rmtree(folder)
+
+
+class RecordWriter:
+    """Writes records behind the training step's back, in the order they were put.
+
+    A record must not be changed once it was put. What goes wrong is raised by the next `put`, or
+    by `close`.
+    """
+
+    def __init__(self, run: Path, rank: int = 0) -> None:
+        self._run, self._rank = run, rank
+        self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="klinic-records")
+        self._pending: deque[Future[None]] = deque()
+
+    def put(self, record: StepRecord) -> None:
+        """Hand over a record. Returns at once unless `WAITING` others wait already."""
+        self._settle(at_most=WAITING)
+        self._pending.append(self._pool.submit(write_record, self._run, record, self._rank))
+
+    def close(self) -> None:
+        """Wait until every record is written; raise the first thing that went wrong."""
+        self._pool.shutdown(wait=True)
+        self._settle(at_most=0)
+
+    def __enter__(self) -> "RecordWriter":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _settle(self, *, at_most: int) -> None:
+        while self._pending and (self._pending[0].done() or len(self._pending) > at_most):
+            self._pending.popleft().result()
+
+
+def _folder(run: Path, step: int) -> Path:
+    return run / "records" / f"step={step:06d}"
+
+
+def _folders(run: Path) -> dict[int, Path]:
+    found = {}
+    for folder in sorted((run / "records").glob("step=*")):
+        digits = re.fullmatch(r"step=([0-9]+)", folder.name)
+        if digits is None:
+            continue
+        step = int(digits[1])
+        if folder != _folder(run, step):
+            raise EvidenceError(
+                f"{folder}: steps have six digits, so nobody would find this one. "
+                f"Rename it to {_folder(run, step).name}."
+            )
+        found[step] = folder
+    return found
+
+
+def _read_manifest(path: Path, step: int) -> dict[str, Any]:
+    manifest = read_json(path)
+    schema = manifest.get("schema")
+    if isinstance(schema, int) and schema > SCHEMA:
+        raise EvidenceError(
+            f"{path}: has schema {schema}, but this klinic reads up to {SCHEMA}. Update klinic."
+        )
+    wrong = ""
+    if set(manifest) - {"digest"} != MANIFEST_KEYS:
+        wrong = f"must have the keys {sorted(MANIFEST_KEYS)}, has {sorted(manifest)}"
+    elif manifest.get("digest", "") not in ("", manifest_digest(manifest)):
+        wrong = "does not have the digest it names"
+    elif schema != SCHEMA or manifest["step"] != step:
+        wrong = f"says schema {schema}, step {manifest['step']}; this is {SCHEMA}, {step}"
+    elif not isinstance(manifest["facts"], dict):
+        wrong = "must have an object of names and values in `facts`"
+    if wrong:
+        raise EvidenceError(f"{path}: {wrong}. It was damaged or miswritten; write the step again.")
+    return manifest
+
+
+def _parts_of(manifest: Mapping[str, Any], path: Path) -> list[Part]:
+    entries = manifest["parts"]
+    try:
+        parts = [
+            Part(file=str(e["file"]), rows=int(e["rows"]), sha256=e["sha256"]) for e in entries
+        ]
+    except (TypeError, KeyError, ValueError, OverflowError):
+        parts = []
+    # a bare name: a manifest must not lead out of its folder
+    if not parts or not all(re.fullmatch(r"part-[0-9]+\.parquet", part.file) for part in parts):
+        raise EvidenceError(
+            f"{path}: `parts` must list the step's files, each with `file` (part-00000.parquet and "
+            "so on, in this folder), `rows` and `sha256`. Write the step again."
+        )
+    return parts
+
+
+def _read_part(folder: Path, part: Part) -> Any:
+    path = folder / part.file
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise EvidenceError(
+            f"{path}: cannot be read ({error.strerror}), but the manifest names it. Restore it "
+            "from a copy, or delete the step's folder."
+        ) from error
+    if hashlib.sha256(data).hexdigest() != part.sha256:
+        raise EvidenceError(
+            f"{path}: is not the file its manifest describes: the SHA-256 differs. It was damaged "
+            "or cut short; restore it from a copy, or delete the step's folder."
+        )
+    try:
+        table = pq.ParquetFile(pa.BufferReader(data)).read()
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise EvidenceError(f"{path}: is not Parquet ({error}). Write the step again.") from error
+    if table.num_rows != part.rows:
+        raise EvidenceError(
+            f"{path}: has {table.num_rows} rows, but its manifest says {part.rows}. Write the step "
+            "again."
+        )
+    return table
+
+
+def _join(tables: Sequence[Any], folder: Path) -> Any:
+    names = [set(table.column_names) for table in tables]
+    uneven = sorted(set.union(*names) - set.intersection(*names))
+    if uneven:
+        raise EvidenceError(
+            f"{folder}: column `{uneven[0]}` is in some parts and not in others, so its rows have "
+            "no values. Write it in every part or in none (NaN where there is no value)."
+        )
+    try:
+        return pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise EvidenceError(f"{folder}: the parts do not fit together ({error}).") from error
+
+
+def _fact_to_json(value: Any) -> Any:
+    if hasattr(value, "item"):
+        value = value.item()
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else NON_FINITE[1 if value > 0 else 2]
+
+
+def _fact_from_json(value: Any) -> Fact:
+    return float(value) if isinstance(value, str) and value in NON_FINITE else value

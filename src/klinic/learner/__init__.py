@@ -1,0 +1,1 @@
+"""What turns a batch into a gradient and a gradient into an update."""

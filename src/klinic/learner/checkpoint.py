@@ -1,0 +1,76 @@
+"""Weights and optimiser as files: safetensors, and a model that `from_pretrained` loads."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from klinic.errors import CheckpointError
+from klinic.model.loading import Policy, quiet
+
+MODEL = "model"
+OPTIMIZER = "optimizer.safetensors"
+
+
+def save(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+    """Write the model, its tokenizer and the optimiser's state."""
+    save_model(folder / MODEL, policy)
+    save_file(_optimizer_tensors(policy, optimizer), folder / OPTIMIZER)
+
+
+def save_model(folder: Path, policy: Policy) -> None:
+    """Write a model and its tokenizer for `from_pretrained`."""
+    with quiet():
+        policy.lm.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)
+
+
+def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+    """Put back what `save` wrote, into the same model and optimiser."""
+    load_weights(folder / MODEL, policy)
+    names = _names(policy)
+    state: dict[Tensor, dict[str, Tensor]] = {}
+    parameters = {name: p for p, name in names.items()}
+    for key, tensor in load_file(folder / OPTIMIZER).items():
+        name, _, field = key.rpartition("|")
+        if name not in parameters:
+            raise CheckpointError(
+                f"{folder / OPTIMIZER} holds the state of {name!r}, which this model does not "
+                "train. Resume with the recipe the run was started with."
+            )
+        state.setdefault(parameters[name], {})[field] = tensor
+    optimizer.state.clear()
+    for parameter, fields in state.items():
+        optimizer.state[parameter] = dict(fields)
+
+
+def load_weights(folder: Path, policy: Policy) -> None:
+    """Copy saved weights into the policy in place."""
+    lm: Any = policy.lm
+    if (folder / "adapter_config.json").exists():
+        from peft import load_peft_weights, set_peft_model_state_dict
+
+        set_peft_model_state_dict(lm, load_peft_weights(str(folder), device="cpu"))
+        return
+    from transformers import AutoModelForCausalLM
+
+    with quiet():
+        saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+    with torch.no_grad():
+        for name, tensor in lm.state_dict().items():
+            tensor.copy_(saved[name])
+
+
+def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    names = _names(policy)
+    return {
+        f"{names[parameter]}|{field}": value
+        for parameter, fields in optimizer.state.items()
+        for field, value in fields.items()
+    }
+
+
+def _names(policy: Policy) -> dict[Tensor, str]:
+    return {p: name for name, p in policy.lm.named_parameters()}

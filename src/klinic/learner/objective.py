@@ -1,0 +1,169 @@
+"""The loss of a step, from the formulas of `maths`, in parts that can be cut into micro-batches.
+
+    loss = sum_t w_t policy_t + kl_coef * sum_t v_t kl_t
+
+The weights w and v are made from the masks of the whole step, so cutting the step changes nothing.
+The KL term keeps rows that the policy term drops.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from klinic.evidence.record import StepRecord
+from klinic.learner.packing import MicroBatch
+from klinic.maths.arrays import sum_after
+from klinic.maths.kl_estimators import kl_term
+from klinic.maths.kl_gradient import others_at_position
+from klinic.maths.kl_inputs import KLInputs, num_saturated
+from klinic.maths.masked import aggregation_weights, weighted_sum, without_rows
+from klinic.maths.surrogate import SURROGATES, PolicyInputs
+from klinic.model.scorer import TokenScores
+
+WHOLE_VOCABULARY = {"exact", "topk", "sequence"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Objective:
+    """Which loss, which KL term, which clipping."""
+
+    loss: str
+    estimator: str | None
+    clip_low: float
+    clip_high: float
+    mask_truncated: bool
+    max_new_tokens: int
+
+    @property
+    def needs_vocabulary(self) -> bool:
+        """Whether the KL term needs the reference's log-probs of every outcome."""
+        return self.estimator in WHOLE_VOCABULARY
+
+    @property
+    def needs_baseline(self) -> bool:
+        """Whether the KL term compares a row with the others of its group."""
+        return self.estimator == "sequence"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """What the loss compares the current log-probs with, for all tokens of a step."""
+
+    row_offsets: Tensor
+    group: Tensor
+    advantage: Tensor
+    loss_mask: Tensor
+    policy_weight: Tensor
+    kl_weight: Tensor
+    logp_sampler: Tensor | None
+    logp_old: Tensor | None = None
+    """None where the batch is used once: then the current log-probs are the old ones."""
+    logp_ref: Tensor | None = None
+    kl_baseline: Tensor | None = None
+
+    def cut(self, batch: MicroBatch) -> "Targets":
+        """Return the part of one micro-batch."""
+        offsets = self.row_offsets[batch.rows.start : batch.rows.stop + 1]
+        by_row = {"group": self.group[batch.rows], "advantage": self.advantage[batch.rows]}
+        by_token: dict[str, Any] = {
+            name: None if (x := getattr(self, name)) is None else x[batch.tokens]
+            for name in (
+                *("loss_mask", "policy_weight", "kl_weight"),
+                *("logp_sampler", "logp_old", "logp_ref", "kl_baseline"),
+            )
+        }
+        return replace(self, row_offsets=offsets - offsets[0], **by_row, **by_token)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """The two sums of the loss over a micro-batch; no KL where none is asked for."""
+
+    policy: Tensor
+    kl: Tensor | None
+    num_saturated: int
+
+
+def targets_of(record: StepRecord, objective: Objective, scores_like: Tensor) -> Targets:
+    """Return masks, advantages and weights of the whole step as tensors."""
+    device, dtype = scores_like.device, scores_like.dtype
+
+    def tensor(array: np.ndarray | None, as_: torch.dtype | None = None) -> Any:
+        return None if array is None else torch.from_numpy(np.asarray(array)).to(device, as_)
+
+    row_offsets, loss_mask = tensor(record.row_offsets), tensor(record.loss_mask)
+    kept = without_rows(loss_mask, tensor(dropped_rows(record, objective)), row_offsets)
+    how: dict[str, Any] = {
+        "row_offsets": row_offsets,
+        "length": objective.max_new_tokens,
+        "dtype": dtype,
+    }
+    aggregation = SURROGATES[objective.loss].aggregation
+    return Targets(
+        row_offsets=row_offsets,
+        group=tensor(record.group),
+        advantage=torch.nan_to_num(tensor(record.advantage, dtype)),
+        loss_mask=loss_mask,
+        policy_weight=aggregation_weights(aggregation, loss_mask=kept, **how),
+        kl_weight=aggregation_weights(aggregation, loss_mask=loss_mask, **how),
+        logp_sampler=tensor(record.logp_sampler, dtype),
+    )
+
+
+def dropped_rows(record: StepRecord, objective: Objective) -> np.ndarray:
+    """Return which rows the policy term leaves out: no reward, or cut off if the recipe says so."""
+    assert record.reward is not None  # noqa: S101 - the batch was scored
+    dropped: np.ndarray = np.isnan(record.reward)
+    if objective.mask_truncated:
+        dropped = dropped | (record.finish_reason == "length")
+    return dropped
+
+
+def loss_parts(scores: TokenScores, targets: Targets, objective: Objective) -> Parts:
+    """Return the sums of one micro-batch."""
+    logp_old = scores.logp.detach() if targets.logp_old is None else targets.logp_old
+    surrogate = SURROGATES[objective.loss]
+    terms = surrogate.term(
+        PolicyInputs(
+            advantage=targets.advantage,
+            row_offsets=targets.row_offsets,
+            logp=scores.logp,
+            logp_old=logp_old,
+            loss_mask=targets.loss_mask,
+            clip_low=objective.clip_low,
+            clip_high=objective.clip_high,
+        )
+    )
+    policy = weighted_sum(terms, targets.policy_weight)
+    logp_ref = targets.logp_ref if scores.logp_ref is None else scores.logp_ref
+    if objective.estimator is None or logp_ref is None:
+        return Parts(policy=policy, kl=None, num_saturated=0)
+    inputs = KLInputs(
+        group=targets.group,
+        row_offsets=targets.row_offsets,
+        logp=scores.logp,
+        logp_old=logp_old,
+        logp_sampler=logp_old if targets.logp_sampler is None else targets.logp_sampler,
+        logp_ref=logp_ref,
+        loss_mask=targets.loss_mask,
+        kl_exact=scores.kl_exact if objective.needs_vocabulary else None,
+        kl_topk=scores.kl_topk if objective.needs_vocabulary else None,
+        kl_baseline=targets.kl_baseline,
+    )
+    kl_terms = kl_term(objective.estimator, inputs, aggregation=surrogate.aggregation)
+    kl = weighted_sum(kl_terms, targets.kl_weight)
+    return Parts(policy=policy, kl=kl, num_saturated=num_saturated(inputs))
+
+
+def sequence_baseline(kl_exact: Tensor, targets: Targets) -> Tensor:
+    """Return for every token what the others of its group have before them, at its position.
+
+    From all rows of the step, so that cutting a group into micro-batches does not change it.
+    """
+    held = torch.where(targets.loss_mask, kl_exact, 0.0)
+    future = sum_after(held, targets.row_offsets)
+    others: Tensor = others_at_position(future, targets.group, targets.row_offsets)
+    return others

@@ -1,0 +1,75 @@
+"""The optimiser: AdamW, a learning rate that is a function of the step, clipping."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+Schedule = Literal["constant", "linear", "cosine"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LearningRate:
+    """The learning rate of every update; it has no state, so a resumed run cannot lose it."""
+
+    peak: float
+    schedule: Schedule = "constant"
+    warmup_steps: int = 0
+    total_steps: int
+
+    def at(self, num_updates: int) -> float:
+        """Return the rate of the update after `num_updates` others.
+
+        >>> rate = LearningRate(peak=1.0, schedule="linear", warmup_steps=2, total_steps=6)
+        >>> [rate.at(n) for n in range(6)]
+        [0.5, 1.0, 1.0, 0.75, 0.5, 0.25]
+        """
+        if num_updates < self.warmup_steps:
+            return self.peak * (num_updates + 1) / self.warmup_steps
+        after = max(1, self.total_steps - self.warmup_steps)
+        share = min(1.0, (num_updates - self.warmup_steps) / after)
+        match self.schedule:
+            case "constant":
+                return self.peak
+            case "linear":
+                return self.peak * (1 - share)
+            case "cosine":
+                return self.peak * (1 + math.cos(math.pi * share)) / 2
+
+
+def make_optimizer(model: nn.Module, *, weight_decay: float) -> torch.optim.AdamW:
+    """Return AdamW over what is trained; norms and biases do not decay."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
+        {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, lr=0.0, fused=True)
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Give every group of parameters the rate of the next update."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
+def norm(tensors: Iterable[Tensor]) -> float:
+    """Return the Euclidean norm of all entries together."""
+    return float(torch.nn.utils.get_total_norm(list(tensors)))
+
+
+def gradients(model: nn.Module) -> list[Tensor]:
+    """Return the gradients that exist."""
+    return [p.grad for p in model.parameters() if p.grad is not None]
+
+
+def clip_gradients(model: nn.Module, *, grad_norm: float, max_norm: float) -> float:
+    """Scale the gradients down to `max_norm` where they are above; return their norm then."""
+    if grad_norm <= max_norm:
+        return grad_norm
+    for gradient in gradients(model):
+        gradient.mul_(max_norm / grad_norm)
+    return max_norm

@@ -1,0 +1,41 @@
+"""`klinic.train(...)`: the same path as `klinic train`, from Python."""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from rich.console import Console
+
+from klinic.loop.source import Given
+from klinic.loop.train import Result
+from klinic.loop.train import train as train_recipe
+from klinic.recipe.loading import from_keywords
+
+FROM_PYTHON = "train_dataset"
+
+
+def train(
+    model: str,
+    *,
+    reward_funcs: Callable[..., Any] | list[Callable[..., Any]] = (),  # type: ignore[assignment]
+    train_dataset: Iterable[Mapping[str, Any]] | None = None,
+    resume: bool = False,
+    **settings: Any,
+) -> Result:
+    """Train a model with GRPO.
+
+    `model` is a folder, a hub id or `tiny`. `reward_funcs` are called as TRL calls them.
+    `train_dataset` is a list of rows or a `datasets.Dataset` with a `prompt` column. Everything
+    else is a key of a recipe, dotted or by its familiar name: `kl_coef=0.01`, `max_steps=100`,
+    `**{"kl.estimator": "exact"}`.
+    """
+    functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
+    if train_dataset is not None:
+        settings["data.path"] = FROM_PYTHON
+    loaded = from_keywords(model=model, **settings)
+    console = Console(highlight=False)
+    for echo in loaded.echoes:
+        console.print(echo, markup=False)
+    given = Given(reward_functions=functions, rows=train_dataset)
+    return train_recipe(
+        loaded.recipe, name=loaded.name, given=given, resume=resume, console=console
+    )

@@ -1,0 +1,157 @@
+"""Checkpoints that are whole or not there: a folder, its digests, and a rename as the last act.
+
+    checkpoints/step=000050/
+        model/               loads with `from_pretrained`
+        optimizer.safetensors
+        state.json           step, KL controller, learner, where random streams and data stand
+        manifest.json        digest of every file above, and of itself; written last
+
+A reader believes a checkpoint only when every digest is right. `newest_good` says which file of
+which checkpoint is broken and why, and goes on with the one before.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from klinic.errors import CheckpointError, EvidenceError
+from klinic.evidence.files import json_bytes, read_json, sha256_of, sync_folder, write_atomically
+
+FOLDER = "checkpoints"
+STATE = "state.json"
+MANIFEST = "manifest.json"
+NAME = re.compile(r"step=(\d{6,})")
+UNFINISHED = ".unfinished"
+SCHEMA = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint whose every file has been read and found as it was written."""
+
+    folder: Path
+    step: int
+    state: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The newest checkpoint that is whole, if any, and what is wrong with newer ones."""
+
+    checkpoint: Checkpoint | None
+    broken: list[str]
+
+
+def write(run: Path, step: int, *, fill: Callable[[Path], dict[str, Any]], keep: int) -> Path:
+    """Write a checkpoint: `fill` puts files into a folder and returns the state."""
+    final = run / FOLDER / f"step={step:06d}"
+    draft = final.with_name(final.name + UNFINISHED)
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    state = {"schema": SCHEMA, "step": step, **fill(draft)}
+    (draft / STATE).write_bytes(json_bytes(state))
+    files = sorted(path for path in draft.rglob("*") if path.is_file())
+    digests = {str(path.relative_to(draft)): sha256_of(path) for path in files}
+    for path in files:
+        _sync(path)
+    write_atomically(draft / MANIFEST, json_bytes({"files": digests, "digest": _over(digests)}))
+    if final.exists():  # of a run that went on from an older one
+        shutil.rmtree(final)
+    draft.rename(final)
+    sync_folder(final.parent)
+    _prune(run, keep)
+    return final
+
+
+def newest_good(run: Path) -> Found:
+    """Return the newest checkpoint that is as it was written."""
+    broken: list[str] = []
+    for step, folder in sorted(_folders(run).items(), reverse=True):
+        try:
+            return Found(checkpoint=read(folder, step), broken=broken)
+        except CheckpointError as error:
+            broken.append(str(error))
+    return Found(checkpoint=None, broken=broken)
+
+
+def read(folder: Path, step: int) -> Checkpoint:
+    """Return a checkpoint after holding every file against its digest."""
+    manifest = _json(folder / MANIFEST)
+    digests = manifest.get("files")
+    if not isinstance(digests, dict) or manifest.get("digest") != _over(digests):
+        raise CheckpointError(f"{folder / MANIFEST} does not match its own digest.")
+    for name, expected in digests.items():
+        path = folder / name
+        if not path.is_file():
+            raise CheckpointError(f"{path} is missing.")
+        if sha256_of(path) != expected:
+            raise CheckpointError(
+                f"{path} is not what was written: its digest has changed ({path.stat().st_size} "
+                "bytes now)."
+            )
+    state = _json(folder / STATE)
+    if state.get("schema") != SCHEMA or state.get("step") != step:
+        raise CheckpointError(
+            f"{folder / STATE} is of schema {state.get('schema')} and step {state.get('step')}, "
+            f"not of schema {SCHEMA} and step {step}."
+        )
+    return Checkpoint(folder=folder, step=step, state=state)
+
+
+def step_of(folder: Path) -> int:
+    """Return the step that a checkpoint's folder is named after."""
+    match = NAME.fullmatch(folder.resolve().name)
+    if match is None:
+        raise CheckpointError(
+            f"{folder} holds a checkpoint, but its name is not step=NNNNNN. Rename it."
+        )
+    return int(match[1])
+
+
+def forget_unfinished(run: Path) -> None:
+    """Remove what a killed save left behind."""
+    for folder in (run / FOLDER).glob(f"*{UNFINISHED}"):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def forget_after(run: Path, step: int) -> None:
+    """Remove checkpoints of later steps: a resumed run makes its own."""
+    for later, folder in _folders(run).items():
+        if later > step:
+            shutil.rmtree(folder)
+
+
+def _folders(run: Path) -> dict[int, Path]:
+    found = {}
+    for folder in (run / FOLDER).glob("step=*"):
+        match = NAME.fullmatch(folder.name)
+        if match:
+            found[int(match[1])] = folder
+    return found
+
+
+def _prune(run: Path, keep: int) -> None:
+    for _, folder in sorted(_folders(run).items())[:-keep]:
+        shutil.rmtree(folder)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        return read_json(path)
+    except EvidenceError as error:
+        raise CheckpointError(str(error)) from error
+
+
+def _over(digests: dict[str, str]) -> str:
+    return hashlib.sha256(json.dumps(digests, sort_keys=True).encode()).hexdigest()
+
+
+def _sync(path: Path) -> None:
+    with path.open("rb") as file:
+        os.fsync(file.fileno())

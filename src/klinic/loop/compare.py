@@ -1,0 +1,132 @@
+"""A trained model against what it started from: accuracy, exact KL, and what was kept."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from klinic.errors import CheckpointError, ConfigError
+from klinic.learner.checkpoint import MODEL
+from klinic.loop import checkpoint
+from klinic.loop.data import Row, read_rows
+from klinic.loop.evaluate import Distance, accuracy, distance, retention
+from klinic.loop.folder import RECIPE, START
+from klinic.model.determinism import settle_kernels
+from klinic.model.loading import Policy, load_policy
+from klinic.model.reference import frozen
+from klinic.recipe.loading import load
+from klinic.recipe.model import ModelSection
+from klinic.recipe.recipe import Recipe
+from klinic.tasks import catalogue
+from klinic.tasks.base import Task
+
+LONGEST = 256  # tokens of a completion, where no recipe says
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """What is evaluated: a model, and the run it comes from if it comes from one."""
+
+    model: str
+    recipe: Recipe | None
+    reference: str | None
+    """What the run was tied to, or started from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """The measures of one model; None where there is nothing to measure by."""
+
+    model: str
+    reference: str | None
+    accuracy: dict[str, float]
+    reference_accuracy: dict[str, float] | None
+    retention: float | None
+    """Share of the skills that were not trained which is left."""
+    trained: str | None
+    kl: Distance | None
+
+
+def find_subject(path: str) -> Subject:
+    """Return the model in a run folder, a checkpoint or a model folder, or of a hub id."""
+    folder = Path(path)
+    if (folder / RECIPE).is_file():
+        found = checkpoint.newest_good(folder)
+        if found.checkpoint is None:
+            why = found.broken[0] if found.broken else "it has none yet."
+            raise CheckpointError(f"{folder} has no checkpoint to evaluate: {why}")
+        return _of_run(found.checkpoint.folder, folder)
+    if (folder / checkpoint.MANIFEST).is_file():
+        step = checkpoint.step_of(folder)
+        return _of_run(checkpoint.read(folder, step).folder, folder.parent.parent)
+    if folder.name == MODEL and (folder.parent / checkpoint.MANIFEST).is_file():
+        return find_subject(str(folder.parent))
+    return Subject(model=path, recipe=None, reference=None)
+
+
+def _of_run(saved: Path, run: Path) -> Subject:
+    recipe = load(run / RECIPE).recipe
+    state = json.loads((saved / checkpoint.STATE).read_text())
+    source = state["reference"]["source"]
+    start = run / START
+    if source is None:
+        source = str(start) if start.is_dir() else recipe.model.name
+    elif not Path(source).is_dir() and start.is_dir():
+        source = str(start)  # the folder was moved with its run
+    return Subject(model=str(saved / MODEL), recipe=recipe, reference=source)
+
+
+def evaluate_subject(
+    subject: Subject, *, reference: str | None, prompts: str | None, task: str | None, num: int
+) -> Evaluation:
+    """Measure a model, and its distance from a reference where there is one."""
+    settle_kernels()
+    recipe = subject.recipe
+    name = task or (None if recipe is None else recipe.data.task)
+    found = None if name is None else catalogue.find(name)
+    if found is None and prompts is None:
+        raise ConfigError(
+            f"{subject.model} does not say what it was trained on. Give --task (arithmetic) to "
+            "measure accuracy, or --prompts FILE to measure its KL to a --reference on them."
+        )
+    policy = _policy(subject.model, recipe)
+    ref_name = reference or subject.reference
+    ref = None if ref_name is None else _policy(ref_name, recipe)
+    longest = LONGEST if recipe is None else recipe.sampling.max_new_tokens
+    trained = None
+    if found is not None:
+        trained = (recipe.data.skill if recipe else None) or found.default_skill
+    now = _accuracy(policy, found, num, longest)
+    before = None if ref is None else _accuracy(ref, found, num, longest)
+    return Evaluation(
+        model=subject.model,
+        reference=ref_name,
+        accuracy=now,
+        reference_accuracy=before,
+        trained=trained,
+        retention=retention(now, before, trained) if before and trained else None,
+        kl=None
+        if ref is None
+        else distance(
+            policy,
+            frozen(ref.scorer, source=str(ref_name)),
+            _rows(prompts, found, trained, num),
+            max_new_tokens=longest,
+        ),
+    )
+
+
+def _policy(name: str, recipe: Recipe | None) -> Policy:
+    temperature = 1.0 if recipe is None else recipe.sampling.temperature
+    dtype = "fp32" if recipe is None else recipe.model.dtype
+    return load_policy(ModelSection(name=name, dtype=dtype), temperature=temperature, seed=0)
+
+
+def _accuracy(policy: Policy, task: Task | None, num: int, longest: int) -> dict[str, float]:
+    return {} if task is None else accuracy(policy, task, num=num, max_new_tokens=longest)
+
+
+def _rows(prompts: str | None, task: Task | None, skill: str | None, num: int) -> list[Row]:
+    if prompts is not None:
+        return read_rows(prompts, split="train")
+    assert task is not None and skill is not None  # noqa: S101, PT018 - one of the two is given
+    return list(task.eval_rows(skill, num))

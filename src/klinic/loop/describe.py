@@ -1,0 +1,65 @@
+"""run.json: what a reader must know to judge the records of a run."""
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from klinic.evidence.record import SCHEMA
+from klinic.maths.surrogate import SURROGATES
+from klinic.model.loading import Policy, num_parameters
+from klinic.model.weights import digest
+from klinic.recipe.recipe import Recipe
+
+LIBRARIES = ("klinic", "torch", "transformers", "peft", "numpy", "pyarrow", "safetensors")
+
+
+def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict[str, Any]:
+    """Return the contents of run.json."""
+    learner, sampling = recipe.learner, recipe.sampling
+    single = learner.updates_per_batch == 1
+    return {
+        "schema": SCHEMA,
+        "klinic": version("klinic"),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "seed": recipe.seed,
+        "threads": torch.get_num_threads(),
+        "versions": _versions(),
+        "sampling": {**sampling.model_dump(), "repetition_penalty": 1.0},
+        "logprob_mode": "processed",
+        "eos_ids": list(policy.eos_ids),
+        "pad_id": policy.pad_id,
+        "vocabulary_size": policy.vocabulary_size,
+        "policy": {
+            "name": policy.name,
+            "digest": digest(policy.lm.state_dict()),
+            "dtype": recipe.model.dtype,
+            "dropout": 0.0,
+            **num_parameters(policy.lm),
+        },
+        "reference": {**reference, "sync_every": None},
+        "sampler": {"kind": "transformers", "dtype": recipe.model.dtype, "max_version_lag": 0},
+        "estimator": None if recipe.kl is None else recipe.kl.estimator,
+        "loss": {
+            "name": learner.loss,
+            "clip_low": learner.clip_low,
+            "clip_high": learner.clip_high,
+            "aggregation": SURROGATES[learner.loss].aggregation,
+        },
+        "advantage": learner.advantage,
+        "group_size": recipe.loop.group_size,
+        "logp_old": "shared with logp" if single else "scored",
+    }
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "cpus": str(os.cpu_count())}
+    for name in LIBRARIES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found

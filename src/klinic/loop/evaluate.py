@@ -1,0 +1,119 @@
+"""How good a policy is on rows it never saw, and how far it is from its reference."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from klinic.evidence.rollout import Rollout
+from klinic.loop.data import Row, make_prompt
+from klinic.model.layout import lay_out
+from klinic.model.loading import Policy
+from klinic.model.reference import Reference
+from klinic.rewards.function import Reward
+from klinic.rewards.runner import score
+from klinic.sampler.drawing import Drawing
+from klinic.sampler.transformers import TransformersSampler
+from klinic.tasks.base import Task
+
+BATCH = 256  # rows at a time
+GREEDY = Drawing(temperature=0.0)
+
+
+def complete(
+    policy: Policy,
+    rows: Sequence[Row],
+    *,
+    max_new_tokens: int,
+    how: Drawing = GREEDY,
+    seed: int = 0,
+) -> list[Rollout]:
+    """Return one completion of each row, the likeliest unless told otherwise."""
+    sampler = TransformersSampler(
+        policy, how=how, max_new_tokens=max_new_tokens, group_size=1, seed=seed
+    )
+    prompts = [make_prompt(row, i, policy.tokenizer.encode) for i, row in enumerate(rows)]
+    found: dict[int, Rollout] = {}
+    for start in range(0, len(prompts), BATCH):
+        for (rollout,) in sampler.sample(prompts[start : start + BATCH], step=0):
+            found[rollout.prompt.index] = rollout
+    return [found[i] for i in range(len(prompts))]
+
+
+def accuracy(policy: Policy, task: Task, *, num: int, max_new_tokens: int) -> dict[str, float]:
+    """Return the share of right greedy answers, by skill, on rows held out of training."""
+    found = {}
+    for skill in task.skills:
+        rows = task.eval_rows(skill, num)
+        rollouts = complete(policy, rows, max_new_tokens=max_new_tokens)
+        right = [task.correct(row, r.text) for row, r in zip(rows, rollouts, strict=True)]
+        found[skill] = float(np.mean(right))
+    return found
+
+
+def mean_reward(
+    policy: Policy, rows: Sequence[Row], rewards: Sequence[Reward], *, max_new_tokens: int
+) -> float:
+    """Return the mean reward of greedy completions."""
+    scores = score(complete(policy, rows, max_new_tokens=max_new_tokens), rewards)
+    return float(np.nanmean(scores.total))
+
+
+def retention(now: Mapping[str, float], before: Mapping[str, float], trained: str) -> float | None:
+    """Return how much of the other skills is left: 1 for all of it.
+
+    >>> retention({"add": 0.9, "copy": 0.4}, {"add": 0.5, "copy": 0.8}, "add")
+    0.5
+    """
+    others = [skill for skill in before if skill != trained and before[skill] > 0]
+    if not others:
+        return None
+    return float(np.mean([now[skill] / before[skill] for skill in others]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distance:
+    """KL(policy || reference) over the whole vocabulary, along completions of the policy."""
+
+    per_token: float
+    """Nats, mean over tokens."""
+    per_sequence: float
+    """Nats, mean over completions."""
+    max_token: float
+    num_completions: int
+
+
+@torch.no_grad()
+def distance(
+    policy: Policy,
+    reference: Reference,
+    rows: Sequence[Row],
+    *,
+    max_new_tokens: int,
+    told: Callable[[int, int], None] = lambda _done, _all: None,
+) -> Distance:
+    """Return the exact KL to the reference, at the policy's own temperature, sampled paths."""
+    how = Drawing(temperature=policy.scorer.temperature)
+    rollouts = complete(policy, rows, max_new_tokens=max_new_tokens, how=how)
+    sums, tokens = [], []
+    for start in range(0, len(rollouts), BATCH):
+        part = rollouts[start : start + BATCH]
+        layout = lay_out(
+            [r.prompt.token_ids for r in part],
+            [r.token_ids for r in part],
+            pad_id=policy.pad_id,
+            device=policy.scorer.device,
+        )
+        kl_exact = policy.scorer(layout, reference.hidden(layout)).kl_exact.double().cpu().numpy()
+        ends = np.cumsum([len(r.token_ids) for r in part])
+        sums += [float(row.sum()) for row in np.split(kl_exact, ends[:-1])]
+        tokens.append(kl_exact)
+        told(start + len(part), len(rollouts))
+    every = np.concatenate(tokens)
+    return Distance(
+        per_token=float(every.mean()),
+        per_sequence=float(np.mean(sums)),
+        max_token=float(every.max()),
+        num_completions=len(rollouts),
+    )

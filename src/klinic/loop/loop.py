@@ -1,0 +1,157 @@
+"""The loop: sample, score, prepare, commit or discard, keep. Everything else is somewhere else."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol, runtime_checkable
+
+from klinic.evidence.record import StepRecord
+from klinic.evidence.rollout import Prompt, Rollout
+from klinic.learner.protocol import Learner
+from klinic.maths.kl_coef import KLCoefRule, KLCoefState, linear_warmup, update
+from klinic.recipe.kl import KLSection
+from klinic.sampler.protocol import Sampler
+
+
+@runtime_checkable
+class Parts(Protocol):
+    """What the loop works with; a run assembles it, a test may pretend it."""
+
+    learner: Learner
+    sampler: Sampler
+    max_steps: int
+    updates_per_batch: int
+
+    def prompts(self, step: int) -> list[Prompt]:
+        """Return the prompts of a step."""
+
+    def judge(self, rollouts: list[Rollout], step: int) -> StepRecord:
+        """Return the rollouts as a record with rewards and advantages."""
+
+    def keep(self, done: "StepDone", state: "LoopState") -> bool:
+        """Write down a step; return whether to go on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoopState:
+    """What the loop remembers from step to step; with the learner's weights it is everything."""
+
+    step: int = 0
+    """Steps done."""
+    kl: KLCoefState | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class StepDone:
+    """One step, after its updates."""
+
+    step: int
+    rollouts: list[Rollout]
+    record: StepRecord
+    """Of the first update: before it, policy and old policy are one."""
+    last_record: StepRecord
+    metrics: dict[str, float]
+    kl_coef: float
+    discarded: int
+    """Updates that were not made, since loss or gradient was not a number."""
+    seconds: dict[str, float] = field(default_factory=dict)
+
+
+def run_loop(parts: Parts, state: LoopState, kl: KLSection | None) -> LoopState:
+    """Train from `state` to the last step, or until told to stop."""
+    for step in range(state.step + 1, parts.max_steps + 1):
+        clock = Clock()
+        with clock.over("sample"):
+            weights = parts.learner.publish()
+            loaded = parts.sampler.load(weights)
+            prompts = parts.prompts(step)
+            groups = {
+                group[0].prompt.index: group for group in parts.sampler.sample(prompts, step=step)
+            }
+            rollouts = [rollout for prompt in prompts for rollout in groups[prompt.index]]
+        with clock.over("reward"):
+            record = parts.judge(rollouts, step)
+            facts = {"weights_published": weights.fingerprint, "weights_loaded": loaded}
+            record = replace(record, facts={**record.facts, **facts})
+        with clock.over("learn"):
+            done = learn(parts, record, kl_coef=kl_coef(kl, state), measure=due(kl, state))
+        done.rollouts = rollouts
+        done.seconds = clock.seconds
+        state = LoopState(step=step, kl=adapted(kl, state.kl, done.record))
+        if not parts.keep(done, state):
+            break
+    return state
+
+
+def learn(parts: Parts, record: StepRecord, *, kl_coef: float, measure: bool) -> StepDone:
+    """Make the updates of one batch."""
+    scored = parts.learner.score(record, needs_reference=measure)
+    records: list[StepRecord] = []
+    metrics: dict[str, float] = {}
+    discarded = 0
+    for _ in range(parts.updates_per_batch):
+        prepared = parts.learner.prepare(scored, kl_coef=kl_coef)
+        records.append(prepared.record)
+        metrics |= prepared.metrics
+        if prepared.finite:
+            metrics |= parts.learner.commit()
+        else:
+            parts.learner.discard()
+            discarded += 1
+    return StepDone(
+        step=record.step,
+        rollouts=[],
+        record=records[0],
+        last_record=records[-1],
+        metrics=metrics,
+        kl_coef=kl_coef,
+        discarded=discarded,
+    )
+
+
+def kl_coef(kl: KLSection | None, state: LoopState) -> float:
+    """Return the coefficient of the next step."""
+    if kl is None or state.kl is None:
+        return 0.0
+    return linear_warmup(state.kl.coef, step=state.step, warmup_steps=kl.warmup_steps)
+
+
+def due(kl: KLSection | None, state: LoopState) -> bool:
+    """Whether the next step needs the reference: for the loss, or because it is time to look."""
+    if kl is None or state.kl is None:
+        return False
+    return state.kl.coef > 0 or (kl.monitor_every > 0 and state.step % kl.monitor_every == 0)
+
+
+def adapted(
+    kl: KLSection | None, before: KLCoefState | None, record: StepRecord
+) -> KLCoefState | None:
+    """Return the controller's state after a step's KL."""
+    if kl is None or before is None:
+        return before
+    measured = mean_k1(record)
+    if measured is None:
+        return before
+    return update(KLCoefRule(rule=kl.controller, target=kl.target), before, measured)
+
+
+def mean_k1(record: StepRecord) -> float | None:
+    """Return what a controller steers by: the mean of k1 at `logp_old`, in nats per token."""
+    from klinic.evidence.metrics import kl_metrics
+
+    return kl_metrics(record).get("kl_k1/mean")
+
+
+class Clock:
+    """Seconds by what they were spent on."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def over(self, name: str) -> Iterator[Any]:
+        """Count the seconds of a block."""
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start

@@ -1,0 +1,178 @@
+"""A run: the parts that the loop works with, and what is kept of every step."""
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from klinic.errors import CheckpointError
+from klinic.evidence.files import Journal
+from klinic.evidence.metrics import clip_metrics, penalized_reward, step_metrics
+from klinic.evidence.record import StepRecord
+from klinic.evidence.rollout import Prompt, Rollout, flatten
+from klinic.evidence.store import RecordWriter
+from klinic.learner.protocol import Learner
+from klinic.loop import checkpoint
+from klinic.loop.data import Prompts
+from klinic.loop.folder import EVENTS, METRICS
+from klinic.loop.loop import LoopState, StepDone
+from klinic.loop.source import Source
+from klinic.loop.stopping import Stopping
+from klinic.loop.trackers.protocol import Tracker
+from klinic.maths.kl_coef import KLCoefState
+from klinic.model.loading import Policy
+from klinic.recipe.recipe import Recipe
+from klinic.rewards.batch import with_rewards
+from klinic.rewards.runner import score
+from klinic.rewards.scores import statistics
+from klinic.sampler.protocol import Sampler
+
+
+@dataclass(kw_only=True)
+class Run:
+    """Everything that a recipe asked for, assembled."""
+
+    recipe: Recipe
+    folder: Path
+    source: Source
+    policy: Policy
+    learner: Learner
+    sampler: Sampler
+    data: Prompts
+    trackers: list[Tracker]
+    reference: dict[str, Any]
+    """Kind, source and digest of the reference."""
+    stopping: Stopping = field(default_factory=Stopping)
+    evaluated: dict[str, float] | None = None
+    """Held-out metrics before the first step."""
+    _rewards: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.max_steps = self.recipe.loop.max_steps
+        self.updates_per_batch = self.recipe.learner.updates_per_batch
+        self.journal = Journal(self.folder / METRICS)
+        self.events = Journal(self.folder / EVENTS)
+        self._open = ExitStack()
+        self._writer: RecordWriter | None = None
+
+    def __enter__(self) -> "Run":
+        self._open.enter_context(self.stopping)
+        if self.recipe.output.records_every:
+            self._writer = self._open.enter_context(RecordWriter(self.folder))
+        for tracker in self.trackers:
+            self._open.callback(tracker.close)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
+
+    def prompts(self, step: int) -> list[Prompt]:
+        """Return the prompts of a step."""
+        return self.data.at(step)
+
+    def judge(self, rollouts: list[Rollout], step: int) -> StepRecord:
+        """Return the rollouts as a record with rewards and advantages."""
+        scores = score(rollouts, self.source.rewards)
+        self._rewards = statistics(scores) | self._parse_rate(rollouts)
+        record = flatten(rollouts, step=step)
+        return with_rewards(record, scores, advantage=self.recipe.learner.advantage)
+
+    def _parse_rate(self, rollouts: list[Rollout]) -> dict[str, float]:
+        task = self.source.task
+        if task is None:
+            return {}
+        parsed = [task.parse(_row(r), r.text) is not None for r in rollouts]
+        return {"completions/parse_rate": sum(parsed) / len(parsed)}
+
+    def keep(self, done: StepDone, state: LoopState) -> bool:
+        """Write down a step; return whether to go on."""
+        metrics = self._metrics(done)
+        self.journal.append({"step": done.step, **metrics})
+        self._tell(done, metrics)
+        every = self.recipe.output.records_every
+        if self._writer is not None and (done.step - 1) % every == 0:
+            self._writer.put(_with_facts(done, metrics))
+        if done.discarded:
+            self.events.append({"step": done.step, "event": "discarded", "num": done.discarded})
+        last = done.step == self.max_steps or self.stopping.asked
+        if _due(self.recipe.loop.eval_every, done.step) or last:
+            self.evaluate(done.step)
+        if _due(self.recipe.loop.checkpoint_every, done.step) or last:
+            self.save(state)
+        return not self.stopping.asked
+
+    def _metrics(self, done: StepDone) -> dict[str, float]:
+        learner = self.recipe.learner
+        bounds = {"clip_low": learner.clip_low, "clip_high": learner.clip_high}
+        metrics = self._rewards | step_metrics(done.record, **bounds)
+        metrics |= clip_metrics(done.last_record, **bounds)
+        metrics |= done.metrics
+        metrics |= penalized_reward(done.record, done.kl_coef)
+        if "kl" in metrics:
+            metrics["kl_penalty"] = done.kl_coef * metrics["kl"]
+        metrics["loss"] = metrics["policy_loss"] + metrics.get("kl_penalty", 0.0)
+        metrics["discarded"] = float(done.discarded)
+        return metrics | {f"time/{name}": seconds for name, seconds in done.seconds.items()}
+
+    def _tell(self, done: StepDone, metrics: Mapping[str, float]) -> None:
+        for tracker in self.trackers:
+            tracker.metrics(done.step, metrics)
+            if _due(self.recipe.loop.show_completions_every, done.step):
+                tracker.completions(done.step, done.rollouts, done.record)
+
+    def evaluate(self, step: int) -> dict[str, float]:
+        """Measure the policy on what is held out, and tell."""
+        metrics = self.source.evaluate(self.policy, self.recipe, self.evaluated)
+        if metrics:
+            self.journal.append({"step": step, **metrics})
+            for tracker in self.trackers:
+                tracker.metrics(step, metrics)
+        return metrics
+
+    def save(self, state: LoopState) -> Path:
+        """Write a checkpoint of everything that matters."""
+
+        def fill(folder: Path) -> dict[str, Any]:
+            return {
+                "learner": self.learner.save(folder),
+                "kl": None if state.kl is None else state.kl.to_json(),
+                "reference": self.reference,
+                "random_streams": {"seed": self.recipe.seed, "next_step": state.step + 1},
+                "data": {"digest": self.data.digest(), "next_step": state.step + 1},
+                "evaluated": self.evaluated,
+            }
+
+        keep = self.recipe.loop.keep_checkpoints
+        return checkpoint.write(self.folder, state.step, fill=fill, keep=keep)
+
+    def restore(self, saved: checkpoint.Checkpoint) -> LoopState:
+        """Go back to a checkpoint, if it is of this run."""
+        for what, found, expected in (
+            ("reference", saved.state["reference"]["digest"], self.reference["digest"]),
+            ("training rows", saved.state["data"]["digest"], self.data.digest()),
+        ):
+            if found != expected:
+                raise CheckpointError(
+                    f"{saved.folder}: the {what} of this run had the digest {str(found)[:12]}, and "
+                    f"now have {str(expected)[:12]}. Going on would be another run: restore them, "
+                    "or start anew in another output.dir."
+                )
+        self.learner.load(saved.folder, saved.state["learner"])
+        self.evaluated = saved.state["evaluated"]
+        kl = saved.state["kl"]
+        return LoopState(step=saved.step, kl=None if kl is None else KLCoefState.from_json(kl))
+
+
+def _with_facts(done: StepDone, metrics: Mapping[str, float]) -> StepRecord:
+    names = ("loss", "learning_rate", "update_norm", "unchanged_share")
+    known = {name: metrics[name] for name in names if name in metrics}
+    return replace(done.record, facts={**done.record.facts, **known})
+
+
+def _row(rollout: Rollout) -> dict[str, Any]:
+    return {"prompt": rollout.prompt.text, **rollout.prompt.columns}
+
+
+def _due(every: int, step: int) -> bool:
+    return every > 0 and step % every == 0

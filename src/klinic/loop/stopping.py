@@ -1,0 +1,43 @@
+"""Leave cleanly when asked to: SIGTERM and Ctrl-C finish the step, save, and go.
+
+A second one does not wait.
+"""
+
+import signal
+from types import FrameType, TracebackType
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stopping:
+    """Whether somebody asked the run to stop."""
+
+    def __init__(self) -> None:
+        self.signal: int | None = None
+        self._before: dict[int, object] = {}
+
+    @property
+    def asked(self) -> bool:
+        """True from the first signal on."""
+        return self.signal is not None
+
+    def __enter__(self) -> "Stopping":
+        try:
+            self._before = {number: signal.signal(number, self._on) for number in SIGNALS}
+        except ValueError:  # not the main thread: whoever is there handles signals
+            self._before = {}
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _on(self, number: int, _: FrameType | None) -> None:
+        if self.signal is not None:
+            raise KeyboardInterrupt
+        self.signal = number

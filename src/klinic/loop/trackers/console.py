@@ -1,0 +1,104 @@
+"""What a person sees: a line that moves in a terminal, a line a step elsewhere."""
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from klinic.evidence.record import StepRecord
+from klinic.evidence.rollout import Rollout
+
+SHOWN = 8  # completions in a table
+LONGEST = 60  # characters of a prompt or a completion in it
+LINE = (
+    ("Loss", "loss"),
+    ("Grad norm", "grad_norm"),
+    ("Reward", "reward"),
+    ("KL", "kl"),
+    ("KL penalty", "kl_penalty"),
+)
+
+
+class ConsoleTracker:
+    """Progress with the time that is left in a terminal; plain lines in a file or a pipe."""
+
+    def __init__(self, console: Console, *, max_steps: int) -> None:
+        self._console = console
+        self._max_steps = max_steps
+        self._bar: Progress | None = None
+
+    def begin(self, *, step: int) -> None:
+        """Show the bar, from the step on behind which the run goes on."""
+        if self._console.is_terminal:
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20),
+                MofNCompleteColumn(),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._task = self._bar.add_task("Training", total=self._max_steps, completed=step)
+            self._bar.start()
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show the numbers of a step, and those of an evaluation on a line of their own."""
+        evaluation = {name: value for name, value in metrics.items() if name.startswith("eval/")}
+        if "loss" in metrics or "grad_norm" in metrics:
+            self._show(step, line(step, metrics))
+        if evaluation:
+            told = " | ".join(
+                f"{name.removeprefix('eval/')}: {value:.3f}" for name, value in evaluation.items()
+            )
+            self._console.print(f"Step {step} | Held out | {told}", highlight=False, soft_wrap=True)
+
+    def _show(self, step: int, text: str) -> None:
+        if self._bar is None:
+            self._console.print(text, highlight=False, soft_wrap=True)
+        else:
+            self._bar.update(self._task, completed=step, description=text)
+
+    def completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
+        """Show some completions beside their rewards."""
+        table = Table(title=f"Step {step}: completions", title_justify="left", box=box.SIMPLE_HEAD)
+        for column in ("prompt", "completion", "ended by", "reward", "advantage"):
+            table.add_column(
+                column, justify="right" if column in {"reward", "advantage"} else "left"
+            )
+        for row, rollout in enumerate(rollouts[:SHOWN]):
+            table.add_row(
+                printable(rollout.prompt.text),
+                printable(rollout.text),
+                rollout.finish_reason,
+                "" if record.reward is None else f"{record.reward[row]:.3f}",
+                "" if record.advantage is None else f"{record.advantage[row]:+.3f}",
+            )
+        self._console.print(table)
+
+    def close(self) -> None:
+        """Leave the bar as it stands."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def line(step: int, metrics: Mapping[str, float]) -> str:
+    """Return the line of a step; what was not measured is left out.
+
+    >>> line(1, {"loss": 0.1234, "grad_norm": 0.5678, "kl_penalty": 0.0012})
+    'Step 1 | Loss: 0.1234 | Grad norm: 0.5678 | KL penalty: 0.0012'
+    """
+    told = [f"{label}: {metrics[name]:.4f}" for label, name in LINE if name in metrics]
+    return " | ".join([f"Step {step}", *told])
+
+
+def printable(text: str) -> str:
+    """Return text without what a terminal or rich would obey: completions are not ours.
+
+    >>> printable("[red]a" + chr(27) + "[2J")
+    '\\\\[red]a\\\\x1b[2J'
+    """
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    cut = shown if len(shown) <= LONGEST else shown[: LONGEST - 3] + "..."
+    return escape(cut)

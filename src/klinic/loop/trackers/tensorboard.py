@@ -1,0 +1,47 @@
+"""Metrics in TensorBoard, under `train/` and `eval/`."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+from klinic.evidence.record import StepRecord
+from klinic.evidence.rollout import Rollout
+
+
+class TensorBoard:
+    """A writer that forgets what was told of steps after the one a run goes on from."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._writer: SummaryWriter | None = None
+
+    def begin(self, *, step: int) -> None:
+        """Open the log; what earlier logs in the folder say of later steps is hidden."""
+        purge = step + 1 if step else 0  # a run that starts evaluates at step 0
+        self._writer = SummaryWriter(str(self._folder), purge_step=purge)
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write every number that is one."""
+        assert self._writer is not None  # noqa: S101 - begin comes first
+        for name, value in metrics.items():
+            if math.isfinite(value):
+                self._writer.add_scalar(tag(name), value, step)
+
+    def completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
+        """Completions are in the records; here are curves."""
+
+    def close(self) -> None:
+        """Flush what is left."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def tag(name: str) -> str:
+    """Return where a metric is found.
+
+    >>> tag("kl_penalty"), tag("eval/accuracy")
+    ('train/kl_penalty', 'eval/accuracy')
+    """
+    return name if name.startswith("eval/") else f"train/{name}"

@@ -1,0 +1,263 @@
+"""From a recipe to a trained model: assemble the parts, start or go on, and say what came out."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from klinic.evidence import store
+from klinic.evidence.files import Journal
+from klinic.evidence.run_facts import write_run_facts, write_tokens
+from klinic.learner.local import LocalLearner, Settings
+from klinic.learner.objective import Objective
+from klinic.learner.update import LearningRate
+from klinic.loop import checkpoint
+from klinic.loop.data import Prompts
+from klinic.loop.describe import run_facts
+from klinic.loop.folder import METRICS, START, TENSORBOARD, open_folder, write_recipe
+from klinic.loop.loop import LoopState, run_loop
+from klinic.loop.run import Run
+from klinic.loop.source import Given, Source, find_source
+from klinic.loop.trackers.console import ConsoleTracker
+from klinic.loop.trackers.protocol import Tracker
+from klinic.loop.warm_start import warm_start
+from klinic.maths.kl_coef import KLCoefState
+from klinic.maths.kl_estimators import ESTIMATORS
+from klinic.model.determinism import settle_kernels
+from klinic.model.loading import Policy, load_policy, load_scorer
+from klinic.model.reference import Reference, adapter_off, frozen, frozen_copy
+from klinic.recipe.recipe import Recipe
+from klinic.sampler.drawing import Drawing
+from klinic.sampler.transformers import TransformersSampler
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a run came to."""
+
+    folder: Path
+    step: int
+    before: dict[str, float]
+    """Held-out metrics before the first step."""
+    after: dict[str, float]
+    signal: int | None
+    """The signal that stopped it early, if one did."""
+
+    @property
+    def model(self) -> Path:
+        """The trained model, for `from_pretrained`."""
+        return self.folder / checkpoint.FOLDER / f"step={self.step:06d}" / "model"
+
+
+def train(
+    recipe: Recipe, *, name: str, given: Given, resume: bool = False, console: Console
+) -> Result:
+    """Train as the recipe says, or go on with the run that it describes."""
+    settle(recipe)
+    source = find_source(recipe, given)
+    folder = open_folder(recipe, name, resume=resume)
+    say(console, f"Run: {folder}")
+    say(console, f"Sizes: {recipe.sizes()}")
+    if recipe.kl is not None:
+        sentence = ESTIMATORS[recipe.kl.estimator].sentence
+        say(console, f"KL {recipe.kl.estimator}: {sentence}")
+    if not resume:
+        write_recipe(folder, recipe)  # first: from here on, a killed run can be resumed
+    run = assemble(recipe, folder, source, console)
+    with run:
+        state = _continue(run, console) if resume else _begin(run)
+        for tracker in run.trackers:
+            tracker.begin(step=state.step)
+        if state.step == 0:
+            run.evaluated = run.evaluate(0)
+        state = run_loop(run, state, recipe.kl)
+    return Result(
+        folder=folder,
+        step=state.step,
+        before=run.evaluated or {},
+        after=_last_evaluation(folder),
+        signal=run.stopping.signal,
+    )
+
+
+def say(console: Console, text: str) -> None:
+    """Print a line as it is: names of files and models are not markup, and are not broken."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def settle(recipe: Recipe) -> None:
+    """Make this process compute the same bits for the same numbers."""
+    settle_kernels()
+    if recipe.threads is not None:
+        torch.set_num_threads(recipe.threads)
+    torch.use_deterministic_algorithms(mode=True)
+
+
+def assemble(recipe: Recipe, folder: Path, source: Source, console: Console) -> Run:
+    """Return the parts of a run."""
+    policy, where = start_policy(recipe, folder, source, console)
+    reference = start_reference(recipe, policy, where)
+    return Run(
+        recipe=recipe,
+        folder=folder,
+        source=source,
+        policy=policy,
+        learner=make_learner(recipe, policy, reference),
+        sampler=make_sampler(recipe, policy),
+        data=Prompts(
+            source.rows,
+            encode=policy.tokenizer.encode,
+            per_step=recipe.loop.prompts_per_step,
+            seed=recipe.seed,
+        ),
+        trackers=_trackers(recipe, folder, console),
+        reference=identity(reference),
+    )
+
+
+def start_policy(
+    recipe: Recipe, folder: Path, source: Source, console: Console
+) -> tuple[Policy, str]:
+    """Return the policy as it starts, and where its weights can be found again."""
+    how: dict[str, Any] = {"temperature": recipe.sampling.temperature, "seed": recipe.seed}
+    if recipe.warm_start is None:
+        return load_policy(recipe.model, **how), recipe.model.name
+    start = folder / START
+    if not start.exists():
+        _warm_start_into(start, recipe, source, console)
+    section = recipe.model.model_copy(update={"name": str(start)})
+    return load_policy(section, **how), str(start)
+
+
+def _warm_start_into(start: Path, recipe: Recipe, source: Source, console: Console) -> None:
+    """Train on examples with every weight, before any adapter, and copy the result to the run."""
+    whole = recipe.model.model_copy(update={"lora_rank": None, "lora_alpha": None})
+    policy = load_policy(whole, temperature=1.0, seed=0)
+    with console.status("Warm start ...") as status:
+        cached = warm_start(
+            policy,
+            recipe,
+            source.task,
+            lambda step, total, loss: status.update(
+                f"Warm start: step {step} of {total}, loss {loss:.3f}"
+            ),
+        )
+    draft = start.with_name(f"{START}.unfinished")
+    shutil.rmtree(draft, ignore_errors=True)
+    shutil.copytree(cached, draft)
+    draft.rename(start)
+
+
+def start_reference(recipe: Recipe, policy: Policy, where: str) -> Reference | None:
+    """Return what the KL ties to; nothing is loaded or copied where no KL is asked for."""
+    kl = recipe.kl
+    if kl is None or (kl.coef == 0 and not kl.monitor_every):
+        return None
+    if kl.reference is not None:
+        remote = recipe.model.trust_remote_code
+        return frozen(
+            load_scorer(kl.reference, like=policy.scorer, remote=remote), source=kl.reference
+        )
+    if recipe.model.lora_rank is not None:
+        return adapter_off(policy.scorer, source=where)
+    return frozen_copy(policy.scorer, source=where)
+
+
+def identity(reference: Reference | None) -> dict[str, Any]:
+    """Return which reference this is, for records and checkpoints."""
+    if reference is None:
+        return {"kind": "none", "source": None, "digest": None}
+    return {"kind": reference.kind, "source": reference.source, "digest": reference.digest}
+
+
+def make_learner(recipe: Recipe, policy: Policy, reference: Reference | None) -> LocalLearner:
+    """Return the learner that the recipe describes."""
+    learner = recipe.learner
+    objective = Objective(
+        loss=learner.loss,
+        estimator=None if recipe.kl is None else recipe.kl.estimator,
+        clip_low=learner.clip_low,
+        clip_high=learner.clip_high,
+        mask_truncated=learner.mask_truncated,
+        max_new_tokens=recipe.sampling.max_new_tokens,
+    )
+    settings = Settings(
+        rate=LearningRate(
+            peak=learner.learning_rate,
+            schedule=learner.schedule,
+            warmup_steps=learner.warmup_steps,
+            total_steps=recipe.loop.max_steps * learner.updates_per_batch,
+        ),
+        weight_decay=learner.weight_decay,
+        max_grad_norm=learner.max_grad_norm,
+        micro_batch_size=learner.micro_batch_size,
+        updates_per_batch=learner.updates_per_batch,
+    )
+    return LocalLearner(policy, reference, objective=objective, settings=settings)
+
+
+def make_sampler(recipe: Recipe, policy: Policy) -> TransformersSampler:
+    """Return the sampler that the recipe describes."""
+    s = recipe.sampling
+    return TransformersSampler(
+        policy,
+        how=Drawing(temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p),
+        max_new_tokens=s.max_new_tokens,
+        group_size=recipe.loop.group_size,
+        seed=recipe.seed,
+    )
+
+
+def _begin(run: Run) -> LoopState:
+    """Write what a new run begins with."""
+    write_run_facts(run.folder, run_facts(run.recipe, run.policy, run.reference))
+    write_tokens(run.folder, _token_texts(run.policy))
+    kl = run.recipe.kl
+    return LoopState(kl=None if kl is None else KLCoefState(coef=kl.coef))
+
+
+def _continue(run: Run, console: Console) -> LoopState:
+    """Go back to the newest checkpoint that is whole, and forget what came after it."""
+    found = checkpoint.newest_good(run.folder)
+    for problem in found.broken:
+        say(console, f"Broken checkpoint: {problem} Using the one before.")
+        run.events.append({"event": "broken checkpoint", "problem": problem})
+    saved = found.checkpoint
+    if saved is None:
+        say(console, "No checkpoint yet: starting from the beginning.")
+        step, state = 0, _begin(run)
+    else:
+        say(console, f"Going on behind step {saved.step}.")
+        step, state = saved.step, run.restore(saved)
+    checkpoint.forget_unfinished(run.folder)
+    checkpoint.forget_after(run.folder, step)
+    store.forget_after(run.folder, step)
+    # at a checkpoint's own step everything was written before it; without one, nothing counts
+    run.journal.rewind(lambda entry: saved is not None and entry["step"] <= step)
+    run.events.append({"event": "resumed", "step": step})
+    return state
+
+
+def _token_texts(policy: Policy) -> dict[int, str]:
+    known = min(len(policy.tokenizer), policy.vocabulary_size)
+    return {i: policy.tokenizer.decode([i]) for i in range(known)}
+
+
+def _last_evaluation(folder: Path) -> dict[str, float]:
+    last: dict[str, float] = {}
+    for entry in Journal(folder / METRICS).entries():
+        if any(name.startswith("eval/") for name in entry):
+            last = {name: value for name, value in entry.items() if name.startswith("eval/")}
+    return last
+
+
+def _trackers(recipe: Recipe, folder: Path, console: Console) -> list[Tracker]:
+    trackers: list[Tracker] = [ConsoleTracker(console, max_steps=recipe.loop.max_steps)]
+    if recipe.output.tensorboard:
+        from klinic.loop.trackers.tensorboard import TensorBoard
+
+        trackers.append(TensorBoard(folder / TENSORBOARD))
+    return trackers

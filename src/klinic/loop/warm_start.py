@@ -1,0 +1,150 @@
+"""Supervised training before GRPO: the policy learns the format, and its result is the reference.
+
+The result depends on the model, the examples and the settings, not on the run's seed: runs that
+differ in seed or KL start from the same point, as they would from a published checkpoint. It is
+kept in a cache and made once.
+"""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from klinic.errors import DataError
+from klinic.evidence.files import write_atomically
+from klinic.learner.checkpoint import save_model
+from klinic.learner.update import LearningRate, make_optimizer, set_rate
+from klinic.loop.data import read_rows
+from klinic.model.layout import lay_out
+from klinic.model.loading import Policy
+from klinic.model.weights import digest
+from klinic.recipe.recipe import Recipe
+from klinic.tasks.base import Task
+
+SEED = 0
+WARMUP = 0.02  # share of the steps in which the learning rate rises
+RECIPE_OF_CACHE = 1  # raise it when this file computes something else
+COMPLETE = "complete"
+
+Progress = Callable[[int, int, float], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """A prompt and the completion to imitate, as token ids."""
+
+    prompt: np.ndarray
+    completion: np.ndarray
+
+
+def warm_start(policy: Policy, recipe: Recipe, task: Task | None, progress: Progress) -> Path:
+    """Train the policy on examples, or take the result from the cache; return where it is."""
+    assert recipe.warm_start is not None  # noqa: S101 - the caller asked
+    rows = None if recipe.warm_start.path is None else _rows(recipe.warm_start.path)
+    folder = cache_folder() / "warm_start" / _key(recipe, policy, rows)
+    if not (folder / COMPLETE).exists():
+        examples = _endless(rows) if rows is not None else _task_rows(task)
+        _train(policy, recipe, (_example(row, policy) for row in examples), progress)
+        _keep(policy, folder)
+    return folder
+
+
+def cache_folder() -> Path:
+    """Return where klinic keeps what it can make again."""
+    if "KLINIC_CACHE" in os.environ:
+        return Path(os.environ["KLINIC_CACHE"])
+    home = os.environ.get("XDG_CACHE_HOME")
+    return (Path(home) if home else Path.home() / ".cache") / "klinic"
+
+
+def _train(policy: Policy, recipe: Recipe, examples: Iterator[Example], progress: Progress) -> None:
+    section = recipe.warm_start
+    assert section is not None  # noqa: S101
+    optimizer = make_optimizer(policy.lm, weight_decay=0.0)
+    rate = LearningRate(
+        peak=section.learning_rate,
+        schedule="cosine",
+        warmup_steps=max(1, round(WARMUP * section.steps)),
+        total_steps=section.steps,
+    )
+    for step in range(section.steps):
+        batch = list(islice(examples, section.batch_size))
+        layout = lay_out(
+            [e.prompt for e in batch],
+            [e.completion for e in batch],
+            pad_id=policy.pad_id,
+            device=policy.scorer.device,
+        )
+        loss = -policy.scorer(layout).logp.mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(policy.lm.parameters(), 1.0)
+        set_rate(optimizer, rate.at(step))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        progress(step + 1, section.steps, float(loss.detach()))
+
+
+def _keep(policy: Policy, folder: Path) -> None:
+    draft = folder.with_name(f"{folder.name}.{os.getpid()}")
+    shutil.rmtree(draft, ignore_errors=True)
+    save_model(draft, policy)
+    write_atomically(draft / COMPLETE, b"")
+    shutil.rmtree(folder, ignore_errors=True)
+    try:
+        draft.rename(folder)
+    except OSError:  # another process was first, with the same result
+        shutil.rmtree(draft)
+
+
+def _example(row: Mapping[str, Any], policy: Policy) -> Example:
+    encode = policy.tokenizer.encode
+    completion = encode(row["completion"], add_special_tokens=False)
+    return Example(
+        prompt=np.array(encode(row["prompt"]), dtype=np.int64),
+        completion=np.array([*completion, policy.eos_ids[0]], dtype=np.int64),
+    )
+
+
+def _rows(path: str) -> list[Mapping[str, Any]]:
+    rows = read_rows(path, split="train")
+    for number, row in enumerate(rows, 1):
+        if not isinstance(row.get("completion"), str):
+            raise DataError(
+                f"{path}, row {number}: `completion` is {row.get('completion')!r}. A warm start "
+                "imitates completions: give each prompt the text that should follow it."
+            )
+    return rows
+
+
+def _endless(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+    stream = np.random.Generator(np.random.Philox(SEED))
+    while True:
+        yield from (rows[i] for i in stream.permutation(len(rows)))
+
+
+def _task_rows(task: Task | None) -> Iterator[Mapping[str, Any]]:
+    assert task is not None  # noqa: S101 - a recipe without rows and task is refused
+    return task.warm_start_rows(SEED)
+
+
+def _key(recipe: Recipe, policy: Policy, rows: Sequence[Mapping[str, Any]] | None) -> str:
+    """Return a name for the result: equal for equal inputs, different for different ones."""
+    what = {
+        "format": RECIPE_OF_CACHE,
+        "torch": torch.__version__.partition("+")[0],
+        "model": recipe.model.model_dump(),
+        "start": digest(policy.lm.state_dict()),
+        "task": recipe.data.task,
+        "warm_start": None if recipe.warm_start is None else recipe.warm_start.model_dump(),
+        "rows": None if rows is None else [dict(row) for row in rows],
+    }
+    text = json.dumps(what, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:24]

@@ -1,0 +1,24 @@
+"""How undecided a policy is."""
+
+from typing import Any
+
+from jaxtyping import Float
+
+from klinic.maths.arrays import namespace
+
+
+def entropy(logp: Float[Any, "*shape V"]) -> Float[Any, "*shape"]:
+    """Return the entropy of each row of log-probs, in nats.
+
+    Formula: -sum_x p(x) log p(x).
+    Symbols: logp, normalised log-probs of every outcome; -inf where p(x) = 0.
+    Assumes: rows are normalised. An outcome of probability 0 adds nothing.
+    Source: C. Shannon, "A Mathematical Theory of Communication" (1948).
+
+    >>> import numpy as np
+    >>> entropy(np.log([[0.5, 0.25, 0.25]])).round(4)
+    array([1.0397])
+    """
+    xp = namespace(logp)
+    p = xp.exp(logp)
+    return -(p * xp.where(p > 0, logp, 0.0)).sum(-1)

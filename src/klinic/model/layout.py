@@ -1,0 +1,63 @@
+"""How completions lie in a forward pass: right-padded rows, and where each token is predicted.
+
+Rows are padded on the right, behind everything a causal model can see, so that no attention mask is
+needed and no token's position depends on its neighbours. Which hidden state predicts which token is
+worked out once, here.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from klinic.errors import ShapeError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Some completions behind their prompts, ready for a forward pass."""
+
+    input_ids: Int[Tensor, "R L"]
+    position_ids: Int[Tensor, "R L"]
+    predict_at: Int[Tensor, "n"]
+    """For each completion token, the flat place of the hidden state that predicts it."""
+    target_ids: Int[Tensor, "n"]
+    """The completion tokens of all rows, end to end."""
+
+
+def lay_out(
+    prompts: Sequence[np.ndarray],
+    completions: Sequence[np.ndarray],
+    *,
+    pad_id: int,
+    device: torch.device,
+) -> Layout:
+    """Return the rows, each completion behind its prompt, padded on the right."""
+    _refuse_empty_prompts(prompts)
+    longest = max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
+    input_ids = np.full((len(prompts), longest), pad_id, dtype=np.int64)
+    predict_at = []
+    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
+        end = len(prompt) + len(completion)
+        input_ids[row, : len(prompt)] = prompt
+        input_ids[row, len(prompt) : end] = completion
+        # the token at position t is predicted by the hidden state at t - 1
+        predict_at.append(row * longest + np.arange(len(prompt) - 1, end - 1))
+    return Layout(
+        input_ids=torch.from_numpy(input_ids).to(device),
+        position_ids=torch.arange(longest, device=device).expand(len(prompts), longest),
+        predict_at=torch.from_numpy(np.concatenate(predict_at)).to(device),
+        target_ids=torch.from_numpy(np.concatenate(completions).astype(np.int64)).to(device),
+    )
+
+
+def _refuse_empty_prompts(prompts: Sequence[np.ndarray]) -> None:
+    for row, prompt in enumerate(prompts):
+        if len(prompt) == 0:
+            raise ShapeError(
+                f"row {row} has an empty prompt: its first token would be predicted from nothing. "
+                "Give a prompt of at least one token (a BOS token will do)."
+            )

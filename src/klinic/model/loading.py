@@ -1,0 +1,219 @@
+"""Load a causal LM as a policy: weights, tokenizer, adapter, and a check of its log-probs."""
+
+import json
+import os
+from collections.abc import Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from klinic.errors import ConfigError
+from klinic.model.dropout import refuse_randomness, silence_dropout
+from klinic.model.head import agrees_with_model
+from klinic.model.layout import lay_out
+from klinic.model.scorer import TokenScorer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from klinic.recipe.model import ModelSection
+
+BUILT_IN = "tiny"
+PROBED = 16  # tokens of the rows that a freshly loaded model is checked on
+LORA_LAYERS = "all-linear"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """A model with its tokenizer, ready to be scored, sampled and trained."""
+
+    scorer: TokenScorer
+    tokenizer: Any
+    name: str
+    eos_ids: tuple[int, ...]
+    pad_id: int
+    vocabulary_size: int
+    """Outcomes of the model's head; a tokenizer may know fewer."""
+
+    @property
+    def lm(self) -> Any:
+        """The transformers (or PEFT) model."""
+        return self.scorer.lm
+
+
+def load_policy(section: "ModelSection", *, temperature: float, seed: int) -> Policy:
+    """Return the policy that a recipe's `model` section describes."""
+    lm, tokenizer = _load(section.name, seed=seed, remote=section.trust_remote_code)
+    return prepare_policy(lm, tokenizer, section, temperature=temperature, seed=seed)
+
+
+def prepare_policy(
+    lm: Any, tokenizer: Any, section: "ModelSection", *, temperature: float, seed: int
+) -> Policy:
+    """Return a loaded model as a policy: adapter added, dropout off, log-probs checked."""
+    if section.lora_rank is not None:
+        lm = with_lora(lm, rank=section.lora_rank, alpha=section.lora_alpha, seed=seed)
+    if section.gradient_checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        lm.enable_input_require_grads()
+    silence_dropout(lm)
+    lm.train()
+    autocast = torch.bfloat16 if section.dtype == "bf16" else None
+    scorer = TokenScorer(lm, temperature=temperature, autocast=autocast)
+    check_log_probs(scorer, section.name)
+    if section.compile:
+        lm.get_decoder().compile(dynamic=True)
+    eos_ids = stop_ids(lm, tokenizer, section.name)
+    return Policy(
+        scorer=scorer,
+        tokenizer=tokenizer,
+        name=section.name,
+        eos_ids=eos_ids,
+        pad_id=eos_ids[0] if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id),
+        vocabulary_size=int(lm.get_output_embeddings().weight.shape[0]),
+    )
+
+
+def load_scorer(name: str, *, like: TokenScorer, remote: bool = False) -> TokenScorer:
+    """Return another model as a scorer with the temperature and precision of a policy."""
+    lm, _ = _load(name, seed=0, remote=remote)
+    silence_dropout(lm)
+    lm.to(like.device)
+    scorer = TokenScorer(lm, temperature=like.temperature, autocast=like.autocast)
+    check_log_probs(scorer, name)
+    return scorer
+
+
+def _load(name: str, *, seed: int, remote: bool) -> tuple[Any, Any]:
+    if name == BUILT_IN:
+        from klinic.model.tiny import tiny_model, tiny_tokenizer
+
+        tokenizer = tiny_tokenizer()
+        return tiny_model(tokenizer, seed=seed), tokenizer
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    _refuse_missing(name)
+    adapter = Path(name) / "adapter_config.json"
+    if adapter.is_file():
+        return _merged(name, adapter, seed=seed, remote=remote)
+    try:
+        # fp32 whatever the file holds: these are the master weights that the optimiser moves
+        with quiet():
+            lm = AutoModelForCausalLM.from_pretrained(
+                name, dtype=torch.float32, trust_remote_code=remote
+            )
+            return lm, AutoTokenizer.from_pretrained(name, trust_remote_code=remote)
+    except (OSError, ValueError, KeyError) as error:
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ConfigError(
+            f"model.name is {name}: it cannot be loaded ({first}). Give a folder that "
+            "`save_pretrained` wrote, a hub id that this machine can reach, or `tiny`."
+        ) from error
+
+
+def _merged(name: str, adapter: Path, *, seed: int, remote: bool) -> tuple[Any, Any]:
+    """Return an adapter's model with the adapter merged in.
+
+    Left apart, switching it off would give the base model, which is not where training starts.
+    """
+    from peft import PeftModel
+
+    base = json.loads(adapter.read_text()).get("base_model_name_or_path")
+    if not base:
+        raise ConfigError(f"{adapter} does not name its base model. Merge the adapter yourself.")
+    lm, tokenizer = _load(base, seed=seed, remote=remote)
+    with quiet():
+        merged = PeftModel.from_pretrained(lm, name).merge_and_unload()
+    return merged.requires_grad_(True), tokenizer  # PEFT froze the base
+
+
+def _refuse_missing(name: str) -> None:
+    """Refuse a path that does not exist, before a hub is asked for it."""
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
+    if looks_local and not Path(name).is_dir():
+        raise ConfigError(
+            f"model.name is {name}: there is no such folder. Give a folder that `save_pretrained` "
+            "wrote, a hub id, or `tiny`."
+        )
+
+
+@contextmanager
+def quiet() -> "Iterator[None]":
+    """Keep the bars of transformers out of a console that shows progress of its own."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def with_lora(lm: Any, *, rank: int, alpha: int | None, seed: int) -> Any:
+    """Return the model with a fresh adapter on every linear layer but the head."""
+    from peft import LoraConfig, get_peft_model
+    from transformers.pytorch_utils import Conv1D
+
+    config = LoraConfig(
+        r=rank,
+        lora_alpha=2 * rank if alpha is None else alpha,
+        lora_dropout=0.0,
+        target_modules=LORA_LAYERS,
+        # GPT-2 keeps its matrices the other way round
+        fan_in_fan_out=any(isinstance(module, Conv1D) for module in lm.modules()),
+        task_type="CAUSAL_LM",
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return get_peft_model(lm, config)
+
+
+def stop_ids(lm: Any, tokenizer: Any, name: str) -> tuple[int, ...]:
+    """Return every id that ends a completion: the tokenizer's, the config's, generation's."""
+    found: list[int] = []
+    for given in (
+        tokenizer.eos_token_id,
+        getattr(lm.generation_config, "eos_token_id", None),
+        getattr(lm.config.get_text_config(), "eos_token_id", None),
+    ):
+        ids: Sequence[int] = [] if given is None else given if isinstance(given, list) else [given]
+        found += [int(i) for i in ids if int(i) not in found]
+    if not found:
+        raise ConfigError(
+            f"model.name is {name}: neither its tokenizer nor its config names an end-of-sequence "
+            "token, so every completion would run into the length limit. Set eos_token_id."
+        )
+    return tuple(found)
+
+
+@torch.no_grad()
+def check_log_probs(scorer: TokenScorer, name: str) -> None:
+    """Refuse a model that is random, or whose logits are not its head's."""
+    vocabulary = scorer.lm.get_output_embeddings().weight.shape[0]
+    ids = np.arange(PROBED) % vocabulary
+    layout = lay_out([ids[:4]], [ids[4:]], pad_id=0, device=scorer.device)
+    first, second = scorer.hidden(layout), scorer.hidden(layout)
+    refuse_randomness(first, second, name)
+    with torch.autocast(scorer.device.type, enabled=False):
+        plain = TokenScorer(scorer.lm, temperature=scorer.temperature)
+        whole = scorer.lm(input_ids=layout.input_ids, position_ids=layout.position_ids).logits
+        ours = plain.head(plain.hidden(layout))
+    agrees_with_model(ours, whole.flatten(0, 1)[layout.predict_at].float(), name)
+
+
+def num_parameters(lm: nn.Module) -> dict[str, int]:
+    """Return how many parameters a model has, and how many of them are trained."""
+    return {
+        "num_parameters": sum(p.numel() for p in lm.parameters()),
+        "num_trainable": sum(p.numel() for p in lm.parameters() if p.requires_grad),
+    }
+
+
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forks of user code would warn

@@ -1,0 +1,49 @@
+"""Names for weights: a digest that proves identity, a fingerprint that every step can afford."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+SAMPLED = 64  # entries of each tensor in a fingerprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weights:
+    """Where weights are and which they are; the tensors themselves stay where they are."""
+
+    version: int
+    """Updates that went into them."""
+    fingerprint: str
+    location: str
+    """`process` for weights that sampler and learner share, else a path."""
+
+
+@torch.no_grad()
+def fingerprint(model: nn.Module) -> str:
+    """Return a hash of evenly spaced entries of every trainable tensor.
+
+    An optimiser moves every entry, so a push that changed nothing shows, for the price of a few
+    thousand numbers.
+    """
+    return _hash(
+        (name, p.reshape(-1)[:: max(1, p.numel() // SAMPLED)])
+        for name, p in model.named_parameters()
+        if p.requires_grad
+    )
+
+
+@torch.no_grad()
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of every entry of the tensors, usually a model's state dict."""
+    return _hash(tensors.items())
+
+
+def _hash(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    total = hashlib.sha256()
+    for name, tensor in tensors:
+        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+    return total.hexdigest()

@@ -1,0 +1,170 @@
+"""The names people already write, and what each is here.
+
+One table: a familiar name is another spelling of a key, or a function of the value that says which
+keys it sets. A second table holds names that have no counterpart, each with what to set instead.
+Dashes and underscores are alike.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, get_args
+
+from klinic.recipe.kl import EstimatorName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meaning:
+    """What a familiar name with a value sets."""
+
+    sets: Mapping[str, Any]
+    """Keys that take these values; a section is set to {} (there) or None (off)."""
+    unless_said: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that take these values where the same source says nothing more precise."""
+    unless_chosen: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that take these values where no source chose one."""
+
+
+def _kl_penalty(value: Any) -> Meaning:
+    if value in get_args(EstimatorName):
+        return Meaning(sets={"kl.estimator": value})
+    if isinstance(value, bool | str):
+        raise ValueError(
+            "it is a coefficient (0.01), or the name of an estimator (k3). "
+            "To switch the KL on or off, write use_kl_penalty"
+        )
+    return Meaning(sets={"kl.coef": value})
+
+
+def _use_kl(value: Any) -> Meaning:
+    return Meaning(sets={"kl": {} if _flag(value) else None})
+
+
+def _target_kl(value: Any) -> Meaning:
+    return Meaning(sets={"kl.target": value}, unless_chosen={"kl.controller": "band"})
+
+
+def _both_bounds(value: Any) -> Meaning:
+    return Meaning(sets={"learner.clip_low": value}, unless_said={"learner.clip_high": value})
+
+
+def _bf16(value: Any) -> Meaning:
+    return Meaning(sets={"model.dtype": "bf16" if _flag(value) else "fp32"})
+
+
+def _dataset(value: Any) -> Meaning:
+    """Read `repository,configuration,split` as well; the last part may hold commas in brackets."""
+    if not isinstance(value, str) or value.count(",") < 2:
+        return Meaning(sets={"data.path": value})
+    repository, configuration, split = value.split(",", 2)
+    return Meaning(sets={"data.path": f"{repository},{configuration}", "data.split": split})
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("it is either true or false")
+    return value
+
+
+ALIASES: dict[str, str | Callable[[Any], Meaning]] = {
+    "kl_coef": "kl.coef",
+    "kl_beta": "kl.coef",
+    "beta": "kl.coef",
+    "kl_coefficient": "kl.coef",
+    "init_kl_coef": "kl.coef",
+    "kl_penalty": _kl_penalty,
+    "use_kl_penalty": _use_kl,
+    "use_kl_loss": _use_kl,
+    "target_kl": _target_kl,
+    "kl_target": _target_kl,
+    "kl_warmup_steps": "kl.warmup_steps",
+    "kl_estimator": "kl.estimator",
+    "num_generations": "loop.group_size",
+    "group_size": "loop.group_size",
+    "n": "loop.group_size",
+    "batch_size": "loop.prompts_per_step",
+    "prompts_per_step": "loop.prompts_per_step",
+    "num_prompts": "loop.prompts_per_step",
+    "max_steps": "loop.max_steps",
+    "total_steps": "loop.max_steps",
+    "n_grpo_steps": "loop.max_steps",
+    "save_steps": "loop.checkpoint_every",
+    "save_total_limit": "loop.keep_checkpoints",
+    "eval_steps": "loop.eval_every",
+    "learning_rate": "learner.learning_rate",
+    "lr": "learner.learning_rate",
+    "lr_scheduler_type": "learner.schedule",
+    "warmup_steps": "learner.warmup_steps",
+    "weight_decay": "learner.weight_decay",
+    "max_grad_norm": "learner.max_grad_norm",
+    "loss_type": "learner.loss",
+    "clip_range": _both_bounds,
+    "cliprange": _both_bounds,
+    "epsilon": _both_bounds,
+    "epsilon_high": "learner.clip_high",
+    "clip_ratio_high": "learner.clip_high",
+    "clip_ratio_low": "learner.clip_low",
+    "num_iterations": "learner.updates_per_batch",
+    "mu": "learner.updates_per_batch",
+    "epochs_per_rollout_batch": "learner.updates_per_batch",
+    "ppo_epochs": "learner.updates_per_batch",
+    "mask_truncated_completions": "learner.mask_truncated",
+    "max_completion_length": "sampling.max_new_tokens",
+    "max_new_tokens": "sampling.max_new_tokens",
+    "max_tokens": "sampling.max_new_tokens",
+    "sampling_max_tokens": "sampling.max_new_tokens",
+    "temperature": "sampling.temperature",
+    "sampling_temperature": "sampling.temperature",
+    "top_p": "sampling.top_p",
+    "top_k": "sampling.top_k",
+    "min_p": "sampling.min_p",
+    "model_name_or_path": "model.name",
+    "model_name": "model.name",
+    "model_id": "model.name",
+    "bf16": _bf16,
+    "lora_r": "model.lora_rank",
+    "lora_rank": "model.lora_rank",
+    "lora_alpha": "model.lora_alpha",
+    "gradient_checkpointing": "model.gradient_checkpointing",
+    "task": "data.task",
+    "dataset": _dataset,
+    "dataset_path": _dataset,
+    "datasets": _dataset,
+    "output_dir": "output.dir",
+    "save_dir": "output.dir",
+}
+
+_STEP = (
+    "A step is loop.prompts_per_step prompts x loop.group_size completions: set these two, and "
+    "learner.micro_batch_size for memory"
+)
+_NO_ENGINE = "No memory is set aside for sampling. To use less, lower learner.micro_batch_size"
+
+REFUSED = {
+    "reward_weights": "A weight stands beside its function: rewards: [{function: f, weight: 0.5}]",
+    "gradient_accumulation_steps": "It follows from learner.micro_batch_size: set that to the "
+    "completions that fit into memory, and gradients are accumulated over the step",
+    "rollout_batch_size": _STEP,
+    "train_batch_size": _STEP,
+    "per_device_train_batch_size": _STEP,
+    "gpu_mem_util": _NO_ENGINE,
+    "gpu_memory_utilization": _NO_ENGINE,
+    "vllm_gpu_memory_utilization": _NO_ENGINE,
+}
+
+FLAGS = frozenset({"use_kl_penalty", "use_kl_loss", "bf16"})
+"""Familiar names that are true or false themselves."""
+
+
+def canonical(name: str) -> str:
+    """Return a name with the dashes of the command line as underscores.
+
+    >>> canonical("--kl-beta")
+    'kl_beta'
+    """
+    return name.strip().lstrip("-").replace("-", "_")
+
+
+def meaning(name: str, value: Any) -> Meaning:
+    """Return what a familiar name sets; ValueError says why it cannot have this value."""
+    target = ALIASES[name]
+    return Meaning(sets={target: value}) if isinstance(target, str) else target(value)

@@ -1,0 +1,54 @@
+"""The text of a recipe file, or where a recipe might be that is not there."""
+
+from difflib import get_close_matches
+from pathlib import Path
+
+from klinic.errors import ConfigError
+
+LARGEST_FILE = 1_000_000  # bytes; a recipe has a few hundred
+SUFFIXES = frozenset({".yaml", ".yml"})
+MOST_NAMED = 5
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a recipe file."""
+    try:
+        if not path.is_file():
+            raise ConfigError(f"{path}: {_missing(path)}")
+        if path.stat().st_size > LARGEST_FILE:
+            raise ConfigError(
+                f"{path}: the file has {path.stat().st_size:,} bytes, and a recipe at most "
+                f"{LARGEST_FILE:,}. Is it a dataset? Then name it in data.path."
+            )
+        return path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"{path}: byte {error.start} is not UTF-8. Save the recipe as UTF-8 text."
+        ) from error
+    except OSError as error:
+        raise ConfigError(f"{path}: the file cannot be read: {error.strerror}.") from error
+
+
+def _missing(path: Path) -> str:
+    kind = "this is a folder" if path.is_dir() else "there is no such file"
+    found = _recipes_near(path)
+    names = {str(recipe): recipe.stem for recipe in found}
+    close = get_close_matches(path.stem, names.values(), n=1)
+    if close:
+        return f"{kind}. Did you mean {next(n for n, stem in names.items() if stem == close[0])}?"
+    if names:
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        return f"{kind}. Nearby there is {', '.join(list(names)[:MOST_NAMED])}{more}."
+    return f"{kind}, and no recipe is near. Give its path from {Path.cwd()}."
+
+
+def _recipes_near(path: Path) -> list[Path]:
+    folders = [path, path.parent, Path("recipes"), Path()]
+    found = (
+        file
+        for folder in folders
+        if folder.is_dir()
+        for file in sorted(folder.iterdir())
+        if file.suffix in SUFFIXES
+    )
+    return list(dict.fromkeys(found))

@@ -1,0 +1,122 @@
+"""Every key of a recipe by its dotted name, and the nearest one to a name that is none."""
+
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from functools import cache
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+
+from klinic.recipe.recipe import Recipe
+from klinic.recipe.rewards import RewardEntry
+from klinic.recipe.section import Section
+
+SURE = 2  # edits up to which a name is taken for a slip of the finger
+MOST_SUGGESTIONS = 3
+FAR = 1000  # edits; farther than any two names of keys
+LONGEST_NAME = 60  # no key is half as long
+
+
+@cache
+def sections() -> dict[str, type[Section]]:
+    """Return every section by name."""
+    fields = Recipe.model_fields.items()
+    return {name: kind for name, field in fields if (kind := _section(field)) is not None}
+
+
+@cache
+def optional_sections() -> frozenset[str]:
+    """Return the sections whose absence means something: off."""
+    return frozenset(name for name in sections() if Recipe.model_fields[name].default is None)
+
+
+@cache
+def fields() -> dict[str, FieldInfo]:
+    """Return every key that takes a value, by dotted name, in the order of a recipe.
+
+    >>> list(fields())[:4]
+    ['seed', 'threads', 'model.name', 'model.dtype']
+    """
+    return dict(_walk())
+
+
+@cache
+def every_knob() -> dict[str, FieldInfo]:
+    """Return the keys, and those of one entry of a list with them."""
+    knobs = {}
+    for key, field in fields().items():
+        knobs[key] = field
+        if key == "rewards":
+            knobs |= {f"rewards.{name}": inner for name, inner in RewardEntry.model_fields.items()}
+    return knobs
+
+
+def _walk() -> Iterator[tuple[str, FieldInfo]]:
+    for name, field in Recipe.model_fields.items():
+        section = _section(field)
+        if section is None:
+            yield name, field
+        else:
+            yield from ((f"{name}.{key}", inner) for key, inner in section.model_fields.items())
+
+
+def _section(field: FieldInfo) -> type[Section] | None:
+    choices = get_args(field.annotation) if field.default is None else ()
+    for kind in (field.annotation, *choices):
+        if isinstance(kind, type) and issubclass(kind, Section):
+            return kind
+    return None
+
+
+def is_flag(key: str) -> bool:
+    """Tell whether a key is either true or false."""
+    field = fields().get(key)
+    return field is not None and field.annotation is bool
+
+
+def nearest(name: str, familiar: Mapping[str, Any]) -> list[str]:
+    """Return the names a person may have meant, the nearest first; familiar ones are known too.
+
+    >>> nearest("learner.learnin_rate", {})
+    ['learner.learning_rate']
+    >>> nearest("kl.group_size", {})
+    ['loop.group_size']
+    """
+    if len(name) > LONGEST_NAME:
+        return []
+    leaf = name.rpartition(".")[2]
+    distance = {key: _slips(name, key, SURE) for key in (*sections(), *fields())}
+    for key in fields():  # a right name in the wrong section is one edit away
+        distance[key] = min(distance[key], _slips(leaf, key.rpartition(".")[2], len(leaf) // 3) + 1)
+    for alias in familiar:
+        distance[alias] = _slips(leaf, alias, len(leaf) // 3) + (leaf != name)
+    least = min(distance.values())
+    if least <= min(SURE + 1, len(name) // 2):
+        return [key for key, d in distance.items() if d == least][:MOST_SUGGESTIONS]
+    return get_close_matches(name, distance, n=1) or get_close_matches(leaf, distance, n=1)
+
+
+def _slips(name: str, right: str, most: int) -> int:
+    """Count edits up to a limit; beyond it, it is another name."""
+    if abs(len(name) - len(right)) > most:
+        return FAR
+    distance = edits(name, right)
+    return distance if distance <= most else FAR
+
+
+def edits(a: str, b: str) -> int:
+    """Return how many characters to add, drop, change or swap with the next to turn a into b.
+
+    >>> edits("coef", "coeff"), edits("coef", "ceof"), edits("kl", "")
+    (1, 1, 2)
+    """
+    before: list[int] = []
+    row = list(range(len(b) + 1))
+    for i, char in enumerate(a):
+        oldest, before, row = before, row, [i + 1]
+        for j, other in enumerate(b):
+            cost = min(row[j] + 1, before[j + 1] + 1, before[j] + (char != other))
+            if i and j and char == b[j - 1] and a[i - 1] == other:
+                cost = min(cost, oldest[j - 1] + 1)
+            row.append(cost)
+    return row[-1]

@@ -1,0 +1,135 @@
+"""Recipes from files, command lines and calls, and back to text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from klinic.errors import ConfigError
+from klinic.recipe import aliases, keys, settings, yaml_text
+from klinic.recipe.file import read_text
+from klinic.recipe.problems import explain, shown
+from klinic.recipe.recipe import Recipe
+
+MOST_PROBLEMS = 20  # that a person wants to read at once
+TRUTH = frozenset({"true", "false", "yes", "no", "on", "off"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A recipe, and what the user should hear about how it was read."""
+
+    recipe: Recipe
+    echoes: list[str]
+    """One line for each familiar name: what it is called here."""
+    name: str
+    """Of the recipe file, or of the model."""
+
+
+def load(path: Path | str, overrides: Sequence[str] = ()) -> Loaded:
+    """Return the recipe of a file, with `key=value` overrides on top."""
+    where = str(path)
+    values = yaml_text.parse(read_text(Path(path)), where=where)
+    if not isinstance(values, dict):
+        found = "it is empty" if values is None else f"it is {shown(values)}"
+        raise ConfigError(
+            f"{where}: a recipe is a mapping of keys to values, and {found}. The least is two "
+            "lines: `model: tiny` and `task: arithmetic`."
+        )
+    file = settings.read(values.items(), where=where)
+    recipe, echoes = _resolve([file, _from_overrides(overrides)], where=where)
+    return Loaded(recipe=recipe, echoes=echoes, name=Path(path).stem)
+
+
+def from_keywords(**values: Any) -> Loaded:
+    """Return the recipe of a call: sections as dictionaries, and every familiar name.
+
+    >>> loaded = from_keywords(model="tiny", task="arithmetic", kl_beta=0.02)
+    >>> loaded.recipe.kl.coef, loaded.echoes[1]
+    (0.02, 'kl_beta is written kl.coef here: 0.02')
+    """
+    plain = {name: fspath(v) if isinstance(v, PathLike) else v for name, v in values.items()}
+    recipe, echoes = _resolve([settings.read(plain.items(), where="")], where="")
+    name = recipe.model.name.rstrip("/").rpartition("/")[2]
+    return Loaded(recipe=recipe, echoes=echoes, name=name or "model")
+
+
+def flags_to_overrides(args: Sequence[str]) -> list[str]:
+    """Return `key=value` overrides for flags of other trainers; overrides stay as they are.
+
+    >>> flags_to_overrides(["--kl-beta", "0.02", "--bf16", "--max-steps=5", "seed=1"])
+    ['kl_beta=0.02', 'bf16=true', 'max_steps=5', 'seed=1']
+    """
+    overrides = []
+    rest = list(args)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            overrides.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        if not equals:
+            value = _value_of_flag(name, rest)
+        overrides.append(f"{aliases.canonical(name)}={value}")
+    return overrides
+
+
+def dump(recipe: Recipe) -> str:
+    """Return the whole recipe as YAML that loads back equal."""
+    values = recipe.model_dump(mode="json")
+    if recipe.kl is not None and recipe.kl.controller == "fixed":
+        del values["kl"]["target"]  # a fixed coefficient has none, and saying one is refused
+    return yaml_text.write(values)
+
+
+def _value_of_flag(name: str, rest: list[str]) -> str:
+    key = aliases.canonical(name)
+    target = aliases.ALIASES.get(key, key)
+    if key in aliases.FLAGS or key in keys.optional_sections() or keys.is_flag(str(target)):
+        return rest.pop(0) if rest and rest[0].lower() in TRUTH else "true"
+    if rest and not rest[0].startswith("--"):
+        return rest.pop(0)
+    if key in aliases.ALIASES or key in keys.fields():
+        raise ConfigError(f"{name} has no value. Write {name} VALUE, or {key}=VALUE.")
+    return "true"
+
+
+def _from_overrides(overrides: Sequence[str]) -> settings.Source:
+    pairs, problems = [], []
+    for override in overrides:
+        name, equals, value = override.partition("=")
+        if not equals or not name.strip():
+            problems.append(f"{shown(override)} is no setting. Write key=value: kl.coef=0.02.")
+            continue
+        try:
+            pairs.append((name, yaml_text.parse(value, where=shown(override))))
+        except ConfigError as error:
+            problems.append(f"{error} Put the value in quotes if it is text.")
+    source = settings.read(pairs, where="")
+    source.problems[:0] = problems
+    return source
+
+
+def _resolve(sources: Sequence[settings.Source], *, where: str) -> tuple[Recipe, list[str]]:
+    """Return the recipe that sources add up to, or say everything that is wrong with them."""
+    tree, said, echoes = settings.merge(sources)
+    problems = [problem for source in sources for problem in source.problems]
+    try:
+        recipe = Recipe.model_validate(tree)
+    except ValidationError as error:
+        place = f"{where}: " if where else ""
+        for key, sentence in explain(error):
+            blamed = said.get(key or sentence.partition(" ")[0])
+            problems.append(blamed.line(sentence) if blamed else place + sentence)
+    if problems:
+        raise ConfigError(_listed(list(dict.fromkeys(problems))))
+    return recipe, echoes
+
+
+def _listed(problems: list[str]) -> str:
+    more = len(problems) - MOST_PROBLEMS
+    lines = problems[:MOST_PROBLEMS] + ([f"... and {more} more problems."] if more > 0 else [])
+    return "\n".join(lines)

@@ -1,0 +1,107 @@
+"""What is wrong with a value, in one line: where, what was found, what is wanted."""
+
+import math
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+
+from klinic.recipe.keys import every_knob, sections
+
+LONGEST_SHOWN = 60
+
+WANTED = {
+    "int_type": "a whole number is wanted",
+    "float_type": "a number is wanted",
+    "finite_number": "it must be finite",
+    "bool_type": "true or false is wanted",
+    "string_type": "text is wanted. Put it in quotes if it is a name",
+    "string_unicode": "it is not valid text",
+    "tuple_type": "a list is wanted, such as [binary]",
+    "model_type": "a function is wanted, such as binary, or {function: binary, weight: 0.5}",
+}
+
+
+def shown(value: Any) -> str:
+    """Return a value as a person wrote it, short, on one line, safe for any terminal.
+
+    >>> shown(None), shown(True), shown([1, 2]), shown("a" * 70)[-4:]
+    ('null', 'true', 'a list', 'a...')
+    """
+    if value is None or isinstance(value, bool):
+        return str(value).lower() if value is not None else "null"
+    if isinstance(value, dict):
+        return "a section"
+    if isinstance(value, list | tuple | set):
+        return "a list"
+    if isinstance(value, int) and abs(value) >= 10**LONGEST_SHOWN:
+        return f"a number of more than {LONGEST_SHOWN} digits"
+    text = repr(value) if isinstance(value, str | int | float) else type(value).__name__
+    return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
+
+
+def shown_key(key: str) -> str:
+    """Return a key bare where it can be printed, quoted and cut where not."""
+    plain = key.isprintable() and key.isascii() and 0 < len(key) <= LONGEST_SHOWN and " " not in key
+    return key if plain else shown(key)
+
+
+def explain(error: ValidationError) -> Iterator[tuple[str, str]]:
+    """Yield for each problem the dotted key, "" if there is none, and a sentence about it."""
+    for problem in error.errors(include_url=False):
+        key, entry = _key(problem["loc"])
+        if problem["type"] == "value_error" and (key not in every_knob() or key == ""):
+            yield from (("", line) for line in str(problem["ctx"]["error"]).splitlines())
+        else:
+            yield key.partition(".")[0] if entry else key, _sentence(problem, key, entry)
+
+
+def _sentence(problem: Any, key: str, entry: str) -> str:
+    name, kind, value = entry or key, problem["type"], problem["input"]
+    field = every_knob().get(key)
+    if kind == "missing":
+        about = field.description if field else _about(key)
+        return f"{name} is missing: {about}"
+    if kind == "extra_forbidden":
+        return f"{shown_key(name)} is not a key of a reward. It has `function` and `weight`."
+    if kind == "value_error":
+        return f"{name} is {shown(value)}: {problem['ctx']['error']}{_default(field)}."
+    if kind == "literal_error":
+        return (
+            f"{name} is {shown(value)}: use one of {', '.join(_choices(field))}{_default(field)}."
+        )
+    if kind == "float_type" and isinstance(value, int) and not isinstance(value, bool):
+        kind = "finite_number"  # a whole number beyond the largest float
+    wanted = WANTED.get(kind, problem["msg"])
+    return f"{name} is {shown(value)}: {wanted}{_default(field)}."
+
+
+def _key(loc: tuple[int | str, ...]) -> tuple[str, str]:
+    """Return the dotted key, and how an entry of a list is called if it is inside one."""
+    key = ".".join(str(part) for part in loc if isinstance(part, str))
+    entry = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    inside = any(isinstance(part, int) for part in loc)
+    return key, entry.removeprefix(".") if inside else ""
+
+
+def _about(section: str) -> str:
+    kind = sections()[section]
+    needed = [f"{section}.{name}" for name, f in kind.model_fields.items() if f.is_required()]
+    return {
+        "model": "say what to train, such as model: tiny.",
+        "data": "say where prompts come from, such as data.task arithmetic, or data.path.",
+    }.get(section, f"it needs {', '.join(needed)}.")
+
+
+def _choices(field: FieldInfo | None) -> tuple[str, ...]:
+    return () if field is None else get_args(field.annotation)
+
+
+def _default(field: FieldInfo | None) -> str:
+    if field is None or field.is_required() or field.default in (None, ()):
+        return ""
+    default = field.default
+    if isinstance(default, float) and math.isfinite(default):
+        return f" ({default:g} is the default)"
+    return f" ({default if isinstance(default, str) else shown(default)} is the default)"

@@ -1,0 +1,118 @@
+"""A recipe: everything a run is asked to do, in sections."""
+
+from collections.abc import Iterator
+from typing import Annotated
+
+from pydantic import Field, model_validator
+
+from klinic.errors import ConfigError
+from klinic.maths.surrogate import SURROGATES
+from klinic.recipe.data import DataSection
+from klinic.recipe.kl import KLSection
+from klinic.recipe.learner import LearnerSection
+from klinic.recipe.loop import LoopSection
+from klinic.recipe.model import ModelSection
+from klinic.recipe.output import OutputSection
+from klinic.recipe.rewards import RewardEntry
+from klinic.recipe.sampling import SamplingSection
+from klinic.recipe.section import Count, Section, within
+from klinic.recipe.warm_start import WarmStartSection
+
+LARGEST_SEED = 2**63 - 1  # what a 64-bit random generator takes
+
+
+class Recipe(Section):
+    """All sections of a run, each alone and all together known to be possible."""
+
+    seed: Annotated[int, within("it starts a random stream", low=0, high=LARGEST_SEED)] = 0
+    """Start of every random stream; the same recipe and seed give the same run."""
+    threads: Count | None = None
+    """CPU threads of torch; null is all cores."""
+    model: ModelSection
+    """Which policy is trained."""
+    data: DataSection
+    """Where prompts come from."""
+    # a YAML list becomes a tuple, so that a recipe is frozen all the way down
+    rewards: Annotated[tuple[RewardEntry, ...], Field(strict=False)] = ()
+    """What a completion is worth; none is the task's own reward."""
+    kl: KLSection | None = None
+    """The tie to the reference; absent is no KL and no reference."""
+    sampling: SamplingSection = SamplingSection()
+    """How completions are drawn."""
+    loop: LoopSection = LoopSection()
+    """How many steps, over how much."""
+    learner: LearnerSection = LearnerSection()
+    """The loss and the optimiser."""
+    warm_start: WarmStartSection | None = None
+    """Supervised training first; absent is none."""
+    output: OutputSection = OutputSection()
+    """What the run leaves behind."""
+
+    @model_validator(mode="after")
+    def _sections_fit(self) -> "Recipe":
+        problems = [*_kl_against_loss(self), *_warm_start_has_rows(self), *_rewards_exist(self)]
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    def sizes(self) -> str:
+        """Return what one step computes, in words.
+
+        >>> recipe = Recipe(model=ModelSection(name="tiny"), data=DataSection(task="arithmetic"))
+        >>> recipe.sizes()
+        '8 prompts x 8 completions = 64 per step, 8 micro-batches of 8'
+        """
+        prompts, group = self.loop.prompts_per_step, self.loop.group_size
+        rows = prompts * group
+        micro = min(self.learner.micro_batch_size, rows)
+        num_micro = -(-rows // micro)
+        plural = "es" if num_micro > 1 else ""
+        most = "at most " if rows % micro else ""
+        updates = self.learner.updates_per_batch
+        again = f", {updates} updates on them" if updates > 1 else ""
+        return (
+            f"{prompts} prompt{'s' if prompts > 1 else ''} x {group} completions = {rows} per step"
+            f", {num_micro} micro-batch{plural} of {most}{micro}{again}"
+        )
+
+
+def check_complete(recipe: Recipe, *, has_reward_functions: bool = False) -> None:
+    """Refuse a recipe that nobody gave a reward, neither in it nor as a function from Python."""
+    if recipe.data.task is None and not recipe.rewards and not has_reward_functions:
+        raise ConfigError(
+            f"rewards is empty and data.path is {recipe.data.path}: a dataset of your own has no "
+            "reward, so nothing could be learnt. Add one, such as rewards: [my_rewards.py:correct]"
+        )
+
+
+def _kl_against_loss(recipe: Recipe) -> Iterator[str]:
+    if recipe.kl is None or recipe.kl.estimator != "sequence":
+        return
+    loss = recipe.learner.loss
+    if SURROGATES[loss].aggregation == "sequence_mean":
+        yield (
+            f"kl.estimator is sequence with learner.loss {loss}: it divides by the length of each "
+            "completion, so a longer one would be a way to lower the KL. Use learner.loss dr_grpo, "
+            "bnpo, dapo or cispo, or kl.estimator unbiased."
+        )
+
+
+def _warm_start_has_rows(recipe: Recipe) -> Iterator[str]:
+    warm_start = recipe.warm_start
+    if warm_start is not None and warm_start.path is None and recipe.data.task is None:
+        yield (
+            "warm_start has no examples: warm_start.path is null, and only a task brings its own. "
+            "Set warm_start.path to a JSONL file with `prompt` and `completion`, or leave "
+            "warm_start out."
+        )
+
+
+def _rewards_exist(recipe: Recipe) -> Iterator[str]:
+    if recipe.data.task is not None:
+        return
+    for index, entry in enumerate(recipe.rewards):
+        if ":" not in entry.function:
+            yield (
+                f"rewards[{index}].function is {entry.function!r}: without data.task there is no "
+                "reward of that name. Write module:function or file.py:function."
+            )

@@ -1,0 +1,69 @@
+"""What every section of a recipe is: frozen, strict, and with a reason for each bound.
+
+Strict means that a value is what it looks like: text is not a number, true is not 1, and neither
+NaN nor infinity is a setting. Text from a file or a command line is read as YAML before it comes
+here.
+"""
+
+import operator
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, ConfigDict
+
+LARGEST_COUNT = 10**9  # more of anything than one run can make; keeps a slipped digit from a crash
+LONGEST_TEXT = 4096  # a path of Linux
+
+Number = int | float
+
+
+class Section(BaseModel):
+    """A frozen section that refuses keys it does not have."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        use_attribute_docstrings=True,
+    )
+
+
+def within(
+    why: str,
+    *,
+    low: Number | None = None,
+    above: Number | None = None,
+    high: Number | None = None,
+    below: Number | None = None,
+) -> AfterValidator:
+    """Return a check of bounds that says why they hold; `low` and `high` are included."""
+    bounds: tuple[tuple[Number | None, str, Callable[[Number, Number], bool]], ...] = (
+        (low, "{} or more", operator.ge),
+        (above, "more than {}", operator.gt),
+        (high, "at most {}", operator.le),
+        (below, "less than {}", operator.lt),
+    )
+    given = [
+        (bound, text.format(bound), holds) for bound, text, holds in bounds if bound is not None
+    ]
+
+    def check(value: Number) -> Number:
+        if not all(holds(value, bound) for bound, _, holds in given):
+            raise ValueError(f"{why}. Use {' and '.join(text for _, text, _ in given)}")
+        return value
+
+    return AfterValidator(check)
+
+
+def _check_text(value: str) -> str:
+    if not value.strip():
+        raise ValueError("it is empty. Give a name, or leave the key out")
+    if not value.isprintable() or len(value) > LONGEST_TEXT:
+        raise ValueError(f"use at most {LONGEST_TEXT} printable characters, on one line")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_check_text)]
+Count = Annotated[int, within("it is a count", low=1, high=LARGEST_COUNT)]
+CountOrZero = Annotated[int, within("it is a count", low=0, high=LARGEST_COUNT)]

@@ -1,0 +1,101 @@
+"""YAML as recipes use it: plain values, each key once, no tags, no anchors, a bounded depth.
+
+Numbers are what people write: `1e-6` is a number here, which YAML 1.1 reads as text. A date, `0x10`
+and `1:30` are text, which YAML 1.1 reads as something else.
+"""
+
+import re
+from typing import Any
+
+import yaml
+
+from klinic.errors import ConfigError
+
+DEEPEST = 20  # a recipe needs three levels; the parser recurses once a level
+MOST_VALUES = 2_000  # a recipe that names every key has 150, keys counted
+
+_WORDS = {
+    "bool": r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF",
+    "null": r"~|null|Null|NULL|",
+    "int": r"[-+]?(?:0|[1-9][0-9_]*)",
+    # a dot or an exponent makes a float
+    "float": r"(?=.*[.eE])[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
+    r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+}
+
+
+class _Reader(yaml.SafeLoader):
+    """Safe loading, less what a recipe does not need."""
+
+    yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 - as the library declares it
+    depth = 0
+    num_values = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise _refusal(event, "anchors (&) and aliases (*) are not used in recipes")
+        if getattr(event, "tag", None) is not None:
+            raise _refusal(event, "tags (!) are not used in recipes")
+        self.num_values += 1
+        if self.num_values > MOST_VALUES:
+            raise _refusal(event, f"there are more than {MOST_VALUES:,} keys and values")
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise _refusal(event, f"values are nested more than {DEEPEST} deep")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:  # noqa: ARG002
+        mapping: dict[Any, Any] = {}
+        for key_node, value_node in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise _refusal(key_node, "a key is a list or a section")
+            if key_node.value in mapping:
+                raise _refusal(key_node, f"{key_node.value!r} is given twice, keep one")
+            mapping[key_node.value] = self.construct_object(value_node, deep=True)
+        return mapping
+
+
+class _Writer(yaml.SafeDumper):
+    """Safe dumping that quotes text which `_Reader` would read as a number."""
+
+
+for _kind, _pattern in _WORDS.items():
+    for _class in (_Reader, _Writer):
+        _class.add_implicit_resolver(
+            f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), None
+        )
+
+
+def parse(text: str, *, where: str) -> Any:
+    """Return the plain values that a text stands for.
+
+    >>> parse("{kl_beta: 1e-2, day: 2024-01-01}", where="here")
+    {'kl_beta': 0.01, 'day': '2024-01-01'}
+    """
+    try:
+        reader = _Reader(text)
+        return reader.get_single_data()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        line = "" if mark is None else f", line {mark.line + 1}"
+        reason = error.problem or error.context
+        raise ConfigError(f"{where}{line}: this is not a recipe's YAML: {reason}.") from error
+    except yaml.reader.ReaderError as error:
+        raise ConfigError(
+            f"{where}: this is not text: the character at position {error.position} cannot stand "
+            "in YAML. Save the file as plain UTF-8."
+        ) from error
+    except ValueError as error:  # Python's own limit, against input that takes for ever
+        raise ConfigError(f"{where}: a whole number has too many digits to be read.") from error
+
+
+def write(values: Any) -> str:
+    """Return YAML that `parse` reads back to the same values, in the order given."""
+    return yaml.dump(values, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=100)
+
+
+def _refusal(place: Any, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)

@@ -1,0 +1,79 @@
+"""One token from one row of logits: temperature, filters, inverse CDF.
+
+Filters work on the tempered distribution, in the order top-k, top-p, min-p, and what remains is
+normalised again. The log-prob that is returned is that of the distribution really drawn from.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawing:
+    """How tokens are drawn; a temperature of 0 takes the likeliest."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+    @property
+    def filters(self) -> bool:
+        """Whether any outcome can be left out."""
+        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """A token a row, and its log-prob under the distribution it was drawn from."""
+
+    token_ids: Int[Tensor, "R"]
+    logp: Float[Tensor, "R"]
+
+
+def draw(logits: Float[Tensor, "R V"], uniform: Float[Tensor, "R"], how: Drawing) -> Drawn:
+    """Draw a token a row with the given uniform numbers."""
+    if how.temperature == 0:
+        token_ids = logits.argmax(-1)
+        return Drawn(token_ids=token_ids, logp=_picked(torch.log_softmax(logits, -1), token_ids))
+    logp = torch.log_softmax(logits / how.temperature, -1)
+    if how.filters:
+        logp = torch.log_softmax(logp.masked_fill(~kept(logp, how), -torch.inf), -1)
+    token_ids = inverse_cdf(logp, uniform)
+    return Drawn(token_ids=token_ids, logp=_picked(logp, token_ids))
+
+
+def inverse_cdf(logp: Float[Tensor, "R V"], uniform: Float[Tensor, "R"]) -> Int[Tensor, "R"]:
+    """Return the outcome whose share of [0, 1) holds the uniform number.
+
+    In float64, and never an outcome of probability 0: its share is empty.
+    """
+    cdf = logp.double().exp().cumsum(-1)
+    total = cdf[:, -1]
+    point = torch.minimum(uniform.double() * total, torch.nextafter(total, -torch.ones_like(total)))
+    return torch.searchsorted(cdf, point[:, None], right=True)[:, 0]
+
+
+def kept(logp: Float[Tensor, "R V"], how: Drawing) -> Tensor:
+    """Return which outcomes the filters leave; the likeliest always stays."""
+    ordered, order = logp.sort(dim=-1, descending=True, stable=True)
+    p = ordered.double().exp()
+    place = torch.arange(p.shape[-1], device=p.device)
+    keep = torch.ones_like(ordered, dtype=torch.bool)
+    if how.top_k:
+        keep &= place < how.top_k
+    if how.top_p < 1:
+        p = torch.where(keep, p, 0.0)
+        p = p / p.sum(-1, keepdim=True)
+        keep &= p.cumsum(-1) - p < how.top_p  # the outcome that crosses the limit is in
+    if how.min_p:
+        keep &= p >= how.min_p * p[:, :1]
+    keep[:, 0] = True
+    return torch.zeros_like(keep).scatter(-1, order, keep)
+
+
+def _picked(logp: Tensor, token_ids: Tensor) -> Tensor:
+    return logp.gather(-1, token_ids[:, None])[:, 0]

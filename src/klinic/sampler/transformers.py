@@ -1,0 +1,110 @@
+"""Sampling in this process, from the very weights that the learner trains."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+
+from klinic.evidence.record import EmittedBy
+from klinic.evidence.rollout import Prompt, Rollout, Segment
+from klinic.model.loading import Policy
+from klinic.model.weights import Weights, fingerprint
+from klinic.sampler.decoding import Stream, decode
+from klinic.sampler.drawing import Drawing
+from klinic.sampler.random_streams import uniforms
+
+
+class TransformersSampler:
+    """Batched generation with a key-value cache over a policy in memory."""
+
+    def __init__(
+        self, policy: Policy, *, how: Drawing, max_new_tokens: int, group_size: int, seed: int
+    ) -> None:
+        self._policy = policy
+        self._how = how
+        self._max_new_tokens = max_new_tokens
+        self._group_size = group_size
+        self._seed = seed
+        self._version = 0
+
+    def load(self, weights: Weights) -> str:
+        """Note which weights these are: they are shared, so there is nothing to move."""
+        self._version = weights.version
+        return fingerprint(self._policy.lm)
+
+    def sample(self, prompts: Sequence[Prompt], *, step: int) -> Iterator[list[Rollout]]:
+        """Yield the group of each prompt as soon as its last member is finished."""
+        starts = [
+            Rollout(prompt=prompt, sample=sample, segments=(), finish_reason="length", text="")
+            for prompt in prompts
+            for sample in range(self._group_size)
+        ]
+        done: dict[int, dict[int, Rollout]] = {place: {} for place in range(len(prompts))}
+        for number, rollout in self._finish(starts, step):
+            group = done[number // self._group_size]
+            group[rollout.sample] = rollout
+            if len(group) == self._group_size:
+                yield [group[sample] for sample in range(self._group_size)]
+
+    def extend(self, rollouts: Sequence[Rollout], *, step: int) -> list[Rollout]:
+        """Let the policy go on behind the segments of each rollout."""
+        finished = dict(self._finish(rollouts, step))
+        return [finished[number] for number in range(len(rollouts))]
+
+    def _finish(self, rollouts: Sequence[Rollout], step: int) -> Iterator[tuple[int, Rollout]]:
+        """Yield each rollout with its number when the policy has ended it."""
+        streams = [self._stream(rollout, step) for rollout in rollouts]
+        full = [i for i, stream in enumerate(streams) if not len(stream.uniforms)]
+        yield from ((i, replace(rollouts[i], finish_reason="length")) for i in full)
+        open_ = [i for i in range(len(streams)) if i not in set(full)]
+        if not open_:
+            return
+        with self._generating():
+            for ended in decode(
+                self._policy.scorer,
+                [streams[i] for i in open_],
+                how=self._how,
+                eos_ids=frozenset(self._policy.eos_ids),
+                pad_id=self._policy.pad_id,
+            ):
+                for place in ended:
+                    i = open_[place]
+                    yield i, self._with(rollouts[i], streams[i])
+
+    def _stream(self, rollout: Rollout, step: int) -> Stream:
+        used = rollout.num_policy_tokens
+        numbers = uniforms(
+            seed=self._seed,
+            step=step,
+            prompt=rollout.prompt.index,
+            sample=rollout.sample,
+            num=self._max_new_tokens - used,
+            skip=used,
+        )
+        context = np.concatenate([rollout.prompt.token_ids, rollout.token_ids])
+        return Stream(context=context, uniforms=numbers)
+
+    def _with(self, rollout: Rollout, stream: Stream) -> Rollout:
+        segment = Segment(
+            token_ids=np.array(stream.token_ids, dtype=np.int64),
+            emitted_by=EmittedBy.POLICY,
+            logp_sampler=np.array(stream.logp, dtype=np.float32),
+            weight_version=self._version,
+        )
+        segments = (*rollout.segments, segment)
+        ids = np.concatenate([s.token_ids for s in segments])
+        text = self._policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+        reason = stream.finish_reason or "length"
+        return replace(rollout, segments=segments, finish_reason=reason, text=text)
+
+    @contextmanager
+    def _generating(self) -> Iterator[None]:
+        """Leave training mode: with gradient checkpointing it would refuse a cache."""
+        lm = self._policy.lm
+        training = lm.training
+        lm.eval()
+        try:
+            yield
+        finally:
+            lm.train(training)

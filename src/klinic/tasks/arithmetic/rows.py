@@ -1,0 +1,72 @@
+"""Which questions are held out, and the rows of training, evaluation and warm start.
+
+A question is held out by a digest of its text, which is the same in every process, on every machine
+and in every version of Python. The digest also gives the order of the rows, so that the first ones
+are as good a sample as any.
+"""
+
+from collections.abc import Iterator
+from functools import cache
+from hashlib import sha256
+from random import Random
+
+from klinic.errors import ConfigError
+from klinic.tasks.arithmetic.skills import SKILLS, Question
+from klinic.tasks.base import Row, choose
+
+HELD_OUT = 0.2  # of the questions of each skill
+
+
+def train_rows(skill: str) -> list[Row]:
+    """Return all rows of a skill that are not held out, in a fixed mixed order."""
+    return [_row(skill, question) for question in _split(skill)[0]]
+
+
+def eval_rows(skill: str, num: int) -> list[Row]:
+    """Return the first `num` held-out rows of a skill; the same ones every time.
+
+    >>> [row["prompt"] for row in eval_rows("addition", 3)]
+    ['66+20=', '9+89=', '41+67=']
+    """
+    held_out = _split(skill)[1]
+    if not 0 < num <= len(held_out):
+        raise ConfigError(
+            f"{num} held-out rows of {skill} were asked for, and there are {len(held_out)}. "
+            f"Use 1 to {len(held_out)}."
+        )
+    return [_row(skill, question) for question in held_out[:num]]
+
+
+def warm_start_rows(seed: int) -> Iterator[Row]:
+    """Yield prompts and right completions of all skills, mixed by their weights, without end."""
+    random = Random(seed)  # noqa: S311 - draws rows, keeps no secrets
+    questions = {name: _split(name)[0] for name in SKILLS}
+    weights = [skill.weight for skill in SKILLS.values()]
+    while True:
+        (name,) = random.choices(list(SKILLS), weights)
+        (question,) = random.choices(questions[name])
+        yield {"prompt": question.prompt, "completion": question.answer}
+
+
+@cache
+def _split(skill: str) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
+    """Return the questions to train on and those held out, each in the order of their digests."""
+    train: list[Question] = []
+    held_out: list[Question] = []
+    for question in choose("skill of arithmetic", skill, SKILLS).questions():
+        is_held_out = _fraction(f"{skill} {question.family}") < HELD_OUT
+        (held_out if is_held_out else train).append(question)
+    return _mixed(train), _mixed(held_out)
+
+
+def _mixed(questions: list[Question]) -> tuple[Question, ...]:
+    return tuple(sorted(questions, key=lambda question: _fraction(question.prompt)))
+
+
+def _fraction(text: str) -> float:
+    """Return a number from 0 to 1 that depends on the text alone."""
+    return int.from_bytes(sha256(text.encode()).digest()[:6]) / 2**48
+
+
+def _row(skill: str, question: Question) -> Row:
+    return {"prompt": question.prompt, "answer": question.answer, "skill": skill}

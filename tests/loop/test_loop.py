@@ -1,0 +1,139 @@
+"""The loop with pretend parts: what is called, in which order, with which coefficient."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from klinic.evidence.record import StepRecord
+from klinic.learner.protocol import Prepared
+from klinic.loop.loop import LoopState, run_loop
+from klinic.maths.kl_coef import KLCoefState
+from klinic.model.weights import Weights
+from klinic.recipe.kl import KLSection
+from small import batch_of, rollouts
+
+MADE = rollouts(num_prompts=2, group_size=2)
+GROUPS = [MADE[:2], MADE[2:]]
+
+
+class Pretend:
+    """Parts that write down what they are asked."""
+
+    def __init__(self, *, max_steps=3, updates=1, finite=lambda _step: True, stop_after=None):
+        self.max_steps = max_steps
+        self.updates_per_batch = updates
+        self.learner = self.sampler = self
+        self.calls, self.coefs, self.asked = [], [], []
+        self.rows: list[list[int]] = []
+        self._finite, self._stop_after, self._version = finite, stop_after, 0
+
+    def publish(self):
+        return Weights(version=self._version, fingerprint=f"v{self._version}", location="process")
+
+    def load(self, weights):
+        self.calls.append(f"load {weights.version}")
+        return weights.fingerprint
+
+    def prompts(self, step):
+        return [group[0].prompt for group in GROUPS]
+
+    def sample(self, prompts, *, step):
+        yield from reversed(GROUPS)  # as they finish, not as they were asked for
+
+    def judge(self, made, step):
+        self.rows.append([r.prompt.index for r in made])
+        return batch_of(made, step=step)
+
+    def score(self, record: StepRecord, *, needs_reference):
+        self.asked.append(needs_reference)
+        return record
+
+    def prepare(self, scored, *, kl_coef):
+        self.coefs.append(kl_coef)
+        logp = np.full(scored.num_tokens, -1.0)
+        record = replace(scored, logp_old=logp, logp=logp, logp_ref=logp - 0.2)
+        return Prepared(record=record, metrics={}, finite=self._finite(scored.step))
+
+    def commit(self):
+        self.calls.append("commit")
+        self._version += 1
+        return {}
+
+    def discard(self):
+        self.calls.append("discard")
+
+    def keep(self, done, state):
+        self.calls.append(f"keep {done.step}")
+        self.done = done
+        return done.step != self._stop_after
+
+
+def test_a_step_loads_what_the_last_one_committed_and_rows_are_in_order():
+    parts = Pretend()
+    state = run_loop(parts, LoopState(), None)
+    assert state.step == 3
+    assert parts.calls == [
+        word for step in (1, 2, 3) for word in (f"load {step - 1}", "commit", f"keep {step}")
+    ]
+    assert parts.rows == [[0, 0, 1, 1]] * 3
+    assert parts.done.record.facts["weights_published"] == "v2"
+
+
+def test_without_kl_no_reference_is_asked_for():
+    parts = Pretend()
+    run_loop(parts, LoopState(), None)
+    assert parts.asked == [False] * 3
+    assert parts.coefs == [0.0] * 3
+
+
+def test_at_coefficient_zero_the_reference_is_only_looked_at_when_due():
+    parts = Pretend(max_steps=5)
+    kl = KLSection(coef=0.0, monitor_every=2)
+    run_loop(parts, LoopState(kl=KLCoefState(coef=0.0)), kl)
+    assert parts.asked == [True, False, True, False, True]
+    assert parts.coefs == [0.0] * 5
+
+
+def test_warm_up_scales_what_is_used_and_still_measures():
+    parts = Pretend(max_steps=4)
+    kl = KLSection(coef=0.1, warmup_steps=2)
+    run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), kl)
+    assert parts.coefs == pytest.approx([0.0, 0.05, 0.1, 0.1])
+    assert parts.asked == [True] * 4
+
+
+def test_the_controller_moves_the_coefficient_of_the_next_step():
+    parts = Pretend(max_steps=3)
+    kl = KLSection(coef=0.1, controller="ziegler", target=0.05)
+    state = run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), kl)
+    assert parts.coefs[0] == 0.1
+    assert parts.coefs[0] < parts.coefs[1] < parts.coefs[2] < state.kl.coef
+
+
+def test_an_update_that_is_not_a_number_is_not_made():
+    parts = Pretend(finite=lambda step: step != 2)
+    run_loop(parts, LoopState(), None)
+    assert parts.calls.count("commit") == 2
+    assert parts.calls.count("discard") == 1
+    assert parts.calls[-3] == "load 1"
+
+
+def test_several_updates_use_one_scoring():
+    parts = Pretend(max_steps=1, updates=3)
+    run_loop(parts, LoopState(), None)
+    assert parts.calls == ["load 0", "commit", "commit", "commit", "keep 1"]
+    assert len(parts.asked) == 1
+
+
+def test_it_stops_when_told_and_goes_on_where_it_was():
+    parts = Pretend(max_steps=5, stop_after=2)
+    state = run_loop(parts, LoopState(), None)
+    assert state.step == 2
+    again = Pretend(max_steps=5)
+    run_loop(again, state, None)
+    assert [call for call in again.calls if call.startswith("keep")] == [
+        "keep 3",
+        "keep 4",
+        "keep 5",
+    ]

@@ -1,0 +1,162 @@
+"""The names people already write: where each leads, and which have no counterpart."""
+
+import pytest
+
+from klinic.errors import ConfigError
+from klinic.recipe import from_keywords, load
+from klinic.recipe.aliases import ALIASES, FLAGS, REFUSED
+from klinic.recipe.keys import fields, is_flag, sections
+
+TASK = {"model": "tiny", "task": "arithmetic"}
+KL_COEF = ("kl_coef", "kl_beta", "beta", "kl_coefficient", "init_kl_coef", "kl_penalty")
+
+
+def loaded(**values):
+    return from_keywords(**TASK | values)
+
+
+def refusal(**values):
+    with pytest.raises(ConfigError) as error:
+        loaded(**values)
+    return str(error.value)
+
+
+def test_every_other_spelling_leads_to_a_key():
+    targets = {target for target in ALIASES.values() if isinstance(target, str)}
+    assert targets <= set(fields())
+    assert not set(ALIASES) & (set(fields()) | set(sections()) | set(REFUSED))
+
+
+@pytest.mark.parametrize("name", KL_COEF)
+@pytest.mark.parametrize("spelling", [str, lambda name: name.replace("_", "-")])
+def test_every_name_of_the_coefficient_sets_it(name, spelling):
+    told = loaded(**{spelling(name): 0.02})
+    assert told.recipe.kl.coef == 0.02
+    assert told.echoes[1:] == [f"{name} is written kl.coef here: 0.02"]
+
+
+SAMPLES = {
+    "kl.estimator": "k3",
+    "learner.loss": "grpo",
+    "learner.schedule": "cosine",
+    "learner.mask_truncated": True,
+    "model.gradient_checkpointing": True,
+    "model.name": "a/b",
+    "data.task": "chess",
+    "output.dir": "out",
+    "model.lora_rank": 4,
+    "sampling.top_p": 0.5,
+    "sampling.min_p": 0.5,
+    "learner.clip_low": 0.5,
+}
+
+
+@pytest.mark.parametrize("name", [n for n, target in ALIASES.items() if isinstance(target, str)])
+def test_every_other_spelling_sets_its_key(name):
+    key = ALIASES[name]
+    value = SAMPLES.get(key, 3)
+    base = {"model.name": "tiny", "data.task": "arithmetic", "model.lora_rank": 4}
+    base.pop(key, None)
+    recipe = from_keywords(**base, **{name: value}).recipe
+    section, leaf = key.split(".")
+    assert getattr(getattr(recipe, section), leaf) == value
+
+
+def test_kl_penalty_is_a_coefficient_or_an_estimator():
+    assert loaded(kl_penalty=0.5).recipe.kl.coef == 0.5
+    assert loaded(kl_penalty="k3").recipe.kl.estimator == "k3"
+    assert loaded(kl_penalty="k3").recipe.kl.coef == 0.01
+    assert "use_kl_penalty" in refusal(kl_penalty=True)
+    assert "kl_penalty is 'mse'" in refusal(kl_penalty="mse")
+
+
+@pytest.mark.parametrize("name", ["use_kl_penalty", "use_kl_loss"])
+def test_the_switch_brings_a_kl_or_takes_it_away(name):
+    assert loaded(**{name: True}).recipe.kl.coef == 0.01
+    assert loaded(**{name: True}, kl_coef=0.3).recipe.kl.coef == 0.3
+    assert loaded(**{name: False}).recipe.kl is None
+    assert refusal(**{name: 1}) == f"{name} is 1: it is either true or false."
+
+
+def test_off_wins_over_a_coefficient_and_says_so():
+    told = loaded(use_kl_penalty=False, kl_coef=0.3)
+    assert told.recipe.kl is None
+    assert "kl is off, since use_kl_penalty says so: kl_coef not used" in told.echoes
+
+
+def test_two_switches_that_disagree_are_refused():
+    assert refusal(use_kl_loss=True, use_kl_penalty=False) == (
+        "use_kl_loss and use_kl_penalty contradict each other about kl. Keep one."
+    )
+
+
+@pytest.mark.parametrize("name", ["target_kl", "kl_target"])
+def test_a_target_brings_the_band_unless_another_controller_is_chosen(name):
+    told = loaded(**{name: 0.1})
+    assert (told.recipe.kl.target, told.recipe.kl.controller) == (0.1, "band")
+    assert told.echoes[-1] == f"kl.controller is band, since {name} is given"
+    chosen = loaded(**{name: 0.1, "kl.controller": "log_pi"}).recipe.kl
+    assert (chosen.target, chosen.controller) == (0.1, "log_pi")
+    assert "kl.controller fixed" in refusal(**{name: 0.1, "kl.controller": "fixed"})
+
+
+@pytest.mark.parametrize("name", ["epsilon", "clip_range", "cliprange"])
+def test_one_number_sets_both_bounds_and_an_upper_one_wins(name):
+    learner = loaded(**{name: 0.1}).recipe.learner
+    assert (learner.clip_low, learner.clip_high) == (0.1, 0.1)
+    for values in ({name: 0.1, "epsilon_high": 0.3}, {"clip_ratio_high": 0.3, name: 0.1}):
+        learner = loaded(**values).recipe.learner
+        assert (learner.clip_low, learner.clip_high) == (0.1, 0.3)
+    assert "both set learner.clip_low" in refusal(**{name: 0.1, "clip_ratio_low": 0.2})
+
+
+def test_bf16_is_a_number_format():
+    assert loaded(bf16=True).recipe.model.dtype == "bf16"
+    assert loaded(bf16=False).recipe.model.dtype == "fp32"
+
+
+@pytest.mark.parametrize("name", ["dataset", "dataset_path", "datasets"])
+def test_a_dataset_may_name_its_configuration_and_split(name):
+    data = from_keywords(model="tiny", **{name: "owner/name,answerable,train[:100]"}).recipe.data
+    assert (data.path, data.split) == ("owner/name,answerable", "train[:100]")
+    data = from_keywords(model="tiny", **{name: "mine.jsonl"}).recipe.data
+    assert (data.path, data.split) == ("mine.jsonl", "train")
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_name_without_counterpart_is_refused_with_what_to_set(name):
+    message = refusal(**{name: 1})
+    assert message.startswith(f"{name} is not a key here. ")
+    assert any(key in message for key in ("learner.micro_batch_size", "rewards: [{"))
+
+
+def test_an_alias_and_its_key_may_agree_but_not_differ():
+    assert loaded(kl_beta=0.02, **{"kl.coef": 0.02}).recipe.kl.coef == 0.02
+    assert refusal(kl_beta=0.02, kl={"coef": 0.01}) == (
+        "kl_beta is 0.02 and kl.coef is 0.01, but both set kl.coef. Keep one."
+    )
+    assert "both set learner.learning_rate" in refusal(lr=1, learning_rate=2)
+    assert loaded(kl_beta=1, kl_coef=1.0).recipe.kl.coef == 1
+    assert "both set kl.coef" in refusal(kl_beta=1, kl_coef=True)
+
+
+def test_short_forms_of_sections():
+    assert loaded(kl=0.5).recipe.kl.coef == 0.5
+    assert loaded(kl=True).recipe.kl.coef == 0.01
+    assert loaded(kl=False).recipe.kl is None
+    assert loaded(warm_start=False).recipe.warm_start is None
+    assert from_keywords(model="a/b", task="t").recipe.model.name == "a/b"
+
+
+def test_no_coefficient_is_no_kl():
+    assert loaded(kl_coef=None).recipe.kl is None
+    assert loaded(kl={"coef": None, "estimator": "k3"}).recipe.kl is None
+
+
+def test_flags_are_the_names_that_are_true_or_false(tmp_path):
+    path = tmp_path / "r.yaml"
+    path.write_text("model: tiny\ntask: arithmetic\n")
+    for name in FLAGS:
+        load(path, [f"{name}=true"])
+    assert is_flag("model.compile")
+    assert not is_flag("kl.coef")

@@ -1,0 +1,74 @@
+"""The nearest key to a name that is none."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klinic.recipe.aliases import ALIASES
+from klinic.recipe.keys import edits, fields, nearest, optional_sections, sections
+
+
+def test_sections_and_which_of_them_mean_off_when_absent():
+    assert list(sections()) == [
+        "model",
+        "data",
+        "kl",
+        "sampling",
+        "loop",
+        "learner",
+        "warm_start",
+        "output",
+    ]
+    assert optional_sections() == {"kl", "warm_start"}
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("learner.learnin_rate", "learner.learning_rate"),
+        ("lerner", "learner"),
+        ("lerner.loss", "learner.loss"),
+        ("learner.max_steps", "loop.max_steps"),
+        ("kl.beta", "beta"),
+        ("num_generation", "num_generations"),
+        ("eval_every", "loop.eval_every"),
+        ("sampling.tempratur", "sampling.temperature"),
+        ("kl.estimater", "kl.estimator"),
+    ],
+)
+def test_a_slip_is_understood(name, meant):
+    assert nearest(name, ALIASES)[0] == meant
+
+
+def test_equally_near_names_are_all_offered():
+    assert nearest("sampling.top_x", {}) == ["sampling.top_p", "sampling.top_k"]
+
+
+@pytest.mark.parametrize("name", ["", "5", "zebra", "x" * 10_000, "kl.zebra", "."])
+def test_a_name_that_is_like_none_has_no_nearest(name):
+    assert nearest(name, ALIASES) == []
+
+
+@given(st.sampled_from(list(fields())), st.data())
+def test_a_dropped_letter_is_always_understood(key, data):
+    section, dot, leaf = key.rpartition(".")
+    at = data.draw(st.integers(0, len(leaf) - 1))
+    name = section + dot + leaf[:at] + leaf[at + 1 :]
+    if name not in fields() and len(leaf) > 3:
+        assert key in nearest(name, {})
+
+
+words = st.text("abc", max_size=6)
+
+
+@given(words, words)
+def test_edits_are_a_distance(one, other):
+    assert edits(one, other) == edits(other, one)
+    assert (edits(one, other) == 0) == (one == other)
+    assert abs(len(one) - len(other)) <= edits(one, other) <= max(len(one), len(other))
+
+
+@given(words, words)
+def test_swapping_neighbours_is_one_edit(one, other):
+    swapped = one + "yx" + other
+    assert edits(one + "xy" + other, swapped) == 1

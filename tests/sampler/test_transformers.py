@@ -1,0 +1,192 @@
+"""Completions are the model's own, each token with the log-prob it was drawn at."""
+
+import numpy as np
+import pytest
+import torch
+
+from klinic.evidence.record import EmittedBy
+from klinic.evidence.rollout import Prompt, Segment, flatten
+from klinic.model.layout import lay_out
+from klinic.model.weights import Weights, fingerprint
+from klinic.sampler.drawing import Drawing
+from klinic.sampler.transformers import TransformersSampler
+from small import small_policy
+
+TEXTS = ("1+2=", "copy 12345=", "7", "31-30=")
+
+
+def prompts(policy, texts=TEXTS):
+    encode = policy.tokenizer.encode
+    return [
+        Prompt(index=i, text=t, token_ids=np.array(encode(t)), columns={})
+        for i, t in enumerate(texts)
+    ]
+
+
+def sampler(policy, *, group_size=3, longest=12, **how):
+    return TransformersSampler(
+        policy, how=Drawing(**how), max_new_tokens=longest, group_size=group_size, seed=7
+    )
+
+
+def by_name(groups):
+    return {(r.prompt.index, r.sample): r for group in groups for r in group}
+
+
+def scored(policy, rollout):
+    layout = lay_out(
+        [rollout.prompt.token_ids], [rollout.token_ids], pad_id=0, device=torch.device("cpu")
+    )
+    with torch.no_grad():
+        return policy.scorer(layout).logp.numpy()
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.6])
+def test_the_sampler_and_the_learner_agree_on_every_log_prob(temperature):
+    policy = small_policy(temperature=temperature)
+    groups = by_name(sampler(policy, temperature=temperature).sample(prompts(policy), step=1))
+    assert len(groups) == 12
+    for rollout in groups.values():
+        (segment,) = rollout.segments
+        np.testing.assert_allclose(segment.logp_sampler, scored(policy, rollout), atol=1e-4)
+
+
+def test_greedy_tokens_are_those_of_generate():
+    policy = small_policy()
+    ours = by_name(sampler(policy, group_size=1, temperature=0.0).sample(prompts(policy), step=1))
+    for (index, _), rollout in ours.items():
+        given = torch.from_numpy(prompts(policy)[index].token_ids)[None]
+        theirs = policy.lm.generate(
+            given, do_sample=False, max_new_tokens=12, attention_mask=torch.ones_like(given)
+        )[0, given.shape[1] :]
+        assert rollout.token_ids.tolist() == theirs.tolist()
+
+
+def test_a_completion_does_not_depend_on_its_company():
+    policy = small_policy(double=True)
+    together = by_name(sampler(policy).sample(prompts(policy), step=4))
+    for prompt in prompts(policy):
+        alone = by_name(sampler(policy, group_size=2).sample([prompt], step=4))
+        for name, rollout in alone.items():
+            assert rollout.token_ids.tolist() == together[name].token_ids.tolist()
+    other_step = by_name(sampler(policy).sample(prompts(policy), step=5))
+    assert any(
+        other_step[name].token_ids.tolist() != together[name].token_ids.tolist()
+        for name in together
+    )
+
+
+def test_every_end_token_ends_a_completion_and_is_part_of_it():
+    policy = small_policy()
+    ends = (policy.eos_ids[0], *range(3, 30))
+    many = type(policy)(**{**_fields(policy), "eos_ids": ends})
+    finished = by_name(sampler(many, longest=30).sample(prompts(policy), step=1)).values()
+    reasons = {r.finish_reason for r in finished}
+    assert "stop" in reasons
+    for rollout in finished:
+        *before, last = rollout.token_ids.tolist()
+        assert not set(before) & set(ends)
+        assert (last in ends) == (rollout.finish_reason == "stop")
+        assert rollout.finish_reason == "stop" or len(rollout.token_ids) == 30
+    assert len({int(r.token_ids[-1]) for r in finished} & set(ends)) > 1
+
+
+def _fields(policy):
+    return {name: getattr(policy, name) for name in type(policy).__slots__}
+
+
+def test_groups_come_as_they_finish():
+    policy = small_policy()
+    ends = (policy.eos_ids[0], *range(3, 20))
+    many = type(policy)(**{**_fields(policy), "eos_ids": ends})
+    order = [
+        max(len(r.token_ids) for r in group)
+        for group in sampler(many, longest=40, group_size=2).sample(prompts(policy), step=2)
+    ]
+    assert order == sorted(order)
+    assert len(set(order)) > 1
+
+
+def test_a_tool_s_text_is_read_on_and_never_trained_on():
+    policy = small_policy()
+    engine = sampler(policy, longest=10)
+    engine.load(Weights(version=5, fingerprint="", location="process"))
+    first = [r for group in engine.sample(prompts(policy), step=3) for r in group]
+    cut = [_keeping(rollout, 4) for rollout in first]
+    said = np.array(policy.tokenizer.encode(" (tool: 42) "))
+    tool = Segment(token_ids=said, emitted_by=EmittedBy.TOOL, logp_sampler=None, weight_version=5)
+    second = engine.extend([_with(rollout, tool) for rollout in cut], step=3)
+    record = flatten(second, step=3)
+    assert record.loss_mask.sum() == sum(r.num_policy_tokens for r in second)
+    assert np.isnan(record.logp_sampler[~record.loss_mask]).all()
+    for rollout in second:
+        assert rollout.num_policy_tokens <= 10
+        assert [s.emitted_by for s in rollout.segments].count(EmittedBy.TOOL) == 1
+        logp = scored(policy, rollout)
+        told = np.concatenate(
+            [
+                np.full(len(s.token_ids), np.nan) if s.logp_sampler is None else s.logp_sampler
+                for s in rollout.segments
+            ]
+        )
+        trained = ~np.isnan(told)
+        np.testing.assert_allclose(told[trained], logp[trained], atol=1e-4)
+
+
+def _keeping(rollout, num):
+    (segment,) = rollout.segments
+    short = Segment(
+        token_ids=segment.token_ids[:num],
+        emitted_by=EmittedBy.POLICY,
+        logp_sampler=segment.logp_sampler[:num],
+        weight_version=segment.weight_version,
+    )
+    return type(rollout)(
+        prompt=rollout.prompt,
+        sample=rollout.sample,
+        segments=(short,),
+        finish_reason="length",
+        text="",
+    )
+
+
+def _with(rollout, segment):
+    return type(rollout)(
+        prompt=rollout.prompt,
+        sample=rollout.sample,
+        segments=(*rollout.segments, segment),
+        finish_reason="length",
+        text="",
+    )
+
+
+def test_a_rollout_without_room_is_left_as_it_is():
+    policy = small_policy()
+    full = [
+        r for group in sampler(policy, longest=4).sample(prompts(policy), step=1) for r in group
+    ]
+    again = sampler(policy, longest=4).extend(full, step=1)
+    for before, after in zip(full, again, strict=True):
+        if before.num_policy_tokens == 4:
+            assert after.token_ids.tolist() == before.token_ids.tolist()
+
+
+def test_the_sampler_says_which_weights_it_really_has():
+    policy = small_policy()
+    engine = sampler(policy)
+    before = engine.load(Weights(version=0, fingerprint="", location="process"))
+    assert before == fingerprint(policy.lm)
+    with torch.no_grad():
+        next(policy.lm.parameters()).add_(1e-6)
+    assert engine.load(Weights(version=1, fingerprint="", location="process")) != before
+    (group,) = engine.sample(prompts(policy)[:1], step=1)
+    assert group[0].segments[0].weight_version == 1
+
+
+def test_gradient_checkpointing_does_not_cost_the_cache():
+    policy = small_policy(gradient_checkpointing=True)
+    plain = by_name(sampler(small_policy()).sample(prompts(policy), step=1))
+    thrifty = by_name(sampler(policy).sample(prompts(policy), step=1))
+    assert policy.lm.training
+    for name, rollout in plain.items():
+        assert rollout.token_ids.tolist() == thrifty[name].token_ids.tolist()

@@ -1,0 +1,42 @@
+"""Every question has one right answer, in a form that can be read."""
+
+import pytest
+
+from klinic.tasks.arithmetic.skills import SKILLS
+
+EXAMPLES = {
+    "addition": ("47+38=", "85"),
+    "subtraction": ("71-25=", "46"),
+    "copying": ("copy 4821=", "4821"),
+    "reversing": ("reverse 4821=", "1284"),
+    "comparing": ("compare 52 17=", ">"),
+}
+NUM_QUESTIONS = {"subtraction": 90 * 91 // 2}  # differences are never negative
+
+
+@pytest.mark.parametrize("skill", SKILLS.values(), ids=SKILLS)
+def test_all_questions_are_asked_once_with_the_right_answer(skill):
+    questions = list(skill.questions())
+    answers = {question.prompt: question.answer for question in questions}
+    prompt, answer = EXAMPLES[skill.name]
+    assert answers[prompt] == answer
+    assert len(answers) == len(questions) == NUM_QUESTIONS.get(skill.name, 10_000)
+
+
+@pytest.mark.parametrize("skill", SKILLS.values(), ids=SKILLS)
+def test_every_answer_has_the_form_of_its_skill(skill):
+    assert all(skill.form.fullmatch(question.answer) for question in skill.questions())
+
+
+def test_equal_numbers_are_equal():
+    answers = {question.prompt: question.answer for question in SKILLS["comparing"].questions()}
+    assert [answers[f"compare {a}="] for a in ("7 7", "7 70", "70 7")] == ["=", "<", ">"]
+
+
+@pytest.mark.torch
+def test_the_tiny_tokenizer_knows_every_character():
+    from klinic.model.tiny import CHARACTERS
+
+    for skill in SKILLS.values():
+        for question in skill.questions():
+            assert set(question.prompt + question.answer) <= set(CHARACTERS)
