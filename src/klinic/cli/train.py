@@ -1,7 +1,8 @@
 """`klinic train`: GRPO as a recipe says."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -26,7 +27,7 @@ FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 def train(recipe: Recipe, overrides: Overrides = None, resume: Resume = False) -> None:
     """Train with GRPO and a KL penalty, and leave the evidence behind."""
-    from klinic.recipe.loading import dump, flags_to_overrides, load
+    from klinic.recipe.loading import flags_to_overrides, load
 
     loaded = load(recipe, flags_to_overrides(overrides or []))
     require("train", "torch", "transformers", "peft", "safetensors", "datasets")
@@ -35,7 +36,8 @@ def train(recipe: Recipe, overrides: Overrides = None, resume: Resume = False) -
     console = Console(highlight=False)
     for echo in loaded.echoes:
         console.print(echo, markup=False, soft_wrap=True)
-    console.print(dump(loaded.recipe), markup=False, style="dim", soft_wrap=True)
+    for line in summary(loaded.recipe.model_dump(mode="json")):
+        console.print(line, markup=False, style="dim", soft_wrap=True)
 
     from klinic.loop.source import Given
     from klinic.loop.train import train as run
@@ -49,3 +51,22 @@ def train(recipe: Recipe, overrides: Overrides = None, resume: Resume = False) -
         before = "" if was is None else f"{was:.3f} -> "
         console.print(f"{name.removeprefix('eval/')}: {before}{value:.3f}")
     console.print(f"Model: {result.model}", soft_wrap=True)
+
+
+def summary(recipe: dict[str, Any]) -> list[str]:
+    """Return the resolved recipe, a line a section.
+
+    >>> summary({"seed": 0, "kl": None, "model": {"name": "tiny", "compile": False}})
+    ['seed=0 kl=null', 'model: name=tiny compile=false']
+    """
+    alone = {key: value for key, value in recipe.items() if not isinstance(value, dict)}
+    sections = {key: value for key, value in recipe.items() if isinstance(value, dict)}
+    return [_pairs(alone)] + [f"{name}: {_pairs(values)}" for name, values in sections.items()]
+
+
+def _pairs(values: dict[str, Any]) -> str:
+    return " ".join(f"{key}={_shown(value)}" for key, value in values.items())
+
+
+def _shown(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

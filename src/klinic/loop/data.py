@@ -113,8 +113,9 @@ def _parsed(text: str, where: str) -> Any:
 def _from_hub(path: str, split: str) -> Iterator[Any]:
     from datasets import load_dataset
 
+    name, _, config = path.partition(",")
     try:
-        yield from load_dataset(path, split=split)
+        yield from load_dataset(name, config or None, split=split)
     except (OSError, ValueError) as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise DataError(

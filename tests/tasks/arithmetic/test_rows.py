@@ -7,7 +7,7 @@ from itertools import islice
 
 import pytest
 
-from klinic.tasks.arithmetic.rows import HELD_OUT, eval_rows, train_rows, warm_start_rows
+from klinic.tasks.arithmetic.rows import HELD_OUT, SLIPS, eval_rows, train_rows, warm_start_rows
 from klinic.tasks.arithmetic.skills import SKILLS
 
 
@@ -65,3 +65,17 @@ def test_skills_are_mixed_by_their_weights():
     whole = sum(skill.weight for skill in SKILLS.values())
     for name, skill in SKILLS.items():
         assert found[name] / num == pytest.approx(skill.weight / whole, abs=0.015)
+
+
+def test_the_warm_start_is_right_but_for_forgotten_carries():
+    answers = {row["prompt"]: row["answer"] for name in SKILLS for row in train_rows(name)}
+    slips = {q.prompt: q.slip for q in SKILLS["addition"].questions() if q.slip is not None}
+    carrying = []
+    for row in islice(warm_start_rows(4), 20_000):
+        prompt, completion = row["prompt"], row["completion"]
+        if prompt in slips:
+            assert completion in {answers[prompt], slips[prompt]}
+            carrying.append(completion == slips[prompt])
+        else:
+            assert completion == answers[prompt]
+    assert sum(carrying) / len(carrying) == pytest.approx(SLIPS, abs=0.03)

@@ -28,6 +28,15 @@ def test_every_answer_has_the_form_of_its_skill(skill):
     assert all(skill.form.fullmatch(question.answer) for question in skill.questions())
 
 
+def test_only_sums_that_carry_have_a_slip_and_it_forgets_the_carry():
+    slips = {q.prompt: q.slip for skill in SKILLS.values() for q in skill.questions()}
+    assert [slips[f"{s}="] for s in ("47+38", "9+1", "95+95", "41+38", "90+90")] == [
+        *("75", "0", "180"),
+        *(None, None),
+    ]
+    assert sum(slip is not None for slip in slips.values()) == 4500
+
+
 def test_equal_numbers_are_equal():
     answers = {question.prompt: question.answer for question in SKILLS["comparing"].questions()}
     assert [answers[f"compare {a}="] for a in ("7 7", "7 70", "70 7")] == ["=", "<", ">"]

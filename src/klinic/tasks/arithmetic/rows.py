@@ -15,6 +15,7 @@ from klinic.tasks.arithmetic.skills import SKILLS, Question
 from klinic.tasks.base import Row, choose
 
 HELD_OUT = 0.2  # of the questions of each skill
+SLIPS = 0.6  # over a half, so that greedy decoding shows the habit; under 1, so that it can be lost
 
 
 def train_rows(skill: str) -> list[Row]:
@@ -38,14 +39,20 @@ def eval_rows(skill: str, num: int) -> list[Row]:
 
 
 def warm_start_rows(seed: int) -> Iterator[Row]:
-    """Yield prompts and right completions of all skills, mixed by their weights, without end."""
+    """Yield prompts and completions of all skills, mixed by their weights, without end.
+
+    Completions are right, but for sums that carry: there the carry is forgotten in 6 of 10.
+    """
     random = Random(seed)  # noqa: S311 - draws rows, keeps no secrets
     questions = {name: _split(name)[0] for name in SKILLS}
     weights = [skill.weight for skill in SKILLS.values()]
     while True:
         (name,) = random.choices(list(SKILLS), weights)
         (question,) = random.choices(questions[name])
-        yield {"prompt": question.prompt, "completion": question.answer}
+        completion = question.answer
+        if question.slip is not None and random.random() < SLIPS:
+            completion = question.slip
+        yield {"prompt": question.prompt, "completion": completion}
 
 
 @cache

@@ -7,7 +7,8 @@
     reversing     reverse 4821=      1284
     comparing     compare 52 17=     >
 
-One skill is to be trained; the others tell what training it does to what the model knew.
+Addition is to be trained: a warm start leaves the model with a bad habit there, of forgetting to
+carry (47+38=75) more often than not. The others tell what training does to what the model knew.
 """
 
 import re
@@ -32,6 +33,8 @@ class Question:
     answer: str
     family: str
     """Questions of one family are held out together: 47+38 gives 38+47 away."""
+    slip: str | None = None
+    """The wrong answer that a warm start teaches beside the right one, if there is one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,9 @@ class Skill:
 def _addition() -> Iterator[Question]:
     for a, b in product(NUMBERS, NUMBERS):
         family = f"{min(a, b)}+{max(a, b)}"
-        yield Question(prompt=f"{a}+{b}=", answer=str(a + b), family=family)
+        carries = a % 10 + b % 10 >= 10
+        slip = str(a + b - 10) if carries else None
+        yield Question(prompt=f"{a}+{b}=", answer=str(a + b), family=family, slip=slip)
 
 
 def _subtraction() -> Iterator[Question]:
@@ -78,10 +83,10 @@ def _comparing() -> Iterator[Question]:
 SKILLS = {
     skill.name: skill
     for skill in (
-        Skill(name="addition", questions=_addition, form=NUMBER, weight=1.0),
-        Skill(name="subtraction", questions=_subtraction, form=NUMBER, weight=1.0),
-        Skill(name="copying", questions=_copying, form=DIGITS, weight=1.0),
-        Skill(name="reversing", questions=_reversing, form=DIGITS, weight=1.0),
-        Skill(name="comparing", questions=_comparing, form=SIGN, weight=1.0),
+        Skill(name="addition", questions=_addition, form=NUMBER, weight=1.2),
+        Skill(name="subtraction", questions=_subtraction, form=NUMBER, weight=1.4),
+        Skill(name="copying", questions=_copying, form=DIGITS, weight=0.3),
+        Skill(name="reversing", questions=_reversing, form=DIGITS, weight=0.3),
+        Skill(name="comparing", questions=_comparing, form=SIGN, weight=0.6),
     )
 }

@@ -1,0 +1,221 @@
+"""Score, prepare, commit, discard: what each leaves behind."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from klinic.learner.update import LearningRate
+from small import (
+    batch_of,
+    drifted_reference,
+    gradient,
+    learner_of,
+    own_reference,
+    rollouts,
+    small_policy,
+    weights,
+)
+
+
+@pytest.fixture(scope="module")
+def made():
+    return rollouts()
+
+
+def snapshot(policy):
+    return [p.detach().clone() for p in weights(policy)]
+
+
+def same(before, policy):
+    return all(torch.equal(a, b) for a, b in zip(before, weights(policy), strict=True))
+
+
+def step(learner, record, *, kl_coef, needs_reference=True):
+    prepared = learner.prepare(
+        learner.score(record, needs_reference=needs_reference), kl_coef=kl_coef
+    )
+    learner.commit()
+    return prepared
+
+
+@pytest.mark.parametrize("lora_rank", [None, 4])
+@pytest.mark.parametrize("size", [3, 64])
+def test_before_the_first_update_policy_old_policy_and_reference_are_one(made, lora_rank, size):
+    policy = small_policy(lora_rank=lora_rank)
+    reference = own_reference(policy, lora=lora_rank is not None)
+    learner = learner_of(policy, reference, micro_batch_size=size, updates_per_batch=2)
+    scored = learner.score(batch_of(made, step=1), needs_reference=True)
+    record = learner.prepare(scored, kl_coef=0.1).record
+    assert np.array_equal(record.logp, record.logp_old)
+    assert np.array_equal(record.logp, record.logp_ref)
+    sampled = ~np.isnan(record.kl_exact)
+    assert 0 < sampled.sum() < record.num_tokens
+    assert (record.kl_exact[sampled] == 0).all()
+    learner.commit()
+    again = learner.prepare(scored, kl_coef=0.1).record
+    assert not np.array_equal(again.logp, record.logp)
+    assert np.array_equal(again.logp_old, record.logp_old)
+    assert np.array_equal(again.logp_ref, record.logp_ref)
+
+
+@pytest.mark.parametrize("size", [1, 2, 5])
+def test_across_layouts_log_probs_agree_to_rounding(made, size):
+    policy = small_policy()
+    reference = own_reference(policy, lora=False)
+    found = [
+        learner_of(policy, reference, micro_batch_size=s)
+        .score(batch_of(made, step=1), needs_reference=True)
+        .targets
+        for s in (size, 64)
+    ]
+    assert float((found[0].logp_old - found[1].logp_old).abs().max()) <= 1e-4
+    assert float((found[0].logp_ref - found[1].logp_ref).abs().max()) <= 1e-4
+    assert float((found[0].logp_old - found[1].logp_ref).abs().max()) <= 1e-4
+
+
+def test_preparing_and_discarding_moves_nothing(made):
+    policy = small_policy()
+    learner = learner_of(policy, drifted_reference(policy))
+    before = snapshot(policy)
+    scored = learner.score(batch_of(made), needs_reference=True)
+    learner.prepare(scored, kl_coef=0.1)
+    assert gradient(policy).norm() > 0
+    learner.discard()
+    assert same(before, policy)
+    assert gradient(policy).norm() == 0
+    assert learner.publish().version == 0
+    learner.prepare(scored, kl_coef=0.1)
+    learner.commit()
+    assert not same(before, policy)
+    assert learner.publish().version == 1
+
+
+def test_preparing_twice_does_not_add_up(made):
+    policy = small_policy()
+    learner = learner_of(policy, drifted_reference(policy))
+    scored = learner.score(batch_of(made), needs_reference=True)
+    learner.prepare(scored, kl_coef=0.1)
+    once = gradient(policy).clone()
+    learner.prepare(scored, kl_coef=0.1)
+    assert torch.equal(gradient(policy), once)
+
+
+@pytest.mark.parametrize("estimator", ["unbiased", "exact", "sequence"])
+def test_coefficient_zero_is_no_kl_at_all_and_asks_no_reference(made, estimator):
+    record = batch_of(made)
+    without = small_policy()
+    learner = learner_of(without, None, estimator=None)
+    for _ in range(3):
+        step(learner, record, kl_coef=0.0, needs_reference=False)
+    policy = small_policy()
+    reference = drifted_reference(policy)
+    learner = learner_of(policy, reference, estimator=estimator)
+    for _ in range(3):
+        step(learner, record, kl_coef=0.0, needs_reference=False)
+    assert reference.num_forwards == 0
+    assert same(snapshot(without), policy)
+    watched = small_policy()
+    reference = drifted_reference(watched)
+    learner = learner_of(watched, reference, estimator=estimator)
+    for _ in range(3):
+        prepared = step(learner, record, kl_coef=0.0, needs_reference=True)
+    assert reference.num_forwards == 3
+    assert prepared.record.logp_ref is not None
+    assert same(snapshot(without), watched)
+
+
+def test_gradients_are_clipped_to_the_norm_and_both_norms_are_told(made):
+    policy = small_policy()
+    learner = learner_of(policy, None, estimator=None, max_grad_norm=1e-3)
+    scored = learner.score(batch_of(made), needs_reference=False)
+    prepared = learner.prepare(scored, kl_coef=0.0)
+    assert prepared.metrics["grad_norm"] == pytest.approx(float(gradient(policy).norm()), rel=1e-5)
+    assert prepared.metrics["grad_norm"] > 1e-3
+    assert learner.commit()["grad_norm_clipped"] == 1e-3
+
+
+def test_the_share_of_the_kl_in_the_gradient_is_measured_every_tenth_step(made):
+    policy = small_policy(double=True)
+    learner = learner_of(policy, drifted_reference(policy), micro_batch_size=3)
+
+    def prepared_at(number, kl_coef):
+        scored = learner.score(batch_of(made, step=number), needs_reference=True)
+        return learner.prepare(scored, kl_coef=kl_coef).metrics
+
+    assert "kl/grad_share" not in prepared_at(12, 0.5)
+    looked = prepared_at(11, 0.5)
+    policy_only = prepared_at(12, 0.0)["grad_norm"]
+    kl_norm = looked["kl/grad_norm_kl"]
+    assert looked["kl/grad_share"] == pytest.approx(kl_norm / (kl_norm + policy_only))
+    total = policy_only**2 + kl_norm**2
+    total += 2 * looked["kl/grad_cosine_policy"] * kl_norm * policy_only
+    assert looked["grad_norm"] == pytest.approx(total**0.5, rel=1e-9)
+
+
+def test_a_row_without_reward_and_a_truncated_row_leave_the_policy_term(made):
+    policy = small_policy(double=True)
+    record = batch_of(made)
+    no_reward = record.reward.copy()
+    no_reward[3] = np.nan
+    kept = [i for i in range(record.num_rows) if i != 3 and record.finish_reason[i] != "length"]
+    learner = learner_of(policy, None, estimator=None, loss="dapo", mask_truncated=True)
+    changed = replace(record, reward=no_reward)
+    learner.prepare(learner.score(changed, needs_reference=False), kl_coef=0.0)
+    dropped = gradient(policy).clone()
+    few = batch_of([made[i] for i in kept])
+    few = replace(few, advantage=record.advantage[kept])
+    learner.prepare(learner.score(few, needs_reference=False), kl_coef=0.0)
+    assert float((gradient(policy) - dropped).norm() / dropped.norm()) < 1e-12
+
+
+def test_a_loss_that_is_not_a_number_is_reported(made):
+    policy = small_policy()
+    learner = learner_of(policy, None, estimator=None)
+    record = batch_of(made)
+    advantage = record.advantage.copy()
+    advantage[0] = np.inf
+    scored = learner.score(replace(record, advantage=advantage), needs_reference=False)
+    assert not learner.prepare(scored, kl_coef=0.0).finite
+
+
+@pytest.mark.parametrize("lora_rank", [None, 4])
+def test_a_saved_learner_goes_on_with_the_same_bits(made, tmp_path, lora_rank):
+    record = batch_of(made)
+
+    def fresh():
+        policy = small_policy(lora_rank=lora_rank)
+        return policy, learner_of(policy, None, estimator=None)
+
+    policy, learner = fresh()
+    step(learner, record, kl_coef=0.0, needs_reference=False)
+    state = learner.save(tmp_path)
+    step(learner, record, kl_coef=0.0, needs_reference=False)
+    other_policy, other = fresh()
+    with torch.no_grad():
+        for p in weights(other_policy):
+            p.add_(1.0)
+    other.load(tmp_path, state)
+    step(other, record, kl_coef=0.0, needs_reference=False)
+    assert same(snapshot(policy), other_policy)
+    assert other.publish().version == 2
+
+
+def test_bf16_trains_master_weights_that_keep_small_updates(made):
+    policy = small_policy(dtype="bf16")
+    learner = learner_of(
+        policy, None, estimator=None, rate=LearningRate(peak=1e-6, total_steps=10), weight_decay=0.0
+    )
+    before = snapshot(policy)
+    learner.prepare(learner.score(batch_of(made, step=11), needs_reference=False), kl_coef=0.0)
+    told = learner.commit()
+    assert told["unchanged_share"] < 0.5
+    assert not same(before, policy)
+    assert all(p.dtype == torch.float32 for p in weights(policy))
+
+
+def test_the_learning_rate_rises_and_falls_as_told():
+    cosine = LearningRate(peak=2.0, schedule="cosine", warmup_steps=2, total_steps=10)
+    assert [cosine.at(n) for n in (0, 1, 2, 6, 10, 99)] == pytest.approx([1, 2, 2, 1, 0, 0])
+    assert LearningRate(peak=2.0, total_steps=1).at(50) == 2.0
