@@ -74,7 +74,13 @@ def run_command(command: str, folder: Path) -> str:
     # beside this Python, so that the environment under test is the one that runs
     program = Path(sys.executable).with_name(words[0])
     result = subprocess.run(
-        [program, *words[1:]], cwd=folder, capture_output=True, text=True, check=False, timeout=110
+        [program, *words[1:]],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=110,
+        env={**os.environ, "KLINIC_CACHE": str(folder / "cache")},
     )
     return result.stdout + result.stderr
 
@@ -105,6 +111,19 @@ def saving(name: str, evaluator: Any) -> Any:
     return evaluate
 
 
+def open_page(namespace: dict[str, Any]) -> None:
+    """Give a page a folder to work in, with the recipes that a clone has."""
+    folder = tempfile.TemporaryDirectory()
+    Path(folder.name, "recipes").symlink_to(Path(__file__).parent / "recipes")
+    sys.path.insert(0, folder.name)  # what a page saves, it may import
+    namespace.update(folder=folder, path_before=sys.path[1:])
+
+
+def close_page(namespace: dict[str, Any]) -> None:
+    sys.path[:] = namespace["path_before"]
+    namespace["folder"].cleanup()
+
+
 if HAS_TORCH:
     pytest_collect_file = Sybil(
         parsers=[
@@ -112,6 +131,6 @@ if HAS_TORCH:
             CodeBlockParser(language="console", evaluator=run_console),
         ],
         patterns=["*.md"],
-        setup=lambda namespace: namespace.update(folder=tempfile.TemporaryDirectory()),
-        teardown=lambda namespace: namespace["folder"].cleanup(),
+        setup=open_page,
+        teardown=close_page,
     ).pytest()

@@ -21,7 +21,7 @@ from klinic.loop.folder import METRICS, START, TENSORBOARD, open_folder, write_r
 from klinic.loop.loop import LoopState, run_loop
 from klinic.loop.run import Run
 from klinic.loop.source import Given, Source, find_source
-from klinic.loop.trackers.console import ConsoleTracker
+from klinic.loop.trackers.console import ConsoleTracker, WarmStartProgress
 from klinic.loop.trackers.protocol import Tracker
 from klinic.loop.warm_start import warm_start
 from klinic.maths.kl_coef import KLCoefState
@@ -136,15 +136,8 @@ def _warm_start_into(start: Path, recipe: Recipe, source: Source, console: Conso
     """Train on examples with every weight, before any adapter, and copy the result to the run."""
     whole = recipe.model.model_copy(update={"lora_rank": None, "lora_alpha": None})
     policy = load_policy(whole, temperature=1.0, seed=0)
-    with console.status("Warm start ...") as status:
-        cached = warm_start(
-            policy,
-            recipe,
-            source.task,
-            lambda step, total, loss: status.update(
-                f"Warm start: step {step} of {total}, loss {loss:.3f}"
-            ),
-        )
+    with WarmStartProgress(console) as progress:
+        cached = warm_start(policy, recipe, source.task, progress.tell)
     draft = start.with_name(f"{START}.unfinished")
     shutil.rmtree(draft, ignore_errors=True)
     shutil.copytree(cached, draft)

@@ -33,13 +33,7 @@ class ConsoleTracker:
     def begin(self, *, step: int) -> None:
         """Show the bar, from the step on behind which the run goes on."""
         if self._console.is_terminal:
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(bar_width=20),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=self._console,
-            )
+            self._bar = _bar(self._console)
             self._task = self._bar.add_task("Training", total=self._max_steps, completed=step)
             self._bar.start()
 
@@ -81,6 +75,44 @@ class ConsoleTracker:
         """Leave the bar as it stands."""
         if self._bar is not None:
             self._bar.stop()
+
+
+class WarmStartProgress:
+    """A bar with the time that is left in a terminal; a line for every tenth elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> "WarmStartProgress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def tell(self, step: int, total: int, loss: float) -> None:
+        """Show how far it is."""
+        text = f"Warm start | Loss: {loss:.4f}"
+        if not self._console.is_terminal:
+            if step % max(1, total // 10) == 0 or step == total:
+                self._console.print(f"Warm start {step}/{total} | Loss: {loss:.4f}")
+            return
+        if self._bar is None:
+            self._bar = _bar(self._console)
+            self._task = self._bar.add_task(text, total=total)
+            self._bar.start()
+        self._bar.update(self._task, completed=step, description=text)
+
+
+def _bar(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+    )
 
 
 def line(step: int, metrics: Mapping[str, float]) -> str:

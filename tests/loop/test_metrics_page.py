@@ -1,0 +1,36 @@
+"""The page of metrics names every metric, and no others."""
+
+import re
+from pathlib import Path
+
+import numpy as np
+from small import batch_of, drifted_reference, learner_of, rollouts, small_policy
+
+from klinic.evidence.metrics import penalized_reward, step_metrics
+from klinic.rewards.scores import Scores, statistics
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
+ELSEWHERE = {
+    *("loss", "kl_penalty", "discarded", "completions/parse_rate"),
+    *("time/sample", "time/reward", "time/learn"),
+    *("eval/accuracy", "eval/accuracy/SKILL", "eval/retention", "eval/reward"),
+}
+
+
+def measured():
+    """Return the names of what a real step measures, made general."""
+    policy = small_policy()
+    learner = learner_of(policy, drifted_reference(policy))
+    scored = learner.score(batch_of(rollouts(), step=11), needs_reference=True)
+    prepared = learner.prepare(scored, kl_coef=0.1)
+    names = {*step_metrics(prepared.record, clip_low=0.2, clip_high=0.2), *prepared.metrics}
+    names |= {*penalized_reward(prepared.record, 0.1), *learner.commit()}
+    scores = Scores(total=np.ones(2), parts={"NAME": np.ones(2)}, num_missing=0, num_nonfinite=0)
+    names |= set(statistics(scores))
+    return {re.sub(r"^(kl_(k3|k1|exact))/.*", r"\1/…", name) for name in names} | ELSEWHERE
+
+
+def test_page_and_metrics_agree():
+    rows = [row for row in PAGE.read_text().splitlines() if row.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row.split(" | ")[0])}
+    assert named == measured()
