@@ -4,10 +4,10 @@ import re
 from pathlib import Path
 
 import numpy as np
-from small import batch_of, drifted_reference, learner_of, rollouts, small_policy
 
 from klinic.evidence.metrics import penalized_reward, step_metrics
 from klinic.rewards.scores import Scores, statistics
+from small import batch_of, drifted_reference, learner_of, rollouts, small_policy
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 ELSEWHERE = {

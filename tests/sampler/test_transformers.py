@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from klinic.errors import DataError
 from klinic.evidence.record import EmittedBy
 from klinic.evidence.rollout import Prompt, Segment, flatten
 from klinic.model.layout import lay_out
@@ -169,6 +170,15 @@ def test_a_rollout_without_room_is_left_as_it_is():
     for before, after in zip(full, again, strict=True):
         if before.num_policy_tokens == 4:
             assert after.token_ids.tolist() == before.token_ids.tolist()
+
+
+def test_what_does_not_fit_the_model_s_window_is_refused_before_it_is_run():
+    policy = small_policy()
+    assert policy.context_window == 64
+    fits = prompts(policy, ["1" * 52])
+    assert len(list(sampler(policy, longest=12).sample(fits, step=1))) == 1
+    with pytest.raises(DataError, match=r"row 0: its prompt has 53 tokens.*the 64 tokens of small"):
+        list(sampler(policy, longest=12).sample(prompts(policy, ["1" * 53]), step=1))
 
 
 def test_the_sampler_says_which_weights_it_really_has():

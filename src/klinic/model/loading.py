@@ -39,6 +39,8 @@ class Policy:
     pad_id: int
     vocabulary_size: int
     """Outcomes of the model's head; a tokenizer may know fewer."""
+    context_window: int | None
+    """Tokens that prompt and completion may have together; None where the model does not say."""
 
     @property
     def lm(self) -> Any:
@@ -76,6 +78,7 @@ def prepare_policy(
         eos_ids=eos_ids,
         pad_id=eos_ids[0] if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id),
         vocabulary_size=int(lm.get_output_embeddings().weight.shape[0]),
+        context_window=getattr(lm.config.get_text_config(), "max_position_embeddings", None),
     )
 
 

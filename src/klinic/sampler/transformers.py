@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from klinic.errors import DataError
 from klinic.evidence.record import EmittedBy
 from klinic.evidence.rollout import Prompt, Rollout, Segment
 from klinic.model.loading import Policy
@@ -83,7 +84,17 @@ class TransformersSampler:
             skip=used,
         )
         context = np.concatenate([rollout.prompt.token_ids, rollout.token_ids])
+        self._refuse_overflow(rollout.prompt, len(context) + len(numbers))
         return Stream(context=context, uniforms=numbers)
+
+    def _refuse_overflow(self, prompt: Prompt, longest: int) -> None:
+        window = self._policy.context_window
+        if window is not None and longest > window:
+            raise DataError(
+                f"row {prompt.index}: its prompt has {len(prompt.token_ids)} tokens, and with "
+                f"completions of sampling.max_new_tokens = {self._max_new_tokens} it does not fit "
+                f"into the {window} tokens of {self._policy.name}. Shorten the prompt or the limit."
+            )
 
     def _with(self, rollout: Rollout, stream: Stream) -> Rollout:
         segment = Segment(
