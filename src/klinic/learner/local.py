@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from klinic.evidence.record import StepRecord
 from klinic.learner import checkpoint
+from klinic.learner.findings import completed, denominator, detached, first_of_groups, moved
+from klinic.learner.gradient_share import KLApart, share_facts
 from klinic.learner.objective import (
     Objective,
     Parts,
@@ -108,7 +109,7 @@ class LocalLearner:
                 if h is not None
             ]
             targets = replace(targets, logp_ref=torch.cat(logp_ref))
-        sample = [_first_of_groups(record, b, h) for b, h in zip(batches, hidden, strict=True)]
+        sample = [first_of_groups(record, b, h) for b, h in zip(batches, hidden, strict=True)]
         return Scored(record=record, batches=batches, targets=targets, ref_hidden=sample)
 
     def _with_old(
@@ -137,7 +138,7 @@ class LocalLearner:
         """Compute the loss and its gradient; nothing moves yet."""
         self.discard()
         self._look = scored.record.step % LOOK_EVERY == 1
-        apart = _Apart(self._policy.lm) if self._look and kl_coef else None
+        apart = KLApart(self._policy.lm) if self._look and kl_coef else None
         objective = self._objective if kl_coef else replace(self._objective, estimator=None)
         found: list[TokenScores] = []
         parts: list[Parts] = []
@@ -145,7 +146,7 @@ class LocalLearner:
             scores = self._scorer(batch.layout, self._ref_hidden(batch, sample, kl_coef))
             parts.append(loss_parts(scores, scored.targets.cut(batch), objective))
             self._backward(parts[-1], kl_coef, apart)
-            found.append(_detached(scores))
+            found.append(detached(scores))
         share = {} if apart is None else apart.join(kl_coef)
         self._grad_norm = norm(gradients(self._policy.lm))
         return self._prepared(scored, found, parts, kl_coef, share)
@@ -157,7 +158,7 @@ class LocalLearner:
             return self._reference.hidden(batch.layout)
         return sample
 
-    def _backward(self, parts: Parts, kl_coef: float, apart: "_Apart | None") -> None:
+    def _backward(self, parts: Parts, kl_coef: float, apart: KLApart | None) -> None:
         if parts.kl is None:
             torch.autograd.backward(parts.policy)
         elif apart is None:
@@ -183,7 +184,7 @@ class LocalLearner:
             **share,
         }
         facts = self._facts(scored, kl_coef) | share_facts(share)
-        record = _completed(scored, found)
+        record = completed(scored.record, scored.targets, found)
         record = replace(record, facts={**record.facts, **facts})
         finite = bool(np.isfinite([policy_loss, self._grad_norm]).all())
         return Prepared(record=record, metrics=metrics, finite=finite)
@@ -193,7 +194,7 @@ class LocalLearner:
         return {
             "kl_coef": kl_coef,
             "learner_version": self._num_updates,
-            "loss_denominator": _denominator(scored.targets.policy_weight),
+            "loss_denominator": denominator(scored.targets.policy_weight),
             "micro_batch_size": self._settings.micro_batch_size,
             "scoring_batch_size": self._settings.micro_batch_size,
             "num_micro_batches": len(masks),
@@ -213,8 +214,8 @@ class LocalLearner:
         self._optimizer.step()
         self._num_updates += 1
         self.discard()
-        moved = {} if before is None else _moved(before, trained)
-        return {"grad_norm_clipped": clipped, "learning_rate": rate, **moved}
+        looked = {} if before is None else moved(before, trained)
+        return {"grad_norm_clipped": clipped, "learning_rate": rate, **looked}
 
     def discard(self) -> None:
         """Drop the gradient that was prepared."""
@@ -230,97 +231,3 @@ class LocalLearner:
         checkpoint.load(folder, self._policy, self._optimizer)
         self._num_updates = int(state["num_updates"])
         self.discard()
-
-
-class _Apart:
-    """The KL term's gradient kept apart from the policy's, to see which share it has."""
-
-    def __init__(self, lm: Any) -> None:
-        self._trained = [p for p in lm.parameters() if p.requires_grad]
-        self._kl: list[Tensor] | None = None
-
-    def add(self, kl: Tensor) -> None:
-        """Add the gradient of one micro-batch; its graph is needed once more."""
-        new = torch.autograd.grad(
-            kl, self._trained, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
-        self._kl = (
-            list(new) if self._kl is None else [a + b for a, b in zip(self._kl, new, strict=True)]
-        )
-
-    def join(self, kl_coef: float) -> dict[str, float]:
-        """Add it to the policy's gradient; return its norm, its share and the angle between."""
-        if self._kl is None:
-            return {}
-        policy = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained]
-        kl = [kl_coef * g for g in self._kl]
-        dot = sum(float((a.double() * b.double()).sum()) for a, b in zip(policy, kl, strict=True))
-        kl_norm, policy_norm = norm(kl), norm(policy)
-        for p, a, b in zip(self._trained, policy, kl, strict=True):
-            p.grad = a + b
-        return {
-            "kl/grad_norm_kl": kl_norm,
-            "kl/grad_share": kl_norm / max(kl_norm + policy_norm, 1e-30),
-            "kl/grad_cosine_policy": dot / max(kl_norm * policy_norm, 1e-30),
-        }
-
-
-def share_facts(share: dict[str, float]) -> dict[str, float]:
-    """Return what the record keeps of the KL term's part in the gradient."""
-    return {"grad_norm_kl": share["kl/grad_norm_kl"]} if share else {}
-
-
-def _denominator(weights: Tensor) -> float:
-    """Return one over the mean weight of a trained token: what the summed loss is divided by."""
-    used = weights[weights != 0]
-    return float(len(used) / used.sum()) if len(used) else 0.0
-
-
-def _first_of_groups(
-    record: StepRecord, batch: MicroBatch, hidden: RefHidden | None
-) -> RefHidden | None:
-    """Keep the reference's hidden states of the first completion of each group: a sample."""
-    if hidden is None or record.sample is None:
-        return None
-    lengths = np.diff(record.row_offsets)[batch.rows]
-    chosen = np.repeat(record.sample[batch.rows] == 0, lengths)
-    return hidden.at(torch.from_numpy(np.flatnonzero(chosen)).to(hidden.hidden.device))
-
-
-def _detached(scores: TokenScores) -> TokenScores:
-    kl_exact = None if scores.kl_exact is None else scores.kl_exact.detach()
-    return replace(scores, logp=scores.logp.detach(), kl_exact=kl_exact, kl_topk=None)
-
-
-def _completed(scored: Scored, found: list[TokenScores]) -> StepRecord:
-    """Return the record with what the learner found out about every token."""
-
-    def column(name: str) -> Any:
-        values = [getattr(scores, name) for scores in found]
-        return None if values[0] is None else torch.cat(values).cpu().numpy()
-
-    def array(tensor: Tensor | None) -> Any:
-        return None if tensor is None else tensor.cpu().numpy()
-
-    logp = column("logp")
-    logp_ref = column("logp_ref")
-    return replace(
-        scored.record,
-        logp=logp,
-        logp_old=logp if scored.targets.logp_old is None else array(scored.targets.logp_old),
-        logp_ref=array(scored.targets.logp_ref) if logp_ref is None else logp_ref,
-        entropy=column("entropy"),
-        rank=column("rank"),
-        kl_exact=column("kl_exact"),
-    )
-
-
-@torch.no_grad()
-def _moved(before: list[Tensor], after: list[Tensor]) -> dict[str, float]:
-    """Return how far an update went, and the share of parameters that it left bit-equal."""
-    total = sum(p.numel() for p in after)
-    unchanged = sum(int((a == b).sum()) for a, b in zip(before, after, strict=True))
-    return {
-        "update_norm": norm([b - a for a, b in zip(before, after, strict=True)]),
-        "unchanged_share": unchanged / max(total, 1),
-    }

@@ -1,0 +1,71 @@
+"""What the learner found out about the tokens of a step, as columns of its record."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from klinic.evidence.record import StepRecord
+from klinic.learner.objective import Targets
+from klinic.learner.packing import MicroBatch
+from klinic.learner.update import norm
+from klinic.model.scorer import RefHidden, TokenScores
+
+
+def first_of_groups(
+    record: StepRecord, batch: MicroBatch, hidden: RefHidden | None
+) -> RefHidden | None:
+    """Keep the reference's hidden states of the first completion of each group: a sample."""
+    if hidden is None or record.sample is None:
+        return None
+    lengths = np.diff(record.row_offsets)[batch.rows]
+    chosen = np.repeat(record.sample[batch.rows] == 0, lengths)
+    return hidden.at(torch.from_numpy(np.flatnonzero(chosen)).to(hidden.hidden.device))
+
+
+def detached(scores: TokenScores) -> TokenScores:
+    """Return the scores without their graph."""
+    kl_exact = None if scores.kl_exact is None else scores.kl_exact.detach()
+    return replace(scores, logp=scores.logp.detach(), kl_exact=kl_exact, kl_topk=None)
+
+
+def completed(record: StepRecord, targets: Targets, found: list[TokenScores]) -> StepRecord:
+    """Return the record with what the learner found out about every token."""
+
+    def column(name: str) -> Any:
+        values = [getattr(scores, name) for scores in found]
+        return None if values[0] is None else torch.cat(values).cpu().numpy()
+
+    def array(tensor: Tensor | None) -> Any:
+        return None if tensor is None else tensor.cpu().numpy()
+
+    logp = column("logp")
+    logp_ref = column("logp_ref")
+    return replace(
+        record,
+        logp=logp,
+        logp_old=logp if targets.logp_old is None else array(targets.logp_old),
+        logp_ref=array(targets.logp_ref) if logp_ref is None else logp_ref,
+        entropy=column("entropy"),
+        rank=column("rank"),
+        kl_exact=column("kl_exact"),
+    )
+
+
+def denominator(weights: Tensor) -> float:
+    """Return one over the mean weight of a trained token: what the summed loss is divided by."""
+    used = weights[weights != 0]
+    return float(len(used) / used.sum()) if len(used) else 0.0
+
+
+@torch.no_grad()
+def moved(before: list[Tensor], after: list[Tensor]) -> dict[str, float]:
+    """Return how far an update went, and the share of parameters that it left bit-equal."""
+    total = sum(p.numel() for p in after)
+    unchanged = sum(int((a == b).sum()) for a, b in zip(before, after, strict=True))
+    return {
+        "update_norm": norm([b - a for a, b in zip(before, after, strict=True)]),
+        "unchanged_share": unchanged / max(total, 1),
+    }
