@@ -1,6 +1,5 @@
 """Whole runs in this process: what they start from, what they leave, and what must not matter."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ from rich.console import Console
 import klinic
 from klinic.errors import ConfigError
 from klinic.evidence import store
+from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import read_run_facts, read_tokens
 from klinic.loop.source import Given
 from klinic.loop.train import assemble, find_source, make_learner, train
@@ -28,7 +28,6 @@ SMALL = {
     "threads": 1,
     "tensorboard": False,
 }
-CALLS: list[int] = []
 
 
 def digits(prompts, completions, answer, **columns):
@@ -59,6 +58,10 @@ def final_weights(result):
     from safetensors.numpy import load_file
 
     return load_file(result.model / "model.safetensors")
+
+
+def journal(result):
+    return list(Journal(result.folder / "metrics.jsonl").entries())
 
 
 def equal(a, b):
@@ -107,7 +110,7 @@ def test_a_run_leaves_what_a_reader_needs():
     assert facts["sampling"]["max_new_tokens"] == 4
     assert read_tokens(result.folder)[7] == "4"
     assert store.steps(result.folder) == [1, 2, 3]
-    entries = [json.loads(line) for line in (result.folder / "metrics.jsonl").open()]
+    entries = journal(result)
     assert [entry["step"] for entry in entries] == [1, 2, 3]
     assert (result.folder / "recipe.yaml").exists()
 
@@ -133,7 +136,7 @@ def test_a_warm_start_is_made_once_and_is_the_reference(tmp_path):
     other = {**settings, "warm_start.steps": 4}
     klinic.train(model="tiny", **other, **{"output.dir": "c"})
     assert len(list((tmp_path / "cache" / "warm_start").iterdir())) == 2
-    assert first.before["eval/retention"] == 1.0
+    assert set(first.before) >= {"eval/accuracy", "eval/accuracy/copying"}
 
 
 def test_a_reference_from_another_folder_is_used_as_it_is(tmp_path):
@@ -159,7 +162,7 @@ def test_a_metric_that_is_missing_from_a_reward_is_counted_not_hidden():
 
     settings = {**{_dotted(k): v for k, v in SMALL.items()}, "output.dir": "picky"}
     result = klinic.train(model="tiny", reward_funcs=[picky], train_dataset=ROWS, **settings)
-    entry = json.loads((result.folder / "metrics.jsonl").read_text().splitlines()[0])
+    entry = journal(result)[0]
     assert entry["reward/missing"] == 2
     record = store.read_record(result.folder, 1)
     assert np.isnan(record.reward).sum() == 2
@@ -168,8 +171,10 @@ def test_a_metric_that_is_missing_from_a_reward_is_counted_not_hidden():
 
 @pytest.mark.parametrize("estimator", ["exact", "topk", "sequence", "k1_reward"])
 def test_every_kind_of_estimator_trains(estimator):
-    result = run("any", **{"kl_coef": 0.1, "kl.estimator": estimator, "updates_per_batch": 2})
-    entries = [json.loads(line) for line in (result.folder / "metrics.jsonl").open()]
+    result = run(
+        "any", **{"kl_coef": 0.1, "kl.estimator": estimator, "learner.updates_per_batch": 2}
+    )
+    entries = journal(result)
     assert entries[-1]["kl"] > 0
     assert all(entry["discarded"] == 0 for entry in entries)
 

@@ -153,7 +153,7 @@ def _key(recipe: Recipe, policy: Policy, rows: Sequence[Mapping[str, Any]] | Non
     what = {
         "format": RECIPE_OF_CACHE,
         "torch": torch.__version__.partition("+")[0],
-        "model": recipe.model.model_dump(),
+        "model": {"name": recipe.model.name, "dtype": recipe.model.dtype},
         "start": digest(policy.lm.state_dict()),
         "task": recipe.data.task,
         "warm_start": None if recipe.warm_start is None else recipe.warm_start.model_dump(),
