@@ -40,16 +40,17 @@ def train(recipe: Recipe, overrides: Overrides = None, resume: Resume = False) -
         console.print(line, markup=False, style="dim", soft_wrap=True)
 
     from klinic.loop.source import Given
+    from klinic.loop.trackers.console import labels
     from klinic.loop.train import train as run
 
     result = run(loaded.recipe, name=loaded.name, given=Given(), resume=resume, console=console)
     if result.signal is not None:
         console.print(f"Stopped at step {result.step} and saved. Go on with --resume.")
         raise typer.Exit(128 + result.signal)
-    for name, value in result.after.items():
-        was = result.before.get(name)
-        before = "" if was is None else f"{was:.3f} -> "
-        console.print(f"{name.removeprefix('eval/')}: {before}{value:.3f}")
+    before = labels(result.before)
+    for name, value in labels(result.after).items():
+        was = f"{before[name]:.3f} -> " if name in before else ""
+        console.print(f"{name}: {was}{value:.3f}")
     console.print(f"Model: {result.model}", soft_wrap=True)
 
 

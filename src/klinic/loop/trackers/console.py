@@ -43,9 +43,7 @@ class ConsoleTracker:
         if "loss" in metrics or "grad_norm" in metrics:
             self._show(step, line(step, metrics))
         if evaluation:
-            told = " | ".join(
-                f"{name.removeprefix('eval/')}: {value:.3f}" for name, value in evaluation.items()
-            )
+            told = " | ".join(f"{name}: {value:.3f}" for name, value in labels(evaluation).items())
             self._console.print(f"Step {step} | Held out | {told}", highlight=False, soft_wrap=True)
 
     def _show(self, step: int, text: str) -> None:
@@ -123,6 +121,20 @@ def line(step: int, metrics: Mapping[str, float]) -> str:
     """
     told = [f"{label}: {metrics[name]:.4f}" for label, name in LINE if name in metrics]
     return " | ".join([f"Step {step}", *told])
+
+
+def labels(evaluation: Mapping[str, float]) -> dict[str, float]:
+    """Return held-out metrics under short names; the trained skill is not told twice.
+
+    >>> labels({"eval/accuracy": 0.5, "eval/accuracy/addition": 0.5, "eval/retention": 1.0})
+    {'addition': 0.5, 'retention': 1.0}
+    """
+    by_skill = any(name.startswith("eval/accuracy/") for name in evaluation)
+    return {
+        name.removeprefix("eval/").removeprefix("accuracy/"): value
+        for name, value in evaluation.items()
+        if not (by_skill and name == "eval/accuracy")
+    }
 
 
 def printable(text: str) -> str:
