@@ -38,5 +38,9 @@ class DataError(KlinicError, ValueError):
     """A row of a dataset cannot be used."""
 
 
+class PolicyError(KlinicError, RuntimeError):
+    """The policy has become unusable."""
+
+
 class RewardError(KlinicError, ValueError):
     """A reward function failed, or returned what is not a reward."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from klinic.evidence.metrics import penalized_reward, step_metrics
+from klinic.evidence.metrics import clip_metrics, penalized_reward, step_metrics
 from klinic.rewards.scores import Scores, statistics
 from small import batch_of, drifted_reference, learner_of, rollouts, small_policy
 
@@ -23,7 +23,8 @@ def measured():
     learner = learner_of(policy, drifted_reference(policy))
     scored = learner.score(batch_of(rollouts(), step=11), needs_reference=True)
     prepared = learner.prepare(scored, kl_coef=0.1)
-    names = {*step_metrics(prepared.record, clip_low=0.2, clip_high=0.2), *prepared.metrics}
+    names = {*step_metrics(prepared.record), *prepared.metrics}
+    names |= set(clip_metrics(prepared.record, clip_low=0.2, clip_high=0.2))
     names |= {*penalized_reward(prepared.record, 0.1), *learner.commit()}
     scores = Scores(total=np.ones(2), parts={"NAME": np.ones(2)}, num_missing=0, num_nonfinite=0)
     names |= set(statistics(scores))

@@ -48,19 +48,27 @@ app.command(name="eval", rich_help_panel="Train")(evaluate)
 app.command(rich_help_panel="Check")(verify)
 
 
+def _harmless(text: str) -> str:
+    """Return text that a terminal only prints: messages quote files, rewards and models."""
+    kept = {"\n", "\t"}
+    return "".join(
+        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text
+    )
+
+
 def main() -> None:
     """Run a command; say in one sentence what cannot be used."""
     try:
         app()
     except KlinicError as error:
-        typer.echo(f"{type(error).__name__}: {error}", err=True)
+        typer.echo(_harmless(f"{type(error).__name__}: {error}"), err=True)
         sys.exit(2)
     except Exception as error:
         if "KLINIC_DEBUG" in os.environ:
             raise
         typer.echo(
-            f"{type(error).__name__}: {error}\nThis is a mistake in klinic, not in what you gave "
-            "it. KLINIC_DEBUG=1 shows where.",
+            _harmless(f"{type(error).__name__}: {error}")
+            + "\nThis is a mistake in klinic, not in what you gave it. KLINIC_DEBUG=1 shows where.",
             err=True,
         )
         sys.exit(3)

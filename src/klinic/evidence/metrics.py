@@ -9,18 +9,16 @@ import numpy as np
 from klinic.evidence.record import StepRecord
 from klinic.maths import kl
 from klinic.maths.arrays import row_of_token, segment_sum
-from klinic.maths.ratio import effective_sample_size
+from klinic.maths.ratio import effective_sample_size, sequence_log_ratio
 
 TAIL = 0.001  # the share of tokens whose part in the KL is shown
 
 
-def step_metrics(record: StepRecord, *, clip_low: float, clip_high: float) -> dict[str, float]:
+def step_metrics(record: StepRecord) -> dict[str, float]:
     """Return every metric that the record has the columns for."""
     metrics = {**_completions(record), **_advantages(record), **_policy(record)}
     metrics |= kl_metrics(record)
-    metrics |= _sampler(record)
-    metrics |= clip_metrics(record, clip_low=clip_low, clip_high=clip_high)
-    return metrics
+    return metrics | _sampler(record)
 
 
 def kl_metrics(record: StepRecord) -> dict[str, float]:
@@ -46,19 +44,27 @@ def penalized_reward(record: StepRecord, kl_coef: float) -> dict[str, float]:
     return {"reward/penalized": float(np.nanmean(penalized))} if _any(penalized) else {}
 
 
-def clip_metrics(record: StepRecord, *, clip_low: float, clip_high: float) -> dict[str, float]:
-    """Return which share of the trained tokens is outside the clip range, and where."""
+def clip_metrics(
+    record: StepRecord, *, clip_low: float, clip_high: float, by_sequence: bool = False
+) -> dict[str, float]:
+    """Return which share of the trained tokens is outside the clip range, and where.
+
+    By token, or by the ratio of the whole completion where the loss clips that (gspo).
+    """
+    trained = record.loss_mask
     if record.logp is None or record.logp_old is None or record.advantage is None:
         return {}
-    if not record.loss_mask.any():
+    if not trained.any():
         return {}
+    both = {"logp": _wide(record.logp), "logp_old": _wide(record.logp_old)}
+    log_ratio = both["logp"] - both["logp_old"]
+    clipped = log_ratio
+    if by_sequence:
+        clipped = sequence_log_ratio(**both, loss_mask=trained, row_offsets=record.row_offsets)
     advantage = record.advantage[row_of_token(record.row_offsets)]
-    log_ratio = _wide(record.logp) - _wide(record.logp_old)
-    low = (
-        (log_ratio < np.log1p(-clip_low)) & (advantage < 0) if clip_low < 1 else log_ratio > np.inf
-    )
-    high = (log_ratio > np.log1p(clip_high)) & (advantage > 0)
-    trained = record.loss_mask
+    ratio = np.exp(np.minimum(clipped, 50.0))  # far above any bound, and finite
+    low = (ratio < 1 - clip_low) & (advantage < 0)
+    high = (ratio > 1 + clip_high) & (advantage > 0)
     return {
         "clip_ratio/low_mean": float(low[trained].mean()),
         "clip_ratio/high_mean": float(high[trained].mean()),

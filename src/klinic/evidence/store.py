@@ -120,6 +120,10 @@ class RecordWriter:
         self._settle(at_most=WAITING)
         self._pending.append(self._pool.submit(write_record, self._run, record, self._rank))
 
+    def flush(self) -> None:
+        """Wait until every record that was put is written."""
+        self._settle(at_most=0)
+
     def close(self) -> None:
         """Wait until every record is written; raise the first thing that went wrong."""
         self._pool.shutdown(wait=True)

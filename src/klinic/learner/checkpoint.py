@@ -57,7 +57,9 @@ def load_weights(folder: Path, policy: Policy) -> None:
     from transformers import AutoModelForCausalLM
 
     with quiet():
-        saved = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).state_dict()
+        saved = AutoModelForCausalLM.from_pretrained(
+            folder, dtype=torch.float32, trust_remote_code=policy.remote, use_safetensors=True
+        ).state_dict()
     with torch.no_grad():
         for name, tensor in lm.state_dict().items():
             tensor.copy_(saved[name])

@@ -146,7 +146,7 @@ def loss_parts(scores: TokenScores, targets: Targets, objective: Objective) -> P
         row_offsets=targets.row_offsets,
         logp=scores.logp,
         logp_old=logp_old,
-        logp_sampler=logp_old if targets.logp_sampler is None else targets.logp_sampler,
+        logp_sampler=_reported(targets.logp_sampler, logp_old),
         logp_ref=logp_ref,
         loss_mask=targets.loss_mask,
         kl_exact=scores.kl_exact if objective.needs_vocabulary else None,
@@ -156,6 +156,13 @@ def loss_parts(scores: TokenScores, targets: Targets, objective: Objective) -> P
     kl_terms = kl_term(objective.estimator, inputs, aggregation=surrogate.aggregation)
     kl = weighted_sum(kl_terms, targets.kl_weight)
     return Parts(policy=policy, kl=kl, num_saturated=num_saturated(inputs))
+
+
+def _reported(logp_sampler: Tensor | None, logp_old: Tensor) -> Tensor:
+    """Return the sampler's log-probs, and the learner's where it reported none."""
+    if logp_sampler is None:
+        return logp_old
+    return torch.where(torch.isnan(logp_sampler), logp_old, logp_sampler)
 
 
 def sequence_baseline(kl_exact: Tensor, targets: Targets) -> Tensor:

@@ -90,7 +90,7 @@ def read(folder: Path, step: int) -> Checkpoint:
         path = folder / name
         if not path.is_file():
             raise CheckpointError(f"{path} is missing.")
-        if sha256_of(path) != expected:
+        if _digest_of(path) != expected:
             raise CheckpointError(
                 f"{path} is not what was written: its digest has changed ({path.stat().st_size} "
                 "bytes now)."
@@ -146,6 +146,13 @@ def _json(path: Path) -> dict[str, Any]:
         return read_json(path)
     except EvidenceError as error:
         raise CheckpointError(str(error)) from error
+
+
+def _digest_of(path: Path) -> str:
+    try:
+        return sha256_of(path)
+    except OSError as error:
+        raise CheckpointError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def _over(digests: dict[str, str]) -> str:

@@ -13,6 +13,7 @@ from klinic.loop.folder import RECIPE, START
 from klinic.model.determinism import settle_kernels
 from klinic.model.loading import Policy, load_policy
 from klinic.model.reference import frozen
+from klinic.model.weights import digest
 from klinic.recipe.loading import load
 from klinic.recipe.model import ModelSection
 from klinic.recipe.recipe import Recipe
@@ -30,6 +31,8 @@ class Subject:
     recipe: Recipe | None
     reference: str | None
     """What the run was tied to, or started from."""
+    digest: str | None = None
+    """Of the weights of that reference, where the run kept it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +75,8 @@ def _of_run(saved: Path, run: Path) -> Subject:
         source = str(start) if start.is_dir() else recipe.model.name
     elif not Path(source).is_dir() and start.is_dir():
         source = str(start)  # the folder was moved with its run
-    return Subject(model=str(saved / MODEL), recipe=recipe, reference=source)
+    kept = state["reference"]["digest"] if state["reference"]["kind"] == "copy" else None
+    return Subject(model=str(saved / MODEL), recipe=recipe, reference=source, digest=kept)
 
 
 def evaluate_subject(
@@ -91,6 +95,8 @@ def evaluate_subject(
     policy = _policy(subject.model, recipe)
     ref_name = reference or subject.reference
     ref = None if ref_name is None else _policy(ref_name, recipe)
+    if ref is not None and reference is None:
+        _refuse_other(subject, ref)
     longest = LONGEST if recipe is None else recipe.sampling.max_new_tokens
     trained = None
     if found is not None:
@@ -118,7 +124,18 @@ def evaluate_subject(
 def _policy(name: str, recipe: Recipe | None) -> Policy:
     temperature = 1.0 if recipe is None else recipe.sampling.temperature
     dtype = "fp32" if recipe is None else recipe.model.dtype
-    return load_policy(ModelSection(name=name, dtype=dtype), temperature=temperature, seed=0)
+    remote = False if recipe is None else recipe.model.trust_remote_code
+    section = ModelSection(name=name, dtype=dtype, trust_remote_code=remote)
+    return load_policy(section, temperature=temperature, seed=0)
+
+
+def _refuse_other(subject: Subject, ref: Policy) -> None:
+    """Refuse a reference that is not the one the run was tied to."""
+    if subject.digest is not None and digest(ref.lm.state_dict()) != subject.digest:
+        raise CheckpointError(
+            f"{subject.reference} is not the reference that the run was tied to: its digest has "
+            "changed. Restore it, or name another with --reference."
+        )
 
 
 def _accuracy(policy: Policy, task: Task | None, num: int, longest: int) -> dict[str, float]:

@@ -43,6 +43,12 @@ def checked(rows: Iterable[tuple[int, Any]], source: str) -> list[Row]:
 def _check(row: Any, where: str) -> None:
     if not isinstance(row, Mapping):
         raise DataError(f'{where} is {_shown(row)}, not a mapping. Write {{"prompt": "..."}}.')
+    strange = [key for key in row if not isinstance(key, str)]
+    if strange:
+        raise DataError(
+            f"{where} has a column named {strange[0]!r}, which is no text: in a CSV file, a row "
+            "with more fields than the header. Mend the row."
+        )
     if PROMPT not in row:
         close = get_close_matches(PROMPT, [str(key) for key in row], n=1, cutoff=0.5)
         guess = f" Did you mean {close[0]!r} to be it?" if close else ""
@@ -162,12 +168,30 @@ class Prompts:
         """Return one row as a prompt."""
         return make_prompt(self._rows[index], index, self._encode)
 
+    def refuse_long(self, *, window: int | None, max_new_tokens: int) -> None:
+        """Refuse rows that would not fit the model, before the first step."""
+        if window is None:
+            return
+        for index in range(len(self._rows)):
+            longest = len(self.prompt(index).token_ids) + max_new_tokens
+            if longest > window:
+                raise DataError(
+                    f"row {index + 1}: its prompt and completions of sampling.max_new_tokens = "
+                    f"{max_new_tokens} come to {longest} tokens, and the model takes {window}. "
+                    "Shorten the prompt or the limit, or leave the row out."
+                )
+
     def digest(self) -> str:
         """Return a hash of all rows, by which a resumed run knows them again."""
         total = hashlib.sha256()
         for row in self._rows:
-            total.update(json.dumps(dict(row), sort_keys=True, default=str).encode())
+            total.update(json.dumps(dict(row), sort_keys=True, default=_canonical).encode())
         return total.hexdigest()
+
+
+def _canonical(value: Any) -> Any:
+    """Return something that JSON can hold, the same in every process."""
+    return sorted(map(repr, value)) if isinstance(value, set | frozenset) else repr(value)
 
 
 def make_prompt(row: Row, index: int, encode: Callable[[str], list[int]]) -> Prompt:

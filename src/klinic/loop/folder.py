@@ -1,10 +1,13 @@
 """The folder of a run: where it is, whether it may be written, and whose it is."""
 
+import fcntl
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from klinic.errors import ConfigError
+from klinic.evidence.files import write_atomically
 from klinic.recipe.loading import dump, load
 from klinic.recipe.recipe import Recipe
 
@@ -13,6 +16,7 @@ METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 START = "start"
 TENSORBOARD = "tensorboard"
+LOCK = ".lock"
 RUNS = Path("runs")
 
 # what may differ between a run and its continuation
@@ -30,26 +34,55 @@ def open_folder(recipe: Recipe, name: str, *, resume: bool) -> Path:
     """Return the folder to write to, new, or with `resume` the one to go on in."""
     chosen = recipe.output.dir
     if resume:
-        folder = Path(chosen) if chosen else _newest(name)
+        folder = Path(chosen).expanduser() if chosen else _newest(name)
         if not (folder / RECIPE).is_file():
             raise ConfigError(
                 f"there is no run in {folder} to resume. Leave --resume out to start one."
             )
         refuse_other(recipe, folder)
         return folder
-    folder = Path(chosen) if chosen else next(f for f in _numbered(name) if not f.exists())
+    if chosen is None:
+        return next(folder for folder in _numbered(name) if _made(folder))
+    folder = Path(chosen).expanduser()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(
             f"output.dir is {folder}, which is not empty. Go on with that run by --resume, or give "
             "another output.dir."
         )
-    folder.mkdir(parents=True, exist_ok=True)
+    _made(folder)
     return folder
+
+
+def _made(folder: Path) -> bool:
+    """Make a folder; return whether it was not there before."""
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise ConfigError(
+            f"output.dir is {folder}, which cannot be made: {error.strerror}. Give another."
+        ) from error
+    return True
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Keep every other process out of a run while this one writes to it."""
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(
+                f"{folder} is in use: another process trains there. Wait for it or stop it, or "
+                "give another output.dir."
+            ) from error
+        yield
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:
     """Keep the recipe as it was resolved."""
-    (folder / RECIPE).write_text(dump(recipe), encoding="utf-8")
+    write_atomically(folder / RECIPE, dump(recipe).encode())
 
 
 def refuse_other(recipe: Recipe, folder: Path) -> None:

@@ -121,7 +121,9 @@ def due(kl: KLSection | None, state: LoopState) -> bool:
     """Whether the next step needs the reference: for the loss, or because it is time to look."""
     if kl is None or state.kl is None:
         return False
-    return state.kl.coef > 0 or (kl.monitor_every > 0 and state.step % kl.monitor_every == 0)
+    if state.kl.coef > 0 or kl.controller != "fixed":
+        return True
+    return kl.monitor_every > 0 and state.step % kl.monitor_every == 0
 
 
 def adapted(

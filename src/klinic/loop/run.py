@@ -43,6 +43,8 @@ class Run:
     trackers: list[Tracker]
     reference: dict[str, Any]
     """Kind, source and digest of the reference."""
+    base: str | None
+    """Digest of the weights under an adapter, which checkpoints do not hold."""
     stopping: Stopping = field(default_factory=Stopping)
     evaluated: dict[str, float] | None = None
     """Held-out metrics before the first step."""
@@ -87,6 +89,7 @@ class Run:
 
     def keep(self, done: StepDone, state: LoopState) -> bool:
         """Write down a step; return whether to go on."""
+        asked = self.stopping.asked  # once: a signal from here on stops after the next step
         metrics = self._metrics(done)
         self.journal.append({"step": done.step, **metrics})
         self._tell(done, metrics)
@@ -95,18 +98,22 @@ class Run:
             self._writer.put(_with_facts(done, metrics))
         if done.discarded:
             self.events.append({"step": done.step, "event": "discarded", "num": done.discarded})
-        last = done.step == self.max_steps or self.stopping.asked
+        last = done.step == self.max_steps
         if _due(self.recipe.loop.eval_every, done.step) or last:
             self.evaluate(done.step)
-        if _due(self.recipe.loop.checkpoint_every, done.step) or last:
+        if _due(self.recipe.loop.checkpoint_every, done.step) or last or asked:
             self.save(state)
-        return not self.stopping.asked
+        return not asked
 
     def _metrics(self, done: StepDone) -> dict[str, float]:
         learner = self.recipe.learner
-        bounds = {"clip_low": learner.clip_low, "clip_high": learner.clip_high}
-        metrics = self._rewards | step_metrics(done.record, **bounds)
-        metrics |= clip_metrics(done.last_record, **bounds)
+        metrics = self._rewards | step_metrics(done.record)
+        metrics |= clip_metrics(
+            done.last_record,
+            clip_low=learner.clip_low,
+            clip_high=learner.clip_high,
+            by_sequence=learner.loss == "gspo",
+        )
         metrics |= done.metrics
         metrics |= penalized_reward(done.record, done.kl_coef)
         if "kl" in metrics:
@@ -132,12 +139,15 @@ class Run:
 
     def save(self, state: LoopState) -> Path:
         """Write a checkpoint of everything that matters."""
+        if self._writer is not None:
+            self._writer.flush()  # a resumed run does not make the records before it again
 
         def fill(folder: Path) -> dict[str, Any]:
             return {
                 "learner": self.learner.save(folder),
                 "kl": None if state.kl is None else state.kl.to_json(),
                 "reference": self.reference,
+                "base": self.base,
                 "random_streams": {"seed": self.recipe.seed, "next_step": state.step + 1},
                 "data": {"digest": self.data.digest(), "next_step": state.step + 1},
                 "evaluated": self.evaluated,
@@ -150,6 +160,7 @@ class Run:
         """Go back to a checkpoint, if it is of this run."""
         for what, found, expected in (
             ("reference", saved.state["reference"]["digest"], self.reference["digest"]),
+            ("weights under the adapter", saved.state["base"], self.base),
             ("training rows", saved.state["data"]["digest"], self.data.digest()),
         ):
             if found != expected:
@@ -165,7 +176,8 @@ class Run:
 
 
 def _with_facts(done: StepDone, metrics: Mapping[str, float]) -> StepRecord:
-    names = ("loss", "learning_rate", "update_norm", "unchanged_share")
+    # all of the last update, as the metrics are
+    names = ("loss", "grad_norm", "learning_rate", "update_norm", "unchanged_share")
     known = {name: metrics[name] for name in names if name in metrics}
     return replace(done.record, facts={**done.record.facts, **known})
 

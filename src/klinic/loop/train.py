@@ -8,16 +8,18 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from klinic.errors import EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import write_run_facts, write_tokens
+from klinic.learner.checkpoint import save_model
 from klinic.learner.local import LocalLearner, Settings
 from klinic.learner.objective import Objective
 from klinic.learner.update import LearningRate
 from klinic.loop import checkpoint
 from klinic.loop.data import Prompts
 from klinic.loop.describe import run_facts
-from klinic.loop.folder import METRICS, START, TENSORBOARD, open_folder, write_recipe
+from klinic.loop.folder import METRICS, START, TENSORBOARD, locked, open_folder, write_recipe
 from klinic.loop.loop import LoopState, run_loop
 from klinic.loop.run import Run
 from klinic.loop.source import Given, Source, find_source
@@ -27,8 +29,8 @@ from klinic.loop.warm_start import warm_start
 from klinic.maths.kl_coef import KLCoefState
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.model.determinism import settle_kernels
-from klinic.model.loading import Policy, load_policy, load_scorer
-from klinic.model.reference import Reference, adapter_off, frozen, frozen_copy
+from klinic.model.loading import BUILT_IN, Policy, is_adapter, load_policy, load_scorer
+from klinic.model.reference import Reference, adapter_off, base_digest, frozen, frozen_copy
 from klinic.recipe.recipe import Recipe
 from klinic.sampler.drawing import Drawing
 from klinic.sampler.transformers import TransformersSampler
@@ -59,6 +61,14 @@ def train(
     settle(recipe)
     source = find_source(recipe, given)
     folder = open_folder(recipe, name, resume=resume)
+    with locked(folder):
+        return _train_in(folder, recipe, source, resume=resume, console=console)
+
+
+def _train_in(
+    folder: Path, recipe: Recipe, source: Source, *, resume: bool, console: Console
+) -> Result:
+    """Train in a folder that nobody else writes to."""
     say(console, f"Run: {folder}")
     say(console, f"Sizes: {recipe.sizes()}")
     if recipe.kl is not None:
@@ -100,6 +110,13 @@ def assemble(recipe: Recipe, folder: Path, source: Source, console: Console) -> 
     """Return the parts of a run."""
     policy, where = start_policy(recipe, folder, source, console)
     reference = start_reference(recipe, policy, where)
+    data = Prompts(
+        source.rows,
+        encode=policy.tokenizer.encode,
+        per_step=recipe.loop.prompts_per_step,
+        seed=recipe.seed,
+    )
+    data.refuse_long(window=policy.context_window, max_new_tokens=recipe.sampling.max_new_tokens)
     return Run(
         recipe=recipe,
         folder=folder,
@@ -107,53 +124,56 @@ def assemble(recipe: Recipe, folder: Path, source: Source, console: Console) -> 
         policy=policy,
         learner=make_learner(recipe, policy, reference),
         sampler=make_sampler(recipe, policy),
-        data=Prompts(
-            source.rows,
-            encode=policy.tokenizer.encode,
-            per_step=recipe.loop.prompts_per_step,
-            seed=recipe.seed,
-        ),
+        data=data,
         trackers=_trackers(recipe, folder, console),
         reference=identity(reference),
+        base=None if recipe.model.lora_rank is None else base_digest(policy.lm),
     )
 
 
 def start_policy(
     recipe: Recipe, folder: Path, source: Source, console: Console
 ) -> tuple[Policy, str]:
-    """Return the policy as it starts, and where its weights can be found again."""
+    """Return the policy as it starts, and where its weights can be found again.
+
+    A start that is made here (a warm start, a merged adapter, the tiny model) is kept in the run:
+    what is saved on top of it can then be loaded by anybody.
+    """
     how: dict[str, Any] = {"temperature": recipe.sampling.temperature, "seed": recipe.seed}
-    if recipe.warm_start is None:
+    made = recipe.warm_start is not None or recipe.model.name == BUILT_IN
+    if not made and not is_adapter(recipe.model.name):
         return load_policy(recipe.model, **how), recipe.model.name
     start = folder / START
     if not start.exists():
-        _warm_start_into(start, recipe, source, console)
+        _make_start(start, recipe, source, console)
     section = recipe.model.model_copy(update={"name": str(start)})
     return load_policy(section, **how), str(start)
 
 
-def _warm_start_into(start: Path, recipe: Recipe, source: Source, console: Console) -> None:
-    """Train on examples with every weight, before any adapter, and copy the result to the run."""
+def _make_start(start: Path, recipe: Recipe, source: Source, console: Console) -> None:
+    """Write the model that a run starts from, every weight of it and no adapter beside it."""
     whole = recipe.model.model_copy(update={"lora_rank": None, "lora_alpha": None})
-    policy = load_policy(whole, temperature=1.0, seed=0)
-    with WarmStartProgress(console) as progress:
-        cached = warm_start(policy, recipe, source.task, progress.tell)
     draft = start.with_name(f"{START}.unfinished")
     shutil.rmtree(draft, ignore_errors=True)
-    shutil.copytree(cached, draft)
+    # a warm start is the same for all seeds, as a published checkpoint would be
+    seed = recipe.seed if recipe.warm_start is None else 0
+    policy = load_policy(whole, temperature=1.0, seed=seed)
+    if recipe.warm_start is None:
+        save_model(draft, policy)
+    else:
+        with WarmStartProgress(console) as progress:
+            warm_start(policy, recipe, source.task, progress.tell).copy_to(draft)
     draft.rename(start)
 
 
 def start_reference(recipe: Recipe, policy: Policy, where: str) -> Reference | None:
     """Return what the KL ties to; nothing is loaded or copied where no KL is asked for."""
     kl = recipe.kl
-    if kl is None or (kl.coef == 0 and not kl.monitor_every):
+    if kl is None or (kl.coef == 0 and not kl.monitor_every and kl.controller == "fixed"):
         return None
     if kl.reference is not None:
-        remote = recipe.model.trust_remote_code
-        return frozen(
-            load_scorer(kl.reference, like=policy.scorer, remote=remote), source=kl.reference
-        )
+        scorer = load_scorer(kl.reference, like=policy, seed=recipe.seed)
+        return frozen(scorer, source=kl.reference)
     if recipe.model.lora_rank is not None:
         return adapter_off(policy.scorer, source=where)
     return frozen_copy(policy.scorer, source=where)
@@ -181,7 +201,7 @@ def make_learner(recipe: Recipe, policy: Policy, reference: Reference | None) ->
         rate=LearningRate(
             peak=learner.learning_rate,
             schedule=learner.schedule,
-            warmup_steps=learner.warmup_steps,
+            warmup_steps=learner.warmup_steps * learner.updates_per_batch,
             total_steps=recipe.loop.max_steps * learner.updates_per_batch,
         ),
         weight_decay=learner.weight_decay,
@@ -229,9 +249,21 @@ def _continue(run: Run, console: Console) -> LoopState:
     checkpoint.forget_after(run.folder, step)
     store.forget_after(run.folder, step)
     # at a checkpoint's own step everything was written before it; without one, nothing counts
-    run.journal.rewind(lambda entry: saved is not None and entry["step"] <= step)
+    run.journal.rewind(lambda entry: saved is not None and step_of(entry, run.folder) <= step)
+    run.events.rewind(lambda entry: entry.get("step", 0) <= step)
     run.events.append({"event": "resumed", "step": step})
     return state
+
+
+def step_of(entry: dict[str, Any], folder: Path) -> int:
+    """Return the step that a line of the metrics is about."""
+    step = entry.get("step")
+    if not isinstance(step, int):
+        raise EvidenceError(
+            f"{folder / METRICS} has a line without a step, so it cannot be cut back to where the "
+            "run goes on. Restore the file from a copy, or delete the line."
+        )
+    return step
 
 
 def _token_texts(policy: Policy) -> dict[int, str]:
@@ -243,7 +275,9 @@ def _last_evaluation(folder: Path) -> dict[str, float]:
     last: dict[str, float] = {}
     for entry in Journal(folder / METRICS).entries():
         if any(name.startswith("eval/") for name in entry):
-            last = {name: value for name, value in entry.items() if name.startswith("eval/")}
+            # what was not a number is null in a journal
+            known = {name: value for name, value in entry.items() if value is not None}
+            last = {name: value for name, value in known.items() if name.startswith("eval/")}
     return last
 
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from klinic.errors import DataError
-from klinic.evidence.files import write_atomically
+from klinic.errors import CheckpointError, ConfigError, DataError, PolicyError
+from klinic.evidence.files import json_bytes, sha256_of, write_atomically
 from klinic.learner.checkpoint import save_model
 from klinic.learner.update import LearningRate, make_optimizer, set_rate
 from klinic.loop.data import read_rows
@@ -32,7 +32,7 @@ from klinic.tasks.base import Task
 SEED = 0
 WARMUP = 0.02  # share of the steps in which the learning rate rises
 RECIPE_OF_CACHE = 1  # raise it when this file computes something else
-COMPLETE = "complete"
+COMPLETE = "complete.json"
 
 Progress = Callable[[int, int, float], None]
 
@@ -45,15 +45,51 @@ class Example:
     completion: np.ndarray
 
 
-def warm_start(policy: Policy, recipe: Recipe, task: Task | None, progress: Progress) -> Path:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cached:
+    """A result that is kept, with the digests of its files."""
+
+    folder: Path
+
+    def is_whole(self) -> bool:
+        """Whether every file is there and as it was written."""
+        try:
+            digests = json.loads((self.folder / COMPLETE).read_text())
+            return all(sha256_of(self.folder / name) == d for name, d in digests.items())
+        except (OSError, ValueError):
+            return False
+
+    def copy_to(self, folder: Path) -> None:
+        """Copy the files, and hold the copy against the digests."""
+        shutil.copytree(self.folder, folder)
+        if not Cached(folder=folder).is_whole():
+            raise CheckpointError(
+                f"{self.folder} changed while it was copied to {folder}. Start the run again."
+            )
+
+
+def warm_start(policy: Policy, recipe: Recipe, task: Task | None, progress: Progress) -> Cached:
     """Train the policy on examples, or take the result from the cache; return where it is."""
     assert recipe.warm_start is not None  # noqa: S101 - the caller asked
     rows = None if recipe.warm_start.path is None else _rows(recipe.warm_start.path)
-    folder = cache_folder() / "warm_start" / _key(recipe, policy, rows)
-    if not (folder / COMPLETE).exists():
+    cached = Cached(folder=_cache() / _key(recipe, policy, rows))
+    if not cached.is_whole():
         examples = _endless(rows) if rows is not None else _task_rows(task)
         _train(policy, recipe, (_example(row, policy) for row in examples), progress)
-        _keep(policy, folder)
+        _keep(policy, cached)
+    return cached
+
+
+def _cache() -> Path:
+    """Return the folder of all results, made before hours of work depend on it."""
+    folder = cache_folder() / "warm_start"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"the cache {folder} cannot be made: {error.strerror}. Set KLINIC_CACHE to a folder "
+            "that can be written."
+        ) from error
     return folder
 
 
@@ -105,16 +141,25 @@ def _backward(policy: Policy, batch: list[Example]) -> float:
     return total
 
 
-def _keep(policy: Policy, folder: Path) -> None:
-    draft = folder.with_name(f"{folder.name}.{os.getpid()}")
+def _keep(policy: Policy, cached: Cached) -> None:
+    _refuse_broken(policy)
+    draft = cached.folder.with_name(f"{cached.folder.name}.{os.getpid()}")
     shutil.rmtree(draft, ignore_errors=True)
     save_model(draft, policy)
-    write_atomically(draft / COMPLETE, b"")
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        draft.rename(folder)
-    except OSError:  # another process was first, with the same result
+    digests = {path.name: sha256_of(path) for path in sorted(draft.iterdir())}
+    write_atomically(draft / COMPLETE, json_bytes(digests))
+    if cached.is_whole():  # another process was first, with the same result
         shutil.rmtree(draft)
+        return
+    shutil.rmtree(cached.folder, ignore_errors=True)
+    draft.rename(cached.folder)
+
+
+def _refuse_broken(policy: Policy) -> None:
+    if not all(bool(torch.isfinite(p).all()) for p in policy.lm.parameters()):
+        raise PolicyError(
+            "the warm start ended in weights that are not numbers. Lower warm_start.learning_rate."
+        )
 
 
 def _example(row: Mapping[str, Any], policy: Policy) -> Example:

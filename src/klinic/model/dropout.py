@@ -21,6 +21,11 @@ def silence_dropout(model: nn.Module) -> None:
 
 def refuse_randomness(first: torch.Tensor, second: torch.Tensor, name: str) -> None:
     """Refuse a model whose forward gave two answers to one question."""
+    if not (torch.isfinite(first).all() and torch.isfinite(second).all()):
+        raise ConfigError(
+            f"model.name is {name}: its hidden states are not numbers, so some of its weights are "
+            "NaN or infinite. Use a checkpoint from before that happened."
+        )
     if not torch.equal(first, second):
         apart = float((first - second).abs().max())
         raise ConfigError(

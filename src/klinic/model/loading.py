@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from klinic.errors import ConfigError
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 BUILT_IN = "tiny"
 PROBED = 16  # tokens of the rows that a freshly loaded model is checked on
 LORA_LAYERS = "all-linear"
+ADAPTER = "adapter_config.json"
+LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +42,8 @@ class Policy:
     pad_id: int
     vocabulary_size: int
     """Outcomes of the model's head; a tokenizer may know fewer."""
+    remote: bool
+    """Whether code that comes with the model may run."""
     context_window: int | None
     """Tokens that prompt and completion may have together; None where the model does not say."""
 
@@ -71,25 +76,45 @@ def prepare_policy(
     if section.compile:
         lm.get_decoder().compile(dynamic=True)
     eos_ids = stop_ids(lm, tokenizer, section.name)
+    vocabulary = int(lm.get_output_embeddings().weight.shape[0])
     return Policy(
         scorer=scorer,
         tokenizer=tokenizer,
         name=section.name,
         eos_ids=eos_ids,
-        pad_id=eos_ids[0] if tokenizer.pad_token_id is None else int(tokenizer.pad_token_id),
-        vocabulary_size=int(lm.get_output_embeddings().weight.shape[0]),
+        pad_id=_pad_id(tokenizer, eos_ids, vocabulary),
+        vocabulary_size=vocabulary,
+        remote=section.trust_remote_code,
         context_window=getattr(lm.config.get_text_config(), "max_position_embeddings", None),
     )
 
 
-def load_scorer(name: str, *, like: TokenScorer, remote: bool = False) -> TokenScorer:
+def load_scorer(name: str, *, like: Policy, seed: int) -> TokenScorer:
     """Return another model as a scorer with the temperature and precision of a policy."""
-    lm, _ = _load(name, seed=0, remote=remote)
+    lm, tokenizer = _load(name, seed=seed, remote=like.remote)
+    _refuse_other_tokens(lm, tokenizer, name, like)
     silence_dropout(lm)
-    lm.to(like.device)
-    scorer = TokenScorer(lm, temperature=like.temperature, autocast=like.autocast)
+    lm.to(like.scorer.device)
+    scorer = TokenScorer(lm, temperature=like.scorer.temperature, autocast=like.scorer.autocast)
     check_log_probs(scorer, name)
     return scorer
+
+
+def _refuse_other_tokens(lm: Any, tokenizer: Any, name: str, like: Policy) -> None:
+    """Refuse a reference that means other tokens by the same ids."""
+    size = int(lm.get_output_embeddings().weight.shape[0])
+    if size != like.vocabulary_size or tokenizer.get_vocab() != like.tokenizer.get_vocab():
+        raise ConfigError(
+            f"{name} has {size} outcomes and its own tokenizer, and {like.name} has "
+            f"{like.vocabulary_size} and another one: a KL between them would compare different "
+            "tokens. Use a model of the same family."
+        )
+
+
+def _pad_id(tokenizer: Any, eos_ids: tuple[int, ...], vocabulary: int) -> int:
+    """Return an id to pad with; no token ever sees it, but the embedding must know it."""
+    given = tokenizer.pad_token_id
+    return eos_ids[0] if given is None or given >= vocabulary else int(given)
 
 
 def _load(name: str, *, seed: int, remote: bool) -> tuple[Any, Any]:
@@ -101,17 +126,23 @@ def _load(name: str, *, seed: int, remote: bool) -> tuple[Any, Any]:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _refuse_missing(name)
-    adapter = Path(name) / "adapter_config.json"
-    if adapter.is_file():
-        return _merged(name, adapter, seed=seed, remote=remote)
     try:
-        # fp32 whatever the file holds: these are the master weights that the optimiser moves
+        if is_adapter(name):
+            return _merged(name, seed=seed, remote=remote)
         with quiet():
-            lm = AutoModelForCausalLM.from_pretrained(
-                name, dtype=torch.float32, trust_remote_code=remote
+            # fp32 whatever the file holds: these are the master weights that the optimiser moves
+            lm, info = AutoModelForCausalLM.from_pretrained(
+                name,
+                dtype=torch.float32,
+                trust_remote_code=remote,
+                use_safetensors=True,
+                output_loading_info=True,
             )
+            _refuse_random(sorted(info["missing_keys"]), name)
             return lm, AutoTokenizer.from_pretrained(name, trust_remote_code=remote)
-    except (OSError, ValueError, KeyError) as error:
+    except ConfigError:
+        raise
+    except LOADING_ERRORS as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
             f"model.name is {name}: it cannot be loaded ({first}). Give a folder that "
@@ -119,20 +150,44 @@ def _load(name: str, *, seed: int, remote: bool) -> tuple[Any, Any]:
         ) from error
 
 
-def _merged(name: str, adapter: Path, *, seed: int, remote: bool) -> tuple[Any, Any]:
+def is_adapter(name: str) -> bool:
+    """Whether a folder holds an adapter instead of a whole model."""
+    return (Path(name) / ADAPTER).is_file()
+
+
+def _refuse_random(missing: Sequence[str], name: str) -> None:
+    if missing:
+        raise ConfigError(
+            f"model.name is {name}: its files lack {len(missing)} tensors, such as {missing[0]}: "
+            "they would start from random numbers. Download or save it again."
+        )
+
+
+def _merged(name: str, *, seed: int, remote: bool) -> tuple[Any, Any]:
     """Return an adapter's model with the adapter merged in.
 
     Left apart, switching it off would give the base model, which is not where training starts.
     """
     from peft import PeftModel
 
-    base = json.loads(adapter.read_text()).get("base_model_name_or_path")
-    if not base:
-        raise ConfigError(f"{adapter} does not name its base model. Merge the adapter yourself.")
+    base = _base_of(Path(name))
     lm, tokenizer = _load(base, seed=seed, remote=remote)
     with quiet():
         merged = PeftModel.from_pretrained(lm, name).merge_and_unload()
     return merged.requires_grad_(True), tokenizer  # PEFT froze the base
+
+
+def _base_of(adapter: Path) -> str:
+    """Return the model an adapter belongs on; a run brings it along as `start`."""
+    start = adapter.resolve().parent.parent.parent / "start"
+    if start.is_dir():
+        return str(start)
+    base = json.loads((adapter / ADAPTER).read_text()).get("base_model_name_or_path")
+    if not base:
+        raise ConfigError(
+            f"{adapter / ADAPTER} does not name its base model. Merge the adapter yourself."
+        )
+    return str(base)
 
 
 def _refuse_missing(name: str) -> None:

@@ -70,6 +70,11 @@ def frozen(scorer: TokenScorer, *, source: str) -> Reference:
 
 def adapter_off(policy: TokenScorer, *, source: str) -> Reference:
     """Return the policy's own base weights: no copy, right only for an adapter that starts at 0."""
-    lm: Any = policy.lm
-    base = {name: p for name, p in lm.state_dict().items() if "lora_" not in name}
-    return Reference(scorer=policy, kind="adapter_off", source=source, digest=digest(base))
+    return Reference(
+        scorer=policy, kind="adapter_off", source=source, digest=base_digest(policy.lm)
+    )
+
+
+def base_digest(lm: Any) -> str:
+    """Return a hash of the weights under an adapter."""
+    return digest({name: p for name, p in lm.state_dict().items() if "lora_" not in name})

@@ -67,7 +67,7 @@ def _total(
             is_number = ~np.isnan(numbers.values)
             total[is_number] += reward.weight * numbers.values[is_number]
             given |= is_number
-    total[~given] = np.nan
+    total[~given | ~np.isfinite(total)] = np.nan  # finite parts can add up to infinity
     return total
 
 

@@ -10,6 +10,8 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from klinic.errors import PolicyError
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
@@ -36,6 +38,11 @@ class Drawn:
 
 def draw(logits: Float[Tensor, "R V"], uniform: Float[Tensor, "R"], how: Drawing) -> Drawn:
     """Draw a token a row with the given uniform numbers."""
+    if bool(torch.isnan(logits).any()):
+        raise PolicyError(
+            "the policy's logits are not numbers: an update has made some of its weights NaN or "
+            "infinite. Lower learner.learning_rate, and go on from a checkpoint before that."
+        )
     if how.temperature == 0:
         token_ids = logits.argmax(-1)
         return Drawn(token_ids=token_ids, logp=_picked(torch.log_softmax(logits, -1), token_ids))

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Rollout
@@ -61,8 +61,8 @@ class ConsoleTracker:
             )
         for row, rollout in enumerate(rollouts[:SHOWN]):
             table.add_row(
-                printable(rollout.prompt.text),
-                printable(rollout.text),
+                Text(printable(rollout.prompt.text)),
+                Text(printable(rollout.text)),
                 rollout.finish_reason,
                 "" if record.reward is None else f"{record.reward[row]:.3f}",
                 "" if record.advantage is None else f"{record.advantage[row]:+.3f}",
@@ -138,11 +138,10 @@ def labels(evaluation: Mapping[str, float]) -> dict[str, float]:
 
 
 def printable(text: str) -> str:
-    """Return text without what a terminal or rich would obey: completions are not ours.
+    """Return text without what a terminal would obey: completions are not ours.
 
     >>> printable("[red]a" + chr(27) + "[2J")
-    '\\\\[red]a\\\\x1b[2J'
+    '[red]a\\x1b[2J'
     """
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-    cut = shown if len(shown) <= LONGEST else shown[: LONGEST - 3] + "..."
-    return escape(cut)
+    return shown if len(shown) <= LONGEST else shown[: LONGEST - 3] + "..."
