@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from klinic.errors import PolicyError
 from klinic.sampler.drawing import Drawing, draw, inverse_cdf, kept
 from klinic.sampler.random_streams import uniforms
 
@@ -82,3 +83,10 @@ def test_streams_depend_on_each_part_of_their_name_and_on_nothing_else():
     assert np.array_equal(one[3:], uniforms(**name, num=5, skip=3))
     for part in name:
         assert not np.isclose(uniforms(**{**name, part: 5}, num=8), one).any()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_logits_that_are_not_numbers_are_refused_with_a_reason(temperature):
+    logits = torch.tensor([[0.0, torch.nan]])
+    with pytest.raises(PolicyError, match=r"Lower learner\.learning_rate"):
+        draw(logits, torch.tensor([0.5], dtype=torch.float64), Drawing(temperature=temperature))

@@ -30,6 +30,7 @@ from klinic.recipe.recipe import Recipe
 from klinic.tasks.base import Task
 
 SEED = 0
+PARTS = 2  # of a batch, by length
 WARMUP = 0.02  # share of the steps in which the learning rate rises
 RECIPE_OF_CACHE = 1  # raise it when this file computes something else
 COMPLETE = "complete.json"
@@ -127,17 +128,18 @@ def _backward(policy: Policy, batch: list[Example]) -> float:
     # short rows with short ones: padding them to the longest is a third of the work
     batch = sorted(batch, key=lambda example: len(example.prompt) + len(example.completion))
     total = 0.0
-    for part in (batch[: len(batch) // 2], batch[len(batch) // 2 :]):
-        if part:
-            layout = lay_out(
-                [example.prompt for example in part],
-                [example.completion for example in part],
-                pad_id=policy.pad_id,
-                device=policy.scorer.device,
-            )
-            loss = -policy.scorer(layout).logp.sum() / num_tokens
-            torch.autograd.backward(loss)
-            total += float(loss.detach())
+    size = -(-len(batch) // PARTS)
+    for start in range(0, len(batch), size):
+        part = batch[start : start + size]
+        layout = lay_out(
+            [example.prompt for example in part],
+            [example.completion for example in part],
+            pad_id=policy.pad_id,
+            device=policy.scorer.device,
+        )
+        loss = -policy.scorer(layout).logp.sum() / num_tokens
+        torch.autograd.backward(loss)
+        total += float(loss.detach())
     return total
 
 

@@ -65,7 +65,8 @@ def _total(
     for reward, numbers in zip(rewards, returned, strict=True):
         if reward.weight != 0:
             is_number = ~np.isnan(numbers.values)
-            total[is_number] += reward.weight * numbers.values[is_number]
+            with np.errstate(over="ignore"):  # what overflows is found below
+                total[is_number] += reward.weight * numbers.values[is_number]
             given |= is_number
     total[~given | ~np.isfinite(total)] = np.nan  # finite parts can add up to infinity
     return total

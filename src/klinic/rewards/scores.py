@@ -38,9 +38,11 @@ def statistics(scores: Scores) -> dict[str, float]:
 
 def _mean(values: Float64[np.ndarray, "B"]) -> float:
     given = values[~np.isnan(values)]
-    return float(given.mean()) if given.size else math.nan
+    with np.errstate(over="ignore"):  # a mean that overflows is infinite, and is seen to be
+        return float(given.mean()) if given.size else math.nan
 
 
 def _std(values: Float64[np.ndarray, "B"]) -> float:
     given = values[~np.isnan(values)]
-    return float(given.std(ddof=1)) if given.size > 1 else math.nan
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(given.std(ddof=1)) if given.size > 1 else math.nan
