@@ -18,7 +18,7 @@ PAIRS = [
 
 @pytest.fixture(scope="module")
 def made():
-    return rollouts(num_prompts=3, group_size=4)
+    return rollouts(num_prompts=2, group_size=4)
 
 
 @pytest.fixture(scope="module")

@@ -86,8 +86,8 @@ class Moment:
     saving: bool = False
 
     def has_come(self, run: Path) -> bool:
-        if num_steps(run) < self.step:
-            return False
+        if not (run / "recipe.yaml").exists() or num_steps(run) < self.step:
+            return False  # before its recipe is written there is no run yet
         return not self.saving or any((run / "checkpoints").glob("*.unfinished"))
 
 

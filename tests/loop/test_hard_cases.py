@@ -261,6 +261,13 @@ def test_two_processes_cannot_train_in_one_folder(tmp_path):
         train("run", resume=True, max_steps=4)
 
 
+def test_a_run_killed_before_its_first_word_does_not_block_its_folder(tmp_path):
+    (tmp_path / "run").mkdir()
+    with locked(tmp_path / "run"):
+        pass
+    assert train("run").step == 3
+
+
 def test_rows_that_do_not_fit_are_named_before_the_first_step():
     with pytest.raises(DataError, match=r"row 17: its prompt and completions .* takes 512"):
         train("run", rows=[*ROWS, {"prompt": "1" * 511}])

@@ -44,13 +44,18 @@ def open_folder(recipe: Recipe, name: str, *, resume: bool) -> Path:
     if chosen is None:
         return next(folder for folder in _numbered(name) if _made(folder))
     folder = Path(chosen).expanduser()
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    if folder.exists() and not _is_free(folder):
         raise ConfigError(
             f"output.dir is {folder}, which is not empty. Go on with that run by --resume, or give "
             "another output.dir."
         )
     _made(folder)
     return folder
+
+
+def _is_free(folder: Path) -> bool:
+    """Whether a folder holds nothing, or only the lock of a run that was killed at its birth."""
+    return folder.is_dir() and all(path.name == LOCK for path in folder.iterdir())
 
 
 def _made(folder: Path) -> bool:
