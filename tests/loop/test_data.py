@@ -67,9 +67,10 @@ def test_the_digest_is_that_of_the_rows():
 @pytest.mark.parametrize(
     ("suffix", "data", "says"),
     [
-        (".jsonl", b'{"promt": "a"}', "row 1 has no `prompt`.*Did you mean 'promt'"),
+        (".jsonl", b'{"promt": "a"}', "row 1 has no `prompt`.*Rename 'promt' to it"),
         (".jsonl", b'{"prompt": "a"}\n{"prompt": 5}', "row 2: `prompt` is 5"),
         (".jsonl", b'{"prompt": ""}', "at least one character"),
+        (".jsonl", b'{"prompt": [{"role": "user"}]}', "apply the model's chat template"),
         (".jsonl", b'{"prompt": "a"', "line 1 is not JSON"),
         (".jsonl", b"[1]", "is \\[1\\], not a mapping"),
         (".jsonl", b'{"prompt": "\\ud800"}', "not valid Unicode"),

@@ -100,6 +100,20 @@ def test_the_tiny_model_with_an_adapter_can_be_evaluated_wherever_the_run_is_mov
     assert found.kl.per_token == pytest.approx(0, abs=1e-9)
 
 
+def test_a_run_on_data_of_its_own_is_evaluated_by_its_rewards(tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1="}\n{"prompt": "2+2="}')
+    (tmp_path / "rewards.py").write_text(
+        "def one(prompts, completions, **_):\n    return [1.0 for _ in completions]\n"
+    )
+    own = {"rewards": ["rewards.py:one"], "data.path": "rows.jsonl"}
+    klinic.train(model="tiny", **{**SMALL, "output.dir": "run", **own})
+    found = compare.evaluate_subject(
+        compare.find_subject("run"), reference=None, prompts=None, task=None, num=9
+    )
+    assert (found.reward, found.reference_reward, found.accuracy) == (1.0, 1.0, {})
+    assert found.kl.num_completions == 2
+
+
 def test_eval_refuses_a_reference_that_is_no_longer_the_same(tmp_path):
     train("run", kl_coef=0.1)
     other = small_policy()

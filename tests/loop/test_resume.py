@@ -109,7 +109,7 @@ def test_another_recipe_or_other_rows_are_not_the_same_run(tmp_path, cache, whol
         check=False,
     )
     assert done.returncode == 2
-    assert "learner.learning_rate is 1e-05, but the run in" in done.stderr
+    assert "learner.learning_rate is 1e-05 and was 0.0003." in done.stderr
     assert "Traceback" not in done.stderr
 
 

@@ -76,6 +76,10 @@ def _print(found: "Evaluation", console: "Console") -> None:
             label = f"{skill} (trained)" if skill == found.trained else skill
             table.add_row(label, f"{value:.3f}", f"{before[skill]:.3f}" if before else "")
         console.print(table)
+    if found.reward is not None:
+        start = found.reference_reward
+        was = "" if start is None else f" (reference {start:.4f})"
+        console.print(f"Mean reward, greedy: {found.reward:.4f}{was}", soft_wrap=True)
     if found.retention is not None:
         console.print(f"Retention of the other skills: {found.retention:.3f}")
     if found.kl is not None:

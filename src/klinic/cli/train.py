@@ -37,15 +37,19 @@ def train(recipe: Recipe, overrides: Overrides = None, resume: Resume = False) -
     for echo in loaded.echoes:
         console.print(echo, markup=False, soft_wrap=True)
     for line in summary(loaded.recipe.model_dump(mode="json")):
-        console.print(line, markup=False, style="dim", soft_wrap=True)
+        console.print(line, markup=False, style="dim", soft_wrap=not console.is_terminal)
 
-    from klinic.loop.source import Given
-    from klinic.loop.trackers.console import labels
-    from klinic.loop.train import train as run
+    with console.status("Loading torch ..."):
+        from klinic.loop.source import Given
+        from klinic.loop.trackers.console import labels
+        from klinic.loop.train import train as run
 
     result = run(loaded.recipe, name=loaded.name, given=Given(), resume=resume, console=console)
     if result.signal is not None:
-        console.print(f"Stopped at step {result.step} and saved. Go on with --resume.")
+        console.print(
+            f"Stopped after step {result.step} of {result.folder} and saved. Go on with --resume.",
+            soft_wrap=True,
+        )
         raise typer.Exit(128 + result.signal)
     before = labels(result.before)
     for name, value in labels(result.after).items():

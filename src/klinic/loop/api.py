@@ -5,12 +5,10 @@ from typing import Any
 
 from rich.console import Console
 
-from klinic.loop.source import Given
+from klinic.loop.source import FROM_PYTHON, Given
 from klinic.loop.train import Result
 from klinic.loop.train import train as train_recipe
 from klinic.recipe.loading import from_keywords
-
-FROM_PYTHON = "train_dataset"
 
 
 def train(

@@ -1,6 +1,7 @@
 """A trained model against what it started from: accuracy, exact KL, and what was kept."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,8 +9,9 @@ from klinic.errors import CheckpointError, ConfigError
 from klinic.learner.checkpoint import MODEL
 from klinic.loop import checkpoint
 from klinic.loop.data import Row, read_rows
-from klinic.loop.evaluate import Distance, accuracy, distance, retention
+from klinic.loop.evaluate import Distance, accuracy, distance, mean_reward, retention
 from klinic.loop.folder import RECIPE, START
+from klinic.loop.source import FROM_PYTHON, Given, Source, find_source
 from klinic.model.determinism import settle_kernels
 from klinic.model.loading import Policy, load_policy
 from klinic.model.reference import frozen
@@ -46,6 +48,9 @@ class Evaluation:
     retention: float | None
     """Share of the skills that were not trained which is left."""
     trained: str | None
+    reward: float | None
+    """Mean of greedy completions, for a run on data of its own."""
+    reference_reward: float | None
     kl: Distance | None
 
 
@@ -87,10 +92,13 @@ def evaluate_subject(
     recipe = subject.recipe
     name = task or (None if recipe is None else recipe.data.task)
     found = None if name is None else catalogue.find(name)
-    if found is None and prompts is None:
+    own = None if found is not None else _own_data(recipe)
+    if found is None and own is None and prompts is None:
+        missing = "" if Path(subject.model).exists() else " (there is no such folder here)"
         raise ConfigError(
-            f"{subject.model} does not say what it was trained on. Give --task (arithmetic) to "
-            "measure accuracy, or --prompts FILE to measure its KL to a --reference on them."
+            f"{subject.model}{missing} does not say what it was trained on. Give --task "
+            "(arithmetic) to measure accuracy, or --prompts FILE to measure its KL to a "
+            "--reference on them."
         )
     policy = _policy(subject.model, recipe)
     ref_name = reference or subject.reference
@@ -109,13 +117,15 @@ def evaluate_subject(
         accuracy=now,
         reference_accuracy=before,
         trained=trained,
+        reward=_reward(policy, own, num, longest),
+        reference_reward=None if ref is None else _reward(ref, own, num, longest),
         retention=retention(now, before, trained) if before and trained else None,
         kl=None
         if ref is None
         else distance(
             policy,
             frozen(ref.scorer, source=str(ref_name)),
-            _rows(prompts, found, trained, num),
+            _rows(prompts, own, found, trained, num)[:num],
             max_new_tokens=longest,
         ),
     )
@@ -142,8 +152,26 @@ def _accuracy(policy: Policy, task: Task | None, num: int, longest: int) -> dict
     return {} if task is None else accuracy(policy, task, num=num, max_new_tokens=longest)
 
 
-def _rows(prompts: str | None, task: Task | None, skill: str | None, num: int) -> list[Row]:
+def _own_data(recipe: Recipe | None) -> Source | None:
+    """Return the rows and rewards that a recipe names; those handed over in Python are gone."""
+    if recipe is None or recipe.data.path in {None, FROM_PYTHON} or not recipe.rewards:
+        return None
+    return find_source(recipe, Given())
+
+
+def _reward(policy: Policy, own: Source | None, num: int, longest: int) -> float | None:
+    if own is None:
+        return None
+    rows = (own.eval_rows or own.rows)[:num]
+    return mean_reward(policy, rows, own.rewards, max_new_tokens=longest)
+
+
+def _rows(
+    prompts: str | None, own: Source | None, task: Task | None, skill: str | None, num: int
+) -> Sequence[Row]:
     if prompts is not None:
         return read_rows(prompts, split="train")
-    assert task is not None and skill is not None  # noqa: S101, PT018 - one of the two is given
-    return list(task.eval_rows(skill, num))
+    if own is not None:
+        return own.eval_rows or own.rows
+    assert task is not None and skill is not None  # noqa: S101, PT018 - one of them is given
+    return task.eval_rows(skill, num)

@@ -51,10 +51,15 @@ def _check(row: Any, where: str) -> None:
         )
     if PROMPT not in row:
         close = get_close_matches(PROMPT, [str(key) for key in row], n=1, cutoff=0.5)
-        guess = f" Did you mean {close[0]!r} to be it?" if close else ""
         has = ", ".join(repr(str(key)) for key in row) or "no columns"
-        raise DataError(f"{where} has no `prompt` (it has {has}).{guess} Rename a column.")
+        mend = f"Rename {close[0]!r} to it." if close else "Rename the column that is the prompt."
+        raise DataError(f"{where} has no `prompt` (it has {has}). {mend}")
     prompt = row[PROMPT]
+    if isinstance(prompt, list):
+        raise DataError(
+            f"{where}: `prompt` is a list, as of chat messages. klinic takes text: apply the "
+            "model's chat template first (tokenizer.apply_chat_template(..., tokenize=False))."
+        )
     if not isinstance(prompt, str) or not prompt:
         raise DataError(
             f"{where}: `prompt` is {_shown(prompt)}. It must be text of at least one character."

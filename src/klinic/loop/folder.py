@@ -1,8 +1,10 @@
 """The folder of a run: where it is, whether it may be written, and whose it is."""
 
 import fcntl
+import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from klinic.recipe.loading import dump, load
 from klinic.recipe.recipe import Recipe
 
 RECIPE = "recipe.yaml"
+BEGUN = "run.json"  # written when the parts of a run have been assembled
 METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 START = "start"
@@ -23,7 +26,7 @@ RUNS = Path("runs")
 MAY_CHANGE = (
     "output.",
     "loop.max_steps",
-    "loop.eval_",
+    "loop.eval_every",
     "loop.checkpoint_",
     "loop.keep_",
     "loop.show_",
@@ -93,7 +96,10 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
 def refuse_other(recipe: Recipe, folder: Path) -> None:
     """Refuse to continue a run with another recipe than its own."""
     saved = load(folder / RECIPE).recipe
-    now, then = dict(_flat(recipe.model_dump())), dict(_flat(saved.model_dump()))
+    now, then = (
+        dict(_flat(recipe.model_dump(mode="json"))),
+        dict(_flat(saved.model_dump(mode="json"))),
+    )
     differing = [
         key
         for key in sorted(now.keys() | then.keys())
@@ -102,11 +108,13 @@ def refuse_other(recipe: Recipe, folder: Path) -> None:
     if recipe.learner.schedule != "constant" and recipe.loop.max_steps != saved.loop.max_steps:
         differing.append("loop.max_steps")
     if differing:
-        key = differing[0]
+        listed = "\n".join(
+            f"{key} is {json.dumps(now.get(key))} and was {json.dumps(then.get(key))}."
+            for key in differing
+        )
         raise ConfigError(
-            f"{key} is {now.get(key)!r}, but the run in {folder} was started with "
-            f"{then.get(key)!r}: it would no longer be the same run. Resume with its own value, "
-            "or start a new run in another output.dir."
+            f"this is not the recipe of the run in {folder}:\n{listed}\nIt would be another "
+            "run. Resume with the run's own, or name the run you mean with output.dir."
         )
 
 
@@ -127,10 +135,7 @@ def _numbered(name: str) -> Iterator[Path]:
 
 
 def _newest(name: str) -> Path:
-    """Return the last of the folders that runs of this name were given."""
-    last = RUNS / name
-    for folder in _numbered(name):
-        if not folder.exists():
-            return last
-        last = folder
-    raise AssertionError  # _numbered does not end
+    """Return the last of the folders that runs of this name were given and began in."""
+    there = list(takewhile(Path.exists, _numbered(name)))
+    began = [folder for folder in there if (folder / BEGUN).is_file()]
+    return (began or there or [RUNS / name])[-1]

@@ -12,6 +12,9 @@ from klinic.rewards.function import Reward, load_reward
 from klinic.tasks import catalogue
 from klinic.tasks.base import Task, choose
 
+FROM_PYTHON = "train_dataset"
+"""What `data.path` says where rows were handed over as objects."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:

@@ -83,6 +83,8 @@ def _train_in(
             tracker.begin(step=state.step)
         if state.step == 0:
             run.evaluated = run.evaluate(0)
+        if state.step >= recipe.loop.max_steps:
+            say(console, "Nothing left to do. Raise loop.max_steps to go on.")
         state = run_loop(run, state, recipe.kl)
     return Result(
         folder=folder,
@@ -101,8 +103,10 @@ def say(console: Console, text: str) -> None:
 def settle(recipe: Recipe) -> None:
     """Make this process compute the same bits for the same numbers."""
     settle_kernels()
-    if recipe.threads is not None:
-        torch.set_num_threads(recipe.threads)
+    # threads that wait for one another cost the tiny model more than they bring
+    threads = 1 if recipe.threads is None and recipe.model.name == BUILT_IN else recipe.threads
+    if threads is not None:
+        torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(mode=True)
 
 
@@ -243,7 +247,7 @@ def _continue(run: Run, console: Console) -> LoopState:
         say(console, "No checkpoint yet: starting from the beginning.")
         step, state = 0, _begin(run)
     else:
-        say(console, f"Going on behind step {saved.step}.")
+        say(console, f"Going on after step {saved.step}.")
         step, state = saved.step, run.restore(saved)
     checkpoint.forget_unfinished(run.folder)
     checkpoint.forget_after(run.folder, step)

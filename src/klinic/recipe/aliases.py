@@ -149,6 +149,11 @@ REFUSED = {
     "gpu_mem_util": _NO_ENGINE,
     "gpu_memory_utilization": _NO_ENGINE,
     "vllm_gpu_memory_utilization": _NO_ENGINE,
+    "use_vllm": _NO_ENGINE,
+    "max_prompt_length": "Prompts are never cut: one that does not fit the model is refused",
+    "logging_steps": "Every step is written down; output.records_every thins out the records",
+    "scale_rewards": "learner.advantage says it: group_std divides by the group's standard "
+    "deviation, leave_one_out and group_mean do not",
 }
 
 FLAGS = frozenset({"use_kl_penalty", "use_kl_loss", "bf16"})

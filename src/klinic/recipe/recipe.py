@@ -27,7 +27,7 @@ class Recipe(Section):
     seed: Annotated[int, within("it starts a random stream", low=0, high=LARGEST_SEED)] = 0
     """Start of every random stream; the same recipe and seed give the same run."""
     threads: Count | None = None
-    """CPU threads of torch; null is all cores."""
+    """CPU threads of torch; null is all cores, and one for the tiny model."""
     model: ModelSection
     """Which policy is trained."""
     data: DataSection

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from klinic.evidence.record import StepRecord
@@ -104,11 +104,12 @@ class WarmStartProgress:
 
 
 def _bar(console: Console) -> Progress:
+    # what is left first: a narrow terminal cuts the end
     return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
         MofNCompleteColumn(),
+        BarColumn(bar_width=10),
         TimeRemainingColumn(),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
         console=console,
     )
 
