@@ -42,7 +42,7 @@ class PagesWhole(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return path if path.endswith((".md", "test_proof.py")) else nodeid
+        return path if path.endswith((".md", "test_proof.py", "test_resume.py")) else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PagesWhole:

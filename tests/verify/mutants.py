@@ -278,8 +278,8 @@ MUTANTS = (
     Mutant(
         name="no weight: sequence",
         file="kl_gradient.py",
-        right="coef = inputs.weight * inside(above_others",
-        wrong="coef = inside(above_others",
+        right="coef = inputs.weight * inside(future - others",
+        wrong="coef = inside(future - others",
         caught_by="test_kl_gradient.py::test_off_policy_each_term_by_hand",
     ),
     Mutant(

@@ -142,7 +142,7 @@ def printable(text: str) -> str:
     """Return text without what a terminal would obey: completions are not ours.
 
     >>> printable("[red]a" + chr(27) + "[2J")
-    '[red]a\\x1b[2J'
+    '[red]a\\\\x1b[2J'
     """
     shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
     return shown if len(shown) <= LONGEST else shown[: LONGEST - 3] + "..."
