@@ -185,6 +185,7 @@ def test_a_prompts_count_beyond_the_rows_is_refused():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of its own doings
 def test_compiled_models_train_the_same():
     plain, compiled = (
         run("plain", kl_coef=0.1),
