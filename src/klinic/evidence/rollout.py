@@ -10,6 +10,9 @@ from jaxtyping import Float, Int
 from klinic.errors import EvidenceError
 from klinic.evidence.record import EmittedBy, StepRecord
 
+Message = Mapping[str, Any]
+"""`role` and `content`, as chat templates know them."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
@@ -21,6 +24,8 @@ class Prompt:
     token_ids: Int[np.ndarray, "P"]
     columns: Mapping[str, Any]
     """The other columns of its row, for reward functions."""
+    messages: tuple[Message, ...] | None = None
+    """The chat that `text` was made of by the model's template; None for a plain text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -61,6 +66,9 @@ class Rollout:
     segments: tuple[Segment, ...]
     finish_reason: Literal["stop", "length"]
     text: str
+    """All that was said, without special tokens."""
+    messages: tuple[Message, ...] = ()
+    """The turns behind a chat prompt: the policy's, and those of tools between them."""
 
     @property
     def token_ids(self) -> Int[np.ndarray, "N"]:

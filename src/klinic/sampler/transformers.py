@@ -103,11 +103,20 @@ class TransformersSampler:
             logp_sampler=np.array(stream.logp, dtype=np.float32),
             weight_version=self._version,
         )
-        segments = (*rollout.segments, segment)
-        ids = np.concatenate([s.token_ids for s in segments])
-        text = self._policy.tokenizer.decode(ids.tolist(), skip_special_tokens=True)
-        reason = stream.finish_reason or "length"
-        return replace(rollout, segments=segments, finish_reason=reason, text=text)
+        extended = replace(
+            rollout,
+            segments=(*rollout.segments, segment),
+            finish_reason=stream.finish_reason or "length",
+        )
+        extended = replace(extended, text=self._text(extended.token_ids))
+        if rollout.prompt.messages is None:
+            return extended
+        said = {"role": "assistant", "content": self._text(segment.token_ids)}
+        return replace(extended, messages=(*rollout.messages, said))
+
+    def _text(self, token_ids: np.ndarray) -> str:
+        text: str = self._policy.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
+        return text
 
     @contextmanager
     def _generating(self) -> Iterator[None]:
