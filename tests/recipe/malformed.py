@@ -9,6 +9,7 @@ import yaml
 
 from klinic.recipe.aliases import ALIASES, REFUSED
 from klinic.recipe.keys import fields, sections
+from klinic.recipe.settings import NAMED
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz_"
 GOOD = {"model": {"name": "tiny"}, "data": {"task": "arithmetic"}}
@@ -152,7 +153,7 @@ def _contradiction(draw: random.Random, kind: str) -> Malformed:
 
 def _no_section(draw: random.Random, kind: str) -> Malformed:
     name = draw.choice(list(sections()))
-    value = draw.choice([[1, 2], [], [{"coef": 1}], "" if name == "model" else "text"])
+    value = draw.choice([[1, 2], [], [{"coef": 1}], "" if name in NAMED else "text"])
     return Malformed(kind=kind, content=_text(GOOD | {name: value}), key=name)
 
 

@@ -35,7 +35,14 @@ def test_every_name_of_the_coefficient_sets_it(name, spelling):
     assert told.echoes[1:] == [f"{name} is written kl.coef here: 0.02"]
 
 
+REWARDS = "rewards"
 SAMPLES = {
+    "data.path": "rows.jsonl",
+    "eval.path": "rows.jsonl",
+    "retention.path": "rows.jsonl",
+    "rewards": "mine.py:f",
+    "eval.rewards": "mine.py:f",
+    "retention.rewards": "mine.py:f",
     "kl.estimator": "k3",
     "learner.loss": "grpo",
     "learner.schedule": "cosine",
@@ -56,10 +63,14 @@ def test_every_other_spelling_sets_its_key(name):
     key = ALIASES[name]
     value = SAMPLES.get(key, 3)
     base = {"model.name": "tiny", "data.task": "arithmetic", "model.lora_rank": 4}
+    if key.startswith(("data.path", "eval", "retention")):
+        base = {"model.name": "tiny", "data.path": "x", "retention.path": "y"}
+        base |= {"retention.rewards": "a:b", "eval.path": "z"}
     base.pop(key, None)
-    recipe = from_keywords(**base, **{name: value}).recipe
-    section, leaf = key.split(".")
-    assert getattr(getattr(recipe, section), leaf) == value
+    recipe = from_keywords(**base, **{name: value}).recipe.model_dump()
+    section, _, leaf = key.partition(".")
+    found = recipe[section][leaf] if leaf else recipe[section]
+    assert [entry["function"] for entry in found] == [value] if REWARDS in key else found == value
 
 
 def test_kl_penalty_is_a_coefficient_or_an_estimator():
@@ -115,20 +126,18 @@ def test_bf16_is_a_number_format():
     assert loaded(bf16=False).recipe.model.dtype == "fp32"
 
 
-@pytest.mark.parametrize("name", ["dataset", "dataset_path", "datasets"])
+@pytest.mark.parametrize("name", ["dataset", "dataset_path", "datasets", "data"])
 def test_a_dataset_may_name_its_configuration_and_split(name):
     data = from_keywords(model="tiny", **{name: "owner/name,answerable,train[:100]"}).recipe.data
-    assert (data.path, data.split) == ("owner/name,answerable", "train[:100]")
-    data = from_keywords(model="tiny", **{name: "mine.jsonl"}).recipe.data
-    assert (data.path, data.split) == ("mine.jsonl", "train")
+    assert data.path == "owner/name,answerable,train[:100]"
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_a_name_without_counterpart_is_refused_with_what_to_set(name):
     message = refusal(**{name: 1})
     assert message.startswith(f"{name} is not a key here. ")
-    named = ("learner.micro_batch_size", "rewards: [{", "learner.advantage", "output.records_every")
-    assert any(key in message for key in named) or name == "max_prompt_length"
+    named = ("learner.micro_batch_size", "rewards: [{", "learner.advantage", "output.", "data.path")
+    assert any(key in message for key in named) or name in {"max_prompt_length", "lora_dropout"}
 
 
 def test_an_alias_and_its_key_may_agree_but_not_differ():

@@ -12,6 +12,8 @@ def test_sections_and_which_of_them_mean_off_when_absent():
     assert list(sections()) == [
         "model",
         "data",
+        "eval",
+        "retention",
         "kl",
         "sampling",
         "loop",
@@ -19,7 +21,7 @@ def test_sections_and_which_of_them_mean_off_when_absent():
         "warm_start",
         "output",
     ]
-    assert optional_sections() == {"kl", "warm_start"}
+    assert optional_sections() == {"eval", "retention", "kl", "warm_start"}
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ def keywords(draw):
     return {
         "seed": draw(st.integers(0, 2**63 - 1)),
         "model": {"name": draw(text), "compile": draw(st.booleans())},
-        "data": {"task": draw(text), "split": draw(text)},
+        "data": {"task": draw(text), "skill": draw(text)},
         "rewards": draw(st.lists(st.fixed_dictionaries({"function": text, "weight": number}))),
         "kl": draw(
             st.just(kl | target | {"estimator": draw(st.sampled_from(estimators))}) | st.none()

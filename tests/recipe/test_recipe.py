@@ -154,8 +154,39 @@ def test_data_has_exactly_one_source():
     assert "neither data.task nor data.path" in refusal(data={})
     assert "both are set" in refusal(data={"task": "arithmetic", "path": "x"})
     assert "data.skill does not go with data.path" in refusal(data={"path": "x", "skill": "y"})
-    both = {"task": "arithmetic", "eval_path": "x"}
-    assert "data.eval_path does not go with data.task" in refusal(data=both)
+    assert "data.map does not go with data.task" in refusal(
+        data={"task": "arithmetic", "map": "x.py:f"}
+    )
+
+
+def test_a_task_holds_out_its_own_questions():
+    assert "eval does not go with data.task" in refusal(eval="rows.jsonl")
+    kept = {"path": "rows.jsonl", "rewards": "mine.py:f"}
+    assert "retention does not go with data.task" in refusal(retention=kept)
+
+
+def test_held_out_rows_have_rewards_of_their_own():
+    recipe = from_keywords(
+        **FILE,
+        eval={"dataset": "held_out.jsonl", "reward_funcs": ["mine.py:exact"]},
+        retention={"path": "other.jsonl", "rewards": ["mine.py:known", {"function": "a:b"}]},
+    ).recipe
+    assert recipe.eval.path == "held_out.jsonl"
+    assert recipe.eval.rewards[0].function == "mine.py:exact"
+    assert [entry.function for entry in recipe.retention.rewards] == ["mine.py:known", "a:b"]
+
+
+def test_a_reward_of_held_out_rows_is_checked_like_any_other():
+    def refused(**section):
+        with pytest.raises(ConfigError) as error:
+            from_keywords(**FILE, retention={"path": "other.jsonl", **section})
+        return str(error.value)
+
+    assert "retention.rewards is missing: What judges them." in refused()
+    assert "retention.rewards[0].function is 'binary'" in refused(rewards=["binary"])
+    assert "retention.rewards[0].weight is 'x': a number is wanted" in refused(
+        rewards=[{"function": "a:b", "weight": "x"}]
+    )
 
 
 def test_a_warm_start_needs_examples():

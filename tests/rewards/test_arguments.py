@@ -1,10 +1,12 @@
 """A reward function is given TRL's arguments, or those of them that it names."""
 
+from dataclasses import replace
+
 import pytest
 
 from klinic.errors import DataError, RewardError
 from klinic.rewards.arguments import arguments
-from klinic.rewards.function import Reward
+from klinic.rewards.signature import wanted
 from rewards.rollouts import rollout
 
 ROLLOUTS = [
@@ -19,6 +21,7 @@ EVERYTHING = {
     "prompt_id": [3, None],
     "source": [None, "web"],
 }
+ASKED = ({"role": "system", "content": "Count."}, {"role": "user", "content": "1+1="})
 
 
 def takes_everything(**kwargs): ...
@@ -50,7 +53,7 @@ class Judge:
 
 
 def given(function, rollouts=ROLLOUTS):
-    return arguments(Reward(name="mine", function=function), rollouts)
+    return wanted("mine", function, arguments(rollouts))
 
 
 @pytest.mark.parametrize("function", [takes_everything, names_one_and_takes_everything])
@@ -110,3 +113,29 @@ def test_each_call_has_lists_of_its_own():
     first["completion_ids"][0].clear()
     assert second == EVERYTHING
     assert ROLLOUTS[0].token_ids.tolist() == [97, 98]
+
+
+def chat(text, said=()):
+    made = rollout(text)
+    return replace(made, prompt=replace(made.prompt, messages=ASKED), messages=said)
+
+
+def test_a_chat_is_given_in_messages_as_trl_does():
+    turns = (
+        {"role": "assistant", "content": "look(1)"},
+        {"role": "tool", "content": [{"type": "text", "text": "2"}]},
+        {"role": "assistant", "content": "2"},
+    )
+    found = arguments([chat("2"), chat("look(1)22", turns), rollout("2", prompt="1+1=")])
+    assert found["prompts"] == [list(ASKED), list(ASKED), "1+1="]
+    assert found["completions"] == [[{"role": "assistant", "content": "2"}], list(turns), "2"]
+
+
+def test_messages_are_copies_that_a_function_may_change():
+    turns = ({"role": "tool", "content": [{"type": "text", "text": "2"}]},)
+    found = arguments([chat("2", turns)])
+    found["prompts"][0][0]["content"] = "changed"
+    found["completions"][0][0]["content"][0]["text"] = "changed"
+    assert ASKED[0]["content"] == "Count."
+    assert turns[0]["content"][0]["text"] == "2"
+    assert {type(m) for m in (*found["prompts"][0], *found["completions"][0])} == {dict}

@@ -1,5 +1,6 @@
 """Reward functions are called once a step, and nothing they do passes for a reward."""
 
+import asyncio
 import math
 import sys
 
@@ -107,30 +108,132 @@ def test_an_asynchronous_function_is_waited_for():
     assert score(ROLLOUTS, [Reward(name="judge", function=judge)]).total.tolist() == [0.25, 0.5]
 
 
+def test_asynchronous_functions_run_at_the_same_time():
+    met = []
+
+    async def meets(completions):
+        met.append(asyncio.current_task())
+        for _ in range(1000):  # until the other one is there, too
+            if len(met) == 2:
+                return [1.0, 1.0]
+            await asyncio.sleep(0.01)
+        raise TimeoutError
+
+    rewards = [Reward(name="a", function=meets), Reward(name="b", function=meets)]
+    assert score(ROLLOUTS, rewards).total.tolist() == [2.0, 2.0]
+
+
+def test_an_asynchronous_function_runs_where_an_event_loop_runs_already():
+    async def judge(completions):
+        await asyncio.sleep(0)
+        return [0.25, 0.5]
+
+    async def notebook():
+        return score(ROLLOUTS, [Reward(name="judge", function=judge)])
+
+    assert asyncio.run(notebook()).total.tolist() == [0.25, 0.5]
+
+
+def test_one_that_fails_leaves_no_other_unawaited():
+    async def judge(completions):
+        return [0.25, 0.5]
+
+    async def breaks(completions):
+        raise KeyError("gold")
+
+    functions = [judge, breaks, judge]
+    with pytest.raises(RewardError, match="the reward breaks raised KeyError"):
+        score(ROLLOUTS, [Reward(name=f.__name__, function=f) for f in functions])
+
+
 def fails(completions):
-    raise KeyError("gold")
+    if "c" in completions:
+        raise KeyError("gold")
+    return [1.0] * len(completions)
+
+
+async def fails_later(completions):
+    return fails(completions)
 
 
 def leaves(completions):
-    sys.exit(3)
+    if "c" in completions:
+        sys.exit(3)
+    return [1.0] * len(completions)
 
 
 def fails_midway(completions):
-    yield 1.0
-    raise KeyError("gold")
+    for completion in completions:
+        yield fails([completion])[0]
+
+
+def forgets_one(completions):
+    return [1.0 for text in completions if text != "c"]
+
+
+def fails_and_changes_its_list(completions):
+    judged = list(completions)
+    completions.clear()
+    return fails(judged)
 
 
 @pytest.mark.parametrize(
     ("function", "told"),
-    [(fails, "KeyError: 'gold'"), (fails_midway, "KeyError: 'gold'"), (leaves, "SystemExit: 3")],
+    [
+        (fails, "raised KeyError: 'gold' (test_runner.py, line "),
+        (fails_later, "raised KeyError: 'gold'"),
+        (fails_midway, "raised KeyError: 'gold'"),
+        (leaves, "raised SystemExit: 3"),
+        (forgets_one, "returned 0 values for 1 completions"),
+        (fails_and_changes_its_list, "raised KeyError: 'gold'"),
+    ],
 )
-def test_a_function_that_fails_is_named_with_what_it_was_given(function, told):
+@pytest.mark.parametrize("num", [1, 2, 5, 8])
+def test_a_function_that_fails_is_named_with_the_completion(function, told, num):
+    rows = [rollout("ab", index=i) for i in range(num - 1)] + [rollout("c", index=7)]
     with pytest.raises(RewardError) as caught:
-        score(ROLLOUTS, [Reward(name="judge", function=function)])
-    assert f"the reward judge failed on 2 completions, given completions: {told}" in str(
-        caught.value
-    )
-    assert isinstance(caught.value.__cause__, KeyError | SystemExit)
+        score(rows, [Reward(name="judge", function=function)])
+    message = str(caught.value)
+    assert message.startswith(f"the reward judge {told}")
+    assert f"first at completion {num - 1} (row 8 of the dataset, sample 0)" in message
+    assert isinstance(caught.value.__cause__, KeyError | SystemExit | None)
+    assert (caught.value.__cause__ is None) == (function is forgets_one)
+
+
+def test_another_fault_on_the_way_to_the_first_is_told_with_its_own_place():
+    def breaks(completions):
+        if len(completions) > 2:
+            raise KeyError("gold")
+        return ["good" if text == "c" else 1.0 for text in completions]
+
+    rows = [rollout(text, index=i) for i, text in enumerate("aaac")]
+    with pytest.raises(RewardError, match=r"returned 'good' \(str\).*at completion 3 \(row 4 "):
+        score(rows, [Reward(name="breaks", function=breaks)])
+
+
+def test_a_failure_of_several_together_blames_none():
+    def compares(completions):
+        if len(completions) > 3:
+            raise KeyError("gold")
+        return [0.0] * len(completions)
+
+    with pytest.raises(RewardError, match="over 8 completions, and over none of them alone"):
+        score([rollout("a")] * 8, [Reward(name="compares", function=compares)])
+
+
+def test_a_function_that_fails_is_not_called_without_end():
+    seen = []
+
+    def breaks(completions):
+        seen.append(len(completions))
+        if "c" in completions:
+            raise KeyError("gold")
+        return [0.0] * len(completions)
+
+    with pytest.raises(RewardError, match="at completion 63"):
+        score([rollout("a")] * 63 + [rollout("c")], [Reward(name="breaks", function=breaks)])
+    assert sum(seen) <= 3 * 64
+    assert len(seen) <= 1 + 2 * 6
 
 
 def test_an_interruption_by_the_user_passes_through():
@@ -139,6 +242,20 @@ def test_an_interruption_by_the_user_passes_through():
 
     with pytest.raises(KeyboardInterrupt):
         score(ROLLOUTS, [Reward(name="judge", function=interrupted)])
+
+
+@pytest.mark.parametrize("large", [1e308, -1e13, 10**400, math.inf])
+def test_numbers_that_are_too_large_are_none_given_and_counted(large):
+    scores = score(ROLLOUTS, [returning(large, 0.5)])
+    np.testing.assert_array_equal(scores.total, [NAN, 0.5])
+    np.testing.assert_array_equal(scores.parts["fixed"], [NAN, 0.5])
+    assert (scores.num_missing, scores.num_nonfinite) == (1, 1)
+
+
+def test_a_weight_that_makes_too_much_of_a_number_gives_no_total():
+    scores = score(ROLLOUTS, [returning(1e12, 1.0, weight=10.0)])
+    np.testing.assert_array_equal(scores.total, [NAN, 10.0])
+    assert (scores.num_missing, scores.num_nonfinite) == (1, 0)
 
 
 @pytest.mark.parametrize("values", [(1.0,), (1.0, "2"), (1.0, 2.0, 3.0)])

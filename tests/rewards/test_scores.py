@@ -16,12 +16,19 @@ def scores(total, parts, **counts):
         parts={name: np.array(part) for name, part in parts.items()},
         num_missing=counts.get("num_missing", 0),
         num_nonfinite=counts.get("num_nonfinite", 0),
+        lost=counts.get("lost", {}),
     )
 
 
 def test_means_and_deviations_leave_out_what_was_not_given():
     found = statistics(
-        scores([1.0, 3.0, NAN], {"a": [2.0, 4.0, NAN]}, num_missing=1, num_nonfinite=2)
+        scores(
+            [1.0, 3.0, NAN],
+            {"a": [2.0, 4.0, NAN]},
+            num_missing=1,
+            num_nonfinite=2,
+            lost={"timeouts": 3, "failed": 4},
+        )
     )
     assert found == {
         "reward": 2.0,
@@ -30,6 +37,9 @@ def test_means_and_deviations_leave_out_what_was_not_given():
         "rewards/a/std": pytest.approx(math.sqrt(2)),
         "reward/missing": 1.0,
         "reward/nonfinite": 2.0,
+        "reward/timeouts": 3.0,
+        "reward/crashed": 0.0,
+        "reward/failed": 4.0,
     }
     assert {type(value) for value in found.values()} == {float}
 

@@ -11,6 +11,7 @@ import typer
 
 from klinic import __version__
 from klinic.cli.eval import evaluate
+from klinic.cli.export import export
 from klinic.cli.train import FLAGS, train
 from klinic.cli.verify import verify
 from klinic.errors import KlinicError
@@ -45,6 +46,7 @@ def klinic(
 
 app.command(rich_help_panel="Train", context_settings=FLAGS)(train)
 app.command(name="eval", rich_help_panel="Train")(evaluate)
+app.command(rich_help_panel="Train")(export)
 app.command(rich_help_panel="Check")(verify)
 
 

@@ -81,7 +81,7 @@ def _print(found: "Evaluation", console: "Console") -> None:
         was = "" if start is None else f" (reference {start:.4f})"
         console.print(f"Mean reward, greedy: {found.reward:.4f}{was}", soft_wrap=True)
     if found.retention is not None:
-        console.print(f"Retention of the other skills: {found.retention:.3f}")
+        console.print(f"Retention of what was not trained: {found.retention:.3f}")
     if found.kl is not None:
         console.print(
             f"KL(model || reference): {found.kl.per_token:.4f} nats per token, "

@@ -2,11 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from klinic.cli.extras import require
+from klinic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from klinic.recipe.loading import Loaded
 
 Recipe = Annotated[
     Path, typer.Argument(metavar="RECIPE", help="A YAML recipe.", show_default=False)
@@ -22,15 +28,66 @@ Overrides = Annotated[
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run where it was stopped.")]
 
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run", help="Train nothing: show the resolved recipe, its sizes and its memory."
+    ),
+]
+Gpus = Annotated[
+    int | None,
+    typer.Option(
+        "--gpus", min=1, help="With --dry-run: GPUs to shard the learner over.", show_default=False
+    ),
+]
+GpuMemory = Annotated[
+    float | None,
+    typer.Option(
+        "--gpu-memory",
+        min=1,
+        help="With --dry-run: GB of each GPU; shows what is left, also for vLLM.",
+        show_default=False,
+    ),
+]
+Json = Annotated[
+    bool, typer.Option("--json", help="With --dry-run: print one JSON object and nothing else.")
+]
+
 FLAGS = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-def train(recipe: Recipe, overrides: Overrides = None, resume: Resume = False) -> None:
+def train(  # noqa: PLR0913, PLR0917 - options of a command line
+    recipe: Recipe,
+    overrides: Overrides = None,
+    resume: Resume = False,
+    dry_run: DryRun = False,
+    gpus: Gpus = None,
+    gpu_memory: GpuMemory = None,
+    as_json: Json = False,
+) -> None:
     """Train with GRPO and a KL penalty, and leave the evidence behind."""
     from klinic.recipe.loading import flags_to_overrides, load
 
     loaded = load(recipe, flags_to_overrides(overrides or []))
     require("train", "torch", "transformers", "peft", "safetensors", "datasets")
+    if dry_run:
+        from klinic.cli import dry_run as dry
+
+        machine = dry.machine_of(gpus, gpu_memory)
+        if not as_json:
+            _print_recipe(loaded)
+        dry.dry_run(loaded, machine, as_json=as_json)
+        return
+    if gpus is not None or gpu_memory is not None or as_json:
+        raise ConfigError(
+            "--gpus, --gpu-memory and --json go with --dry-run: a run takes what the recipe says. "
+            "Add --dry-run, or leave them out."
+        )
+    _run(loaded, _print_recipe(loaded), resume=resume)
+
+
+def _print_recipe(loaded: "Loaded") -> "Console":
+    """Print the resolved recipe; return where it was printed."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -38,7 +95,10 @@ def train(recipe: Recipe, overrides: Overrides = None, resume: Resume = False) -
         console.print(echo, markup=False, soft_wrap=True)
     for line in summary(loaded.recipe.model_dump(mode="json")):
         console.print(line, markup=False, style="dim", soft_wrap=not console.is_terminal)
+    return console
 
+
+def _run(loaded: "Loaded", console: "Console", *, resume: bool) -> None:
     with console.status("Loading torch ..."):
         from klinic.loop.source import Given
         from klinic.loop.trackers.console import labels

@@ -42,8 +42,8 @@ RUN_KEYS = {
     "vocabulary_size": "ids the tokenizer can make",
     "policy": "`name`, `digest` of the weights at the start, `num_parameters`, `num_trainable`, "
     "`dtype`, `dropout` (the largest probability found)",
-    "reference": "`kind` (copy, adapter_off or none), `source`, `digest`, `sync_every` (steps, or "
-    "null)",
+    "reference": "`kind` (copy, adapter_off, adapter_frozen or none), `source`, `digest`, "
+    "`sync_every` (steps, or null)",
     "sampler": "`kind`, `dtype`, `max_version_lag`",
     "estimator": "name of the KL estimator, or null",
     "loss": "name of the policy loss, its clip range and its aggregation",

@@ -8,6 +8,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from klinic.errors import CheckpointError
+from klinic.model.adapter_files import save_adapter
+from klinic.model.adapters import TRAINED, is_adapted, restore
 from klinic.model.loading import Policy, quiet
 
 MODEL = "model"
@@ -21,9 +23,12 @@ def save(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None
 
 
 def save_model(folder: Path, policy: Policy) -> None:
-    """Write a model and its tokenizer for `from_pretrained`."""
+    """Write a model, or its adapter alone, and its tokenizer for `from_pretrained`."""
     with quiet():
-        policy.lm.save_pretrained(folder)
+        if is_adapted(policy.lm):
+            save_adapter(policy.lm, folder, adapter=TRAINED)
+        else:
+            policy.lm.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
 
 
@@ -49,10 +54,8 @@ def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None
 def load_weights(folder: Path, policy: Policy) -> None:
     """Copy saved weights into the policy in place."""
     lm: Any = policy.lm
-    if (folder / "adapter_config.json").exists():
-        from peft import load_peft_weights, set_peft_model_state_dict
-
-        set_peft_model_state_dict(lm, load_peft_weights(str(folder), device="cpu"))
+    if is_adapted(lm):
+        restore(lm, folder)
         return
     from transformers import AutoModelForCausalLM
 

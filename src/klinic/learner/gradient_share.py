@@ -15,11 +15,15 @@ class KLApart:
         self._trained = [p for p in lm.parameters() if p.requires_grad]
         self._kl: list[Tensor] | None = None
 
-    def add(self, kl: Tensor) -> None:
-        """Add the gradient of one micro-batch; its graph is needed once more."""
-        new = torch.autograd.grad(
-            kl, self._trained, retain_graph=True, allow_unused=True, materialize_grads=True
-        )
+    def add(self, kl: Tensor | None) -> None:
+        """Add the gradient of one micro-batch, from a forward pass of its own.
+
+        The graph of the policy's part will not do a second time: a compiled model's backward
+        refuses it, or, with `donated_buffer` off, returns another gradient without a word.
+        """
+        if kl is None:
+            return
+        new = torch.autograd.grad(kl, self._trained, allow_unused=True, materialize_grads=True)
         self._kl = (
             list(new) if self._kl is None else [a + b for a, b in zip(self._kl, new, strict=True)]
         )

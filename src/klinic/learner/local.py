@@ -1,6 +1,7 @@
 """The learner of one process: score, prepare, commit or discard."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -143,13 +144,27 @@ class LocalLearner:
         found: list[TokenScores] = []
         parts: list[Parts] = []
         for batch, sample in zip(scored.batches, scored.ref_hidden, strict=True):
-            scores = self._scorer(batch.layout, self._ref_hidden(batch, sample, kl_coef))
-            parts.append(loss_parts(scores, scored.targets.cut(batch), objective))
-            self._backward(parts[-1], kl_coef, apart)
+            reference = self._ref_hidden(batch, sample, kl_coef)
+            forward = partial(self._forward, scored.targets, objective, batch, reference)
+            scores, part = forward()
+            self._backward(part, kl_coef, apart)
+            if apart is not None:
+                apart.add(forward()[1].kl)
             found.append(detached(scores))
+            parts.append(part)
         share = {} if apart is None else apart.join(kl_coef)
         self._grad_norm = norm(gradients(self._policy.lm))
         return self._prepared(scored, found, parts, kl_coef, share)
+
+    def _forward(
+        self,
+        targets: Targets,
+        objective: Objective,
+        batch: MicroBatch,
+        reference: RefHidden | None,
+    ) -> tuple[TokenScores, Parts]:
+        scores = self._scorer(batch.layout, reference)
+        return scores, loss_parts(scores, targets.cut(batch), objective)
 
     def _ref_hidden(
         self, batch: MicroBatch, sample: RefHidden | None, kl_coef: float
@@ -159,13 +174,10 @@ class LocalLearner:
         return sample
 
     def _backward(self, parts: Parts, kl_coef: float, apart: KLApart | None) -> None:
-        if parts.kl is None:
+        if parts.kl is None or apart is not None:
             torch.autograd.backward(parts.policy)
-        elif apart is None:
-            torch.autograd.backward(parts.policy + kl_coef * parts.kl)
         else:
-            apart.add(parts.kl)
-            torch.autograd.backward(parts.policy)
+            torch.autograd.backward(parts.policy + kl_coef * parts.kl)
 
     def _prepared(
         self,

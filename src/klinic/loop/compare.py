@@ -8,9 +8,10 @@ from pathlib import Path
 from klinic.errors import CheckpointError, ConfigError
 from klinic.learner.checkpoint import MODEL
 from klinic.loop import checkpoint
-from klinic.loop.data import Row, read_rows
-from klinic.loop.evaluate import Distance, accuracy, distance, mean_reward, retention
+from klinic.loop.evaluate import Distance, HeldOut, accuracy, distance, mean_reward, retention
 from klinic.loop.folder import RECIPE, START
+from klinic.loop.reading import Row
+from klinic.loop.rows import read_rows
 from klinic.loop.source import FROM_PYTHON, Given, Source, find_source
 from klinic.model.determinism import settle_kernels
 from klinic.model.loading import Policy, load_policy
@@ -46,7 +47,7 @@ class Evaluation:
     accuracy: dict[str, float]
     reference_accuracy: dict[str, float] | None
     retention: float | None
-    """Share of the skills that were not trained which is left."""
+    """Share of what was not trained (other skills, or the `retention` rows) which is left."""
     trained: str | None
     reward: float | None
     """Mean of greedy completions, for a run on data of its own."""
@@ -61,7 +62,7 @@ def find_subject(path: str) -> Subject:
         found = checkpoint.newest_good(folder)
         if found.checkpoint is None:
             why = found.broken[0] if found.broken else "it has none yet."
-            raise CheckpointError(f"{folder} has no checkpoint to evaluate: {why}")
+            raise CheckpointError(f"{folder} has no checkpoint: {why}")
         return _of_run(found.checkpoint.folder, folder)
     if (folder / checkpoint.MANIFEST).is_file():
         step = checkpoint.step_of(folder)
@@ -80,7 +81,8 @@ def _of_run(saved: Path, run: Path) -> Subject:
         source = str(start) if start.is_dir() else recipe.model.name
     elif not Path(source).is_dir() and start.is_dir():
         source = str(start)  # the folder was moved with its run
-    kept = state["reference"]["digest"] if state["reference"]["kind"] == "copy" else None
+    # switched off, an adapter's model has other names than a model without one
+    kept = state["reference"]["digest"] if state["reference"]["kind"] != "adapter_off" else None
     return Subject(model=str(saved / MODEL), recipe=recipe, reference=source, digest=kept)
 
 
@@ -109,6 +111,14 @@ def evaluate_subject(
     trained = None
     if found is not None:
         trained = (recipe.data.skill if recipe else None) or found.default_skill
+    held_out, kept = _held_out(own), None if own is None else own.kept
+    reply = None if own is None else own.reply
+
+    def reward(judged: Policy | None, by: HeldOut | None) -> float | None:
+        if judged is None or by is None:
+            return None
+        return mean_reward(judged, by, num=num, max_new_tokens=longest, reply=reply)
+
     now = _accuracy(policy, found, num, longest)
     before = None if ref is None else _accuracy(ref, found, num, longest)
     return Evaluation(
@@ -117,18 +127,25 @@ def evaluate_subject(
         accuracy=now,
         reference_accuracy=before,
         trained=trained,
-        reward=_reward(policy, own, num, longest),
-        reference_reward=None if ref is None else _reward(ref, own, num, longest),
-        retention=retention(now, before, trained) if before and trained else None,
+        reward=reward(policy, held_out),
+        reference_reward=reward(ref, held_out),
+        retention=retention(now, before, trained)
+        if before and trained
+        else _share(reward(policy, kept), reward(ref, kept)),
         kl=None
         if ref is None
         else distance(
             policy,
             frozen(ref.scorer, source=str(ref_name)),
-            _rows(prompts, own, found, trained, num)[:num],
+            _rows(prompts, held_out, found, trained, num)[:num],
             max_new_tokens=longest,
+            reply=reply,
         ),
     )
+
+
+def _share(now: float | None, before: float | None) -> float | None:
+    return now / before if now is not None and before else None
 
 
 def _policy(name: str, recipe: Recipe | None) -> Policy:
@@ -159,19 +176,19 @@ def _own_data(recipe: Recipe | None) -> Source | None:
     return find_source(recipe, Given())
 
 
-def _reward(policy: Policy, own: Source | None, num: int, longest: int) -> float | None:
-    if own is None:
-        return None
-    rows = (own.eval_rows or own.rows)[:num]
-    return mean_reward(policy, rows, own.rewards, max_new_tokens=longest)
+def _held_out(own: Source | None) -> HeldOut | None:
+    """Return what is held out, or the training rows where nothing is."""
+    if own is None or own.held_out is not None:
+        return None if own is None else own.held_out
+    return HeldOut(rows=own.rows, rewards=own.rewards)
 
 
 def _rows(
-    prompts: str | None, own: Source | None, task: Task | None, skill: str | None, num: int
+    prompts: str | None, held_out: HeldOut | None, task: Task | None, skill: str | None, num: int
 ) -> Sequence[Row]:
     if prompts is not None:
-        return read_rows(prompts, split="train")
-    if own is not None:
-        return own.eval_rows or own.rows
+        return read_rows(prompts)
+    if held_out is not None:
+        return held_out.rows
     assert task is not None and skill is not None  # noqa: S101, PT018 - one of them is given
     return task.eval_rows(skill, num)

@@ -1,153 +1,28 @@
-"""Rows to train on: read from files or a hub, checked one by one, and dealt out by step."""
+"""Rows dealt out as prompts, step by step."""
 
-import csv
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from difflib import get_close_matches
-from pathlib import Path
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from klinic.errors import ConfigError, DataError
 from klinic.evidence.rollout import Prompt
+from klinic.loop.reading import Row, shown
+from klinic.loop.rows import PROMPT
+from klinic.model.chat import PromptEncoder
 
-Row = Mapping[str, Any]
-PROMPT = "prompt"
+TOOLS = "tools"  # the column whose tool descriptions go into the chat template
 ORDER = 0x0DA7A  # keeps the order of the rows apart from the streams that completions use
-
-
-def read_rows(path: str, *, split: str) -> list[Row]:
-    """Return the rows of a .jsonl, .json, .csv or .parquet file, or of a dataset on a hub."""
-    file = Path(path).expanduser()
-    reader = READERS.get(file.suffix.lower())
-    if reader is not None:
-        if not file.is_file():
-            raise DataError(f"data.path is {path}: there is no such file under {Path.cwd()}.")
-        return checked(reader(file), path)
-    return checked(enumerate(_from_hub(path, split), 1), path)
-
-
-def checked(rows: Iterable[tuple[int, Any]], source: str) -> list[Row]:
-    """Return the rows, refusing the first that cannot be a prompt."""
-    found = []
-    for number, row in rows:
-        _check(row, f"{source}, row {number}")
-        found.append(row)
-    if not found:
-        raise DataError(f"{source} has no rows: there is nothing to train on.")
-    return found
-
-
-def _check(row: Any, where: str) -> None:
-    if not isinstance(row, Mapping):
-        raise DataError(f'{where} is {_shown(row)}, not a mapping. Write {{"prompt": "..."}}.')
-    strange = [key for key in row if not isinstance(key, str)]
-    if strange:
-        raise DataError(
-            f"{where} has a column named {strange[0]!r}, which is no text: in a CSV file, a row "
-            "with more fields than the header. Mend the row."
-        )
-    if PROMPT not in row:
-        close = get_close_matches(PROMPT, [str(key) for key in row], n=1, cutoff=0.5)
-        has = ", ".join(repr(str(key)) for key in row) or "no columns"
-        mend = f"Rename {close[0]!r} to it." if close else "Rename the column that is the prompt."
-        raise DataError(f"{where} has no `prompt` (it has {has}). {mend}")
-    prompt = row[PROMPT]
-    if isinstance(prompt, list):
-        raise DataError(
-            f"{where}: `prompt` is a list, as of chat messages. klinic takes text: apply the "
-            "model's chat template first (tokenizer.apply_chat_template(..., tokenize=False))."
-        )
-    if not isinstance(prompt, str) or not prompt:
-        raise DataError(
-            f"{where}: `prompt` is {_shown(prompt)}. It must be text of at least one character."
-        )
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise DataError(f"{where}: `prompt` is not valid Unicode ({error.reason}).") from error
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) < 40 else f"{text[:37]}..."
-
-
-def _jsonl(file: Path) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(_lines(file), 1):
-        if line.strip():
-            yield number, _parsed(line, f"{file}, line {number}")
-
-
-def _json(file: Path) -> Iterator[tuple[int, Any]]:
-    rows = _parsed("".join(_lines(file)), str(file))
-    if not isinstance(rows, list):
-        raise DataError(f"{file} is {_shown(rows)}, not a list of rows. Write one, or use .jsonl.")
-    yield from enumerate(rows, 1)
-
-
-def _csv(file: Path) -> Iterator[tuple[int, Any]]:
-    try:
-        yield from enumerate(csv.DictReader(_lines(file), strict=True), 1)
-    except csv.Error as error:
-        raise DataError(f"{file} is not a CSV file: {error}.") from error
-
-
-def _parquet(file: Path) -> Iterator[tuple[int, Any]]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        yield from enumerate(parquet.read_table(file).to_pylist(), 1)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file} is not a readable Parquet file: {error}.") from error
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8").splitlines(keepends=True)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file} is not UTF-8 (byte {error.start}: {error.reason}). Save it as UTF-8."
-        ) from error
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise DataError(f"{where} is not JSON: {error}. Write one object a row.") from error
-
-
-def _from_hub(path: str, split: str) -> Iterator[Any]:
-    from datasets import load_dataset
-
-    name, _, config = path.partition(",")
-    try:
-        yield from load_dataset(name, config or None, split=split)
-    except (OSError, ValueError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise DataError(
-            f"data.path is {path}: neither a .jsonl, .json, .csv or .parquet file nor a dataset "
-            f"that can be loaded ({first})."
-        ) from error
-
-
-READERS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
-    ".jsonl": _jsonl,
-    ".json": _json,
-    ".csv": _csv,
-    ".parquet": _parquet,
-}
 
 
 class Prompts:
     """The rows in a shuffled order that is a function of seed and step: nothing to save."""
 
     def __init__(
-        self, rows: Sequence[Row], *, encode: Callable[[str], list[int]], per_step: int, seed: int
+        self, rows: Sequence[Row], *, encode: PromptEncoder, per_step: int, seed: int
     ) -> None:
         if per_step > len(rows):
             raise ConfigError(
@@ -186,6 +61,7 @@ class Prompts:
                     "Shorten the prompt or the limit, or leave the row out."
                 )
 
+    @cached_property
     def digest(self) -> str:
         """Return a hash of all rows, by which a resumed run knows them again."""
         total = hashlib.sha256()
@@ -199,10 +75,19 @@ def _canonical(value: Any) -> Any:
     return sorted(map(repr, value)) if isinstance(value, set | frozenset) else repr(value)
 
 
-def make_prompt(row: Row, index: int, encode: Callable[[str], list[int]]) -> Prompt:
+def make_prompt(row: Row, index: int, encode: PromptEncoder) -> Prompt:
     """Return a row as a prompt with its token ids."""
-    token_ids = np.array(encode(row[PROMPT]), dtype=np.int64)
+    try:
+        encoded = encode(row[PROMPT], row.get(TOOLS))
+    except DataError as error:
+        raise DataError(f"row {index + 1}: {error}") from error
+    token_ids = np.array(encoded.token_ids, dtype=np.int64)
     if not len(token_ids):
-        raise DataError(f"row {index}: `prompt` is {_shown(row[PROMPT])}, which has no tokens.")
-    columns = {key: value for key, value in row.items() if key != PROMPT}
-    return Prompt(index=index, text=row[PROMPT], token_ids=token_ids, columns=columns)
+        raise DataError(f"row {index + 1}: `prompt` is {shown(row[PROMPT])}, which has no tokens.")
+    return Prompt(
+        index=index,
+        text=encoded.text,
+        token_ids=token_ids,
+        columns={key: value for key, value in row.items() if key != PROMPT},
+        messages=encoded.messages,
+    )

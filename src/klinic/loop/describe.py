@@ -10,8 +10,8 @@ import torch
 
 from klinic.evidence.record import SCHEMA
 from klinic.maths.surrogate import SURROGATES
+from klinic.model.adapters import policy_digest
 from klinic.model.loading import Policy, num_parameters
-from klinic.model.weights import digest
 from klinic.recipe.recipe import Recipe
 
 LIBRARIES = ("klinic", "torch", "transformers", "peft", "numpy", "pyarrow", "safetensors")
@@ -35,7 +35,7 @@ def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict
         "vocabulary_size": policy.vocabulary_size,
         "policy": {
             "name": policy.name,
-            "digest": digest(policy.lm.state_dict()),
+            "digest": policy_digest(policy.lm),
             "dtype": recipe.model.dtype,
             "dropout": 0.0,
             **num_parameters(policy.lm),

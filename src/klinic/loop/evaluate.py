@@ -1,24 +1,37 @@
 """How good a policy is on rows it never saw, and how far it is from its reference."""
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from klinic.evidence.rollout import Rollout
-from klinic.loop.data import Row, make_prompt
+from klinic.evidence.rollout import Rollout, flatten
+from klinic.loop.data import make_prompt
+from klinic.loop.reading import Row
+from klinic.model.chat import PromptEncoder
 from klinic.model.layout import lay_out
 from klinic.model.loading import Policy
 from klinic.model.reference import Reference
 from klinic.rewards.function import Reward
 from klinic.rewards.runner import score
+from klinic.sampler.conversation import Conversing, Reply
 from klinic.sampler.drawing import Drawing
+from klinic.sampler.protocol import Sampler
 from klinic.sampler.transformers import TransformersSampler
 from klinic.tasks.base import Task
 
 BATCH = 256  # rows at a time
 GREEDY = Drawing(temperature=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldOut:
+    """Rows that are not trained on, and what judges their completions."""
+
+    rows: Sequence[Row]
+    rewards: Sequence[Reward]
 
 
 def complete(
@@ -27,13 +40,16 @@ def complete(
     *,
     max_new_tokens: int,
     how: Drawing = GREEDY,
-    seed: int = 0,
+    reply: Reply | None = None,
 ) -> list[Rollout]:
     """Return one completion of each row, the likeliest unless told otherwise."""
-    sampler = TransformersSampler(
-        policy, how=how, max_new_tokens=max_new_tokens, group_size=1, seed=seed
+    encoder = PromptEncoder(policy.tokenizer, policy.name)
+    sampler: Sampler = TransformersSampler(
+        policy, how=how, max_new_tokens=max_new_tokens, group_size=1, seed=0
     )
-    prompts = [make_prompt(row, i, policy.tokenizer.encode) for i, row in enumerate(rows)]
+    if reply is not None:
+        sampler = Conversing(sampler, encoder, reply, window=policy.context_window)
+    prompts = [make_prompt(row, i, encoder) for i, row in enumerate(rows)]
     found: dict[int, Rollout] = {}
     for start in range(0, len(prompts), BATCH):
         for (rollout,) in sampler.sample(prompts[start : start + BATCH], step=0):
@@ -53,11 +69,13 @@ def accuracy(policy: Policy, task: Task, *, num: int, max_new_tokens: int) -> di
 
 
 def mean_reward(
-    policy: Policy, rows: Sequence[Row], rewards: Sequence[Reward], *, max_new_tokens: int
+    policy: Policy, held_out: HeldOut, *, num: int, max_new_tokens: int, reply: Reply | None
 ) -> float:
-    """Return the mean reward of greedy completions."""
-    scores = score(complete(policy, rows, max_new_tokens=max_new_tokens), rewards)
-    return float(np.nanmean(scores.total))
+    """Return the mean reward of greedy completions of the first rows; NaN where none was judged."""
+    rows = held_out.rows[:num]
+    rollouts = complete(policy, rows, max_new_tokens=max_new_tokens, reply=reply)
+    total = score(rollouts, held_out.rewards).total
+    return float(np.nanmean(total)) if not np.isnan(total).all() else math.nan
 
 
 def retention(now: Mapping[str, float], before: Mapping[str, float], trained: str) -> float | None:
@@ -91,11 +109,11 @@ def distance(
     rows: Sequence[Row],
     *,
     max_new_tokens: int,
-    told: Callable[[int, int], None] = lambda _done, _all: None,
+    reply: Reply | None = None,
 ) -> Distance:
     """Return the exact KL to the reference, at the policy's own temperature, sampled paths."""
     how = Drawing(temperature=policy.scorer.temperature)
-    rollouts = complete(policy, rows, max_new_tokens=max_new_tokens, how=how)
+    rollouts = complete(policy, rows, max_new_tokens=max_new_tokens, how=how, reply=reply)
     sums, tokens = [], []
     for start in range(0, len(rollouts), BATCH):
         part = rollouts[start : start + BATCH]
@@ -106,10 +124,9 @@ def distance(
             device=policy.scorer.device,
         )
         kl_exact = policy.scorer(layout, reference.hidden(layout)).kl_exact.double().cpu().numpy()
-        ends = np.cumsum([len(r.token_ids) for r in part])
-        sums += [float(row.sum()) for row in np.split(kl_exact, ends[:-1])]
-        tokens.append(kl_exact)
-        told(start + len(part), len(rollouts))
+        record = flatten(part, step=0)  # knows which tokens are the policy's own
+        sums += list(np.add.reduceat(kl_exact * record.loss_mask, record.row_offsets[:-1]))
+        tokens.append(kl_exact[record.loss_mask])
     every = np.concatenate(tokens)
     return Distance(
         per_token=float(every.mean()),

@@ -1,16 +1,16 @@
 """The loop: sample, score, prepare, commit or discard, keep. Everything else is somewhere else."""
 
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.learner.protocol import Learner
+from klinic.loop.clock import Clock
+from klinic.loop.gather import Gathered, gather
 from klinic.maths.kl_coef import KLCoefRule, KLCoefState, linear_warmup, update
 from klinic.recipe.kl import KLSection
+from klinic.rewards.scores import Scores
 from klinic.sampler.protocol import Sampler
 
 
@@ -23,11 +23,16 @@ class Parts(Protocol):
     max_steps: int
     updates_per_batch: int
 
-    def prompts(self, step: int) -> list[Prompt]:
-        """Return the prompts of a step."""
+    extra_rounds: int
 
-    def judge(self, rollouts: list[Rollout], step: int) -> StepRecord:
-        """Return the rollouts as a record with rewards and advantages."""
+    def prompts(self, position: int) -> list[Prompt]:
+        """Return the batch of prompts at a place of the data, counted from 1."""
+
+    def reward(self, rollouts: list[Rollout]) -> Scores:
+        """Return what reward functions say."""
+
+    def judge(self, gathered: Gathered, step: int) -> StepRecord:
+        """Return the chosen completions as a record with rewards and advantages."""
 
     def keep(self, done: "StepDone", state: "LoopState") -> bool:
         """Write down a step; return whether to go on."""
@@ -39,6 +44,8 @@ class LoopState:
 
     step: int = 0
     """Steps done."""
+    position: int = 0
+    """Batches of prompts taken from the data; more than steps where some were sampled again."""
     kl: KLCoefState | None = None
 
 
@@ -65,20 +72,17 @@ def run_loop(parts: Parts, state: LoopState, kl: KLSection | None) -> LoopState:
         with clock.over("sample"):
             weights = parts.learner.publish()
             loaded = parts.sampler.load(weights)
-            prompts = parts.prompts(step)
-            groups = {
-                group[0].prompt.index: group for group in parts.sampler.sample(prompts, step=step)
-            }
-            rollouts = [rollout for prompt in prompts for rollout in groups[prompt.index]]
+        gathered = gather(parts, step=step, position=state.position, clock=clock)
         with clock.over("reward"):
-            record = parts.judge(rollouts, step)
+            record = parts.judge(gathered, step)
             facts = {"weights_published": weights.fingerprint, "weights_loaded": loaded}
             record = replace(record, facts={**record.facts, **facts})
         with clock.over("learn"):
             done = learn(parts, record, kl_coef=kl_coef(kl, state), measure=due(kl, state))
-        done.rollouts = rollouts
+        done.rollouts = [gathered.rollouts[row] for row in gathered.chosen]
         done.seconds = clock.seconds
-        state = LoopState(step=step, kl=adapted(kl, state.kl, done.record))
+        kl_state = adapted(kl, state.kl, done.record)
+        state = LoopState(step=step, position=gathered.position, kl=kl_state)
         if not parts.keep(done, state):
             break
     return state
@@ -143,17 +147,3 @@ def mean_k1(record: StepRecord) -> float | None:
     from klinic.evidence.metrics import kl_metrics
 
     return kl_metrics(record).get("kl_k1/mean")
-
-
-class Clock:
-    """Seconds by what they were spent on."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    @contextmanager
-    def over(self, name: str) -> Iterator[Any]:
-        """Count the seconds of a block."""
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - start

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from klinic.errors import CheckpointError
 from klinic.evidence.files import Journal
 from klinic.evidence.metrics import clip_metrics, penalized_reward, step_metrics
@@ -16,6 +18,7 @@ from klinic.learner.protocol import Learner
 from klinic.loop import checkpoint
 from klinic.loop.data import Prompts
 from klinic.loop.folder import EVENTS, METRICS
+from klinic.loop.gather import Gathered
 from klinic.loop.loop import LoopState, StepDone
 from klinic.loop.source import Source
 from klinic.loop.stopping import Stopping
@@ -24,8 +27,9 @@ from klinic.maths.kl_coef import KLCoefState
 from klinic.model.loading import Policy
 from klinic.recipe.recipe import Recipe
 from klinic.rewards.batch import with_rewards
+from klinic.rewards.overlong import overlong, with_overlong
 from klinic.rewards.runner import score
-from klinic.rewards.scores import statistics
+from klinic.rewards.scores import Scores, statistics, taken
 from klinic.sampler.protocol import Sampler
 
 
@@ -53,6 +57,7 @@ class Run:
     def __post_init__(self) -> None:
         self.max_steps = self.recipe.loop.max_steps
         self.updates_per_batch = self.recipe.learner.updates_per_batch
+        self.extra_rounds = self.recipe.loop.extra_rounds
         self.journal = Journal(self.folder / METRICS)
         self.events = Journal(self.folder / EVENTS)
         self._open = ExitStack()
@@ -64,20 +69,35 @@ class Run:
             self._writer = self._open.enter_context(RecordWriter(self.folder))
         for tracker in self.trackers:
             self._open.callback(tracker.close)
+        for reward in self.source.every_reward:
+            self._open.callback(reward.close)
         return self
 
     def __exit__(self, *error: Any) -> None:
         self._open.__exit__(*error)
 
-    def prompts(self, step: int) -> list[Prompt]:
-        """Return the prompts of a step."""
-        return self.data.at(step)
+    def prompts(self, position: int) -> list[Prompt]:
+        """Return the batch of prompts at a place of the data."""
+        return self.data.at(position)
 
-    def judge(self, rollouts: list[Rollout], step: int) -> StepRecord:
-        """Return the rollouts as a record with rewards and advantages."""
+    def reward(self, rollouts: list[Rollout]) -> Scores:
+        """Return what the reward functions say, and the penalty for length if there is one."""
         scores = score(rollouts, self.source.rewards)
-        self._rewards = statistics(scores) | self._parse_rate(rollouts)
-        record = flatten(rollouts, step=step)
+        buffer = self.recipe.learner.overlong_buffer
+        if not buffer:
+            return scores
+        lengths = np.array([rollout.num_policy_tokens for rollout in rollouts])
+        limit = self.recipe.sampling.max_new_tokens
+        return with_overlong(scores, overlong(lengths, limit=limit, buffer=buffer))
+
+    def judge(self, gathered: Gathered, step: int) -> StepRecord:
+        """Return the chosen completions as a record with rewards and advantages."""
+        self._rewards = statistics(gathered.scores) | self._parse_rate(gathered.rollouts)
+        if self.extra_rounds:
+            self._rewards["sampling/rounds"] = float(gathered.num_rounds)
+            self._rewards["sampling/groups_dropped"] = float(gathered.num_dropped)
+        record = flatten([gathered.rollouts[row] for row in gathered.chosen], step=step)
+        scores = taken(gathered.scores, gathered.chosen)
         return with_rewards(record, scores, advantage=self.recipe.learner.advantage)
 
     def _parse_rate(self, rollouts: list[Rollout]) -> dict[str, float]:
@@ -149,7 +169,7 @@ class Run:
                 "reference": self.reference,
                 "base": self.base,
                 "random_streams": {"seed": self.recipe.seed, "next_step": state.step + 1},
-                "data": {"digest": self.data.digest(), "next_step": state.step + 1},
+                "data": {"digest": self.data.digest, "position": state.position},
                 "evaluated": self.evaluated,
             }
 
@@ -161,7 +181,7 @@ class Run:
         for what, found, expected in (
             ("reference", saved.state["reference"]["digest"], self.reference["digest"]),
             ("weights under the adapter", saved.state["base"], self.base),
-            ("training rows", saved.state["data"]["digest"], self.data.digest()),
+            ("training rows", saved.state["data"]["digest"], self.data.digest),
         ):
             if found != expected:
                 raise CheckpointError(
@@ -172,7 +192,11 @@ class Run:
         self.learner.load(saved.folder, saved.state["learner"])
         self.evaluated = saved.state["evaluated"]
         kl = saved.state["kl"]
-        return LoopState(step=saved.step, kl=None if kl is None else KLCoefState.from_json(kl))
+        return LoopState(
+            step=saved.step,
+            position=saved.state["data"]["position"],
+            kl=None if kl is None else KLCoefState.from_json(kl),
+        )
 
 
 def _with_facts(done: StepDone, metrics: Mapping[str, float]) -> StepRecord:

@@ -4,16 +4,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from klinic.loop.data import Row, checked, read_rows
-from klinic.loop.evaluate import accuracy, mean_reward, retention
+from klinic.loop.evaluate import HeldOut, accuracy, mean_reward, retention
+from klinic.loop.reading import Row
+from klinic.loop.rows import checked, read_rows
 from klinic.model.loading import Policy
+from klinic.recipe.function import find_function
 from klinic.recipe.recipe import Recipe, check_complete
-from klinic.rewards.function import Reward, load_reward
+from klinic.rewards.entry import reward_of
+from klinic.rewards.function import Reward, RewardFunction
+from klinic.sampler.conversation import Reply
 from klinic.tasks import catalogue
 from klinic.tasks.base import Task, choose
 
 FROM_PYTHON = "train_dataset"
 """What `data.path` says where rows were handed over as objects."""
+
+KEPT = "eval/retention_reward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,7 +38,16 @@ class Source:
     skill: str | None
     rows: Sequence[Row]
     rewards: Sequence[Reward]
-    eval_rows: Sequence[Row] | None
+    held_out: HeldOut | None
+    kept: HeldOut | None
+    """Something else, which training should not spoil."""
+    reply: Reply | None
+
+    @property
+    def every_reward(self) -> list[Reward]:
+        """Rewards of training, of what is held out and of what is kept."""
+        others = [part.rewards for part in (self.held_out, self.kept) if part is not None]
+        return [*self.rewards, *(reward for rewards in others for reward in rewards)]
 
     def evaluate(
         self, policy: Policy, recipe: Recipe, before: Mapping[str, float] | None
@@ -47,10 +62,21 @@ class Source:
             start = right if before is None else _skills(before)
             kept = retention(right, start, self.skill)
             return metrics if kept is None else {**metrics, "eval/retention": kept}
-        if self.eval_rows is None:
-            return {}
-        rows = self.eval_rows[: recipe.loop.eval_prompts]
-        return {"eval/reward": mean_reward(policy, rows, self.rewards, max_new_tokens=longest)}
+        metrics = {
+            name: mean_reward(
+                policy,
+                held_out,
+                num=recipe.loop.eval_prompts,
+                max_new_tokens=longest,
+                reply=self.reply,
+            )
+            for name, held_out in (("eval/reward", self.held_out), (KEPT, self.kept))
+            if held_out is not None
+        }
+        kept_at_first = (metrics if before is None else before).get(KEPT)
+        if not kept_at_first:
+            return metrics
+        return {**metrics, "eval/retention": metrics[KEPT] / kept_at_first}
 
 
 def find_source(recipe: Recipe, given: Given) -> Source:
@@ -61,24 +87,52 @@ def find_source(recipe: Recipe, given: Given) -> Source:
     if task is not None:
         names = {name: name for name in task.skills}
         skill = choose("skill", recipe.data.skill or task.default_skill, names)
+    rewards = _rewards(recipe, given, task)
     return Source(
         task=task,
         skill=skill,
         rows=_rows(recipe, given, task, skill),
-        rewards=_rewards(recipe, given, task),
-        eval_rows=None
-        if recipe.data.eval_path is None
-        else read_rows(recipe.data.eval_path, split=recipe.data.split),
+        rewards=rewards,
+        held_out=_held_out(recipe, rewards),
+        kept=_kept(recipe),
+        reply=_reply(recipe),
     )
 
 
 def _rows(recipe: Recipe, given: Given, task: Task | None, skill: str | None) -> Sequence[Row]:
     if given.rows is not None:
-        return checked(enumerate(given.rows, 1), "train_dataset")
+        return checked(enumerate(given.rows, 1), FROM_PYTHON)
     if task is not None and skill is not None:
         return task.train_rows(skill)
     assert recipe.data.path is not None  # noqa: S101 - the recipe has one of the two
-    return read_rows(recipe.data.path, split=recipe.data.split)
+    return read_rows(recipe.data.path, map_with=recipe.data.map)
+
+
+def _held_out(recipe: Recipe, rewards: Sequence[Reward]) -> HeldOut | None:
+    if recipe.eval is None:
+        return None
+    own = [reward_of(entry, _no_name) for entry in recipe.eval.rewards]
+    rows = read_rows(recipe.eval.path, map_with=recipe.data.map)
+    return HeldOut(rows=rows, rewards=own or rewards)
+
+
+def _kept(recipe: Recipe) -> HeldOut | None:
+    if recipe.retention is None:
+        return None
+    return HeldOut(
+        rows=read_rows(recipe.retention.path),
+        rewards=[reward_of(entry, _no_name) for entry in recipe.retention.rewards],
+    )
+
+
+def _no_name(name: str) -> RewardFunction:
+    """Refuse the name of a task's reward; a recipe without a task that has one is refused."""
+    raise AssertionError(name)
+
+
+def _reply(recipe: Recipe) -> Reply | None:
+    target = recipe.sampling.reply
+    return None if target is None else find_function(target, example="my_tools.py:reply")
 
 
 def _rewards(recipe: Recipe, given: Given, task: Task | None) -> list[Reward]:
@@ -86,12 +140,8 @@ def _rewards(recipe: Recipe, given: Given, task: Task | None) -> list[Reward]:
         Reward(name=getattr(function, "__name__", type(function).__name__), function=function)
         for function in given.reward_functions
     ]
-    for entry in recipe.rewards:
-        if ":" in entry.function:
-            rewards.append(load_reward(entry.function, weight=entry.weight))
-        elif task is not None:
-            function = choose("reward", entry.function, task.rewards)
-            rewards.append(Reward(name=entry.function, function=function, weight=entry.weight))
+    known = {} if task is None else task.rewards
+    rewards += [reward_of(e, lambda name: choose("reward", name, known)) for e in recipe.rewards]
     if not rewards and task is not None:
         name = task.default_reward
         rewards.append(Reward(name=name, function=task.rewards[name]))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from klinic.errors import EvidenceError
+from klinic.errors import ConfigError, EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import write_run_facts, write_tokens
@@ -19,20 +19,25 @@ from klinic.learner.update import LearningRate
 from klinic.loop import checkpoint
 from klinic.loop.data import Prompts
 from klinic.loop.describe import run_facts
-from klinic.loop.folder import METRICS, START, TENSORBOARD, locked, open_folder, write_recipe
+from klinic.loop.folder import METRICS, START, locked, open_folder, write_recipe
 from klinic.loop.loop import LoopState, run_loop
 from klinic.loop.run import Run
 from klinic.loop.source import Given, Source, find_source
-from klinic.loop.trackers.console import ConsoleTracker, WarmStartProgress
-from klinic.loop.trackers.protocol import Tracker
+from klinic.loop.trackers.chosen import chosen, refuse_missing
+from klinic.loop.trackers.console import WarmStartProgress
 from klinic.loop.warm_start import warm_start
 from klinic.maths.kl_coef import KLCoefState
 from klinic.maths.kl_estimators import ESTIMATORS
+from klinic.model.adapter_files import is_adapter
+from klinic.model.adapters import base_digest
+from klinic.model.chat import PromptEncoder
 from klinic.model.determinism import settle_kernels
-from klinic.model.loading import BUILT_IN, Policy, is_adapter, load_policy, load_scorer
-from klinic.model.reference import Reference, adapter_off, base_digest, frozen, frozen_copy
+from klinic.model.loading import BUILT_IN, Policy, load_policy, load_scorer, load_whole
+from klinic.model.reference import Reference, as_it_starts, frozen
 from klinic.recipe.recipe import Recipe
+from klinic.sampler.conversation import Conversing, Reply
 from klinic.sampler.drawing import Drawing
+from klinic.sampler.protocol import Sampler
 from klinic.sampler.transformers import TransformersSampler
 
 
@@ -58,6 +63,7 @@ def train(
     recipe: Recipe, *, name: str, given: Given, resume: bool = False, console: Console
 ) -> Result:
     """Train as the recipe says, or go on with the run that it describes."""
+    refuse_missing(recipe.output)
     settle(recipe)
     source = find_source(recipe, given)
     folder = open_folder(recipe, name, resume=resume)
@@ -112,11 +118,12 @@ def settle(recipe: Recipe) -> None:
 
 def assemble(recipe: Recipe, folder: Path, source: Source, console: Console) -> Run:
     """Return the parts of a run."""
+    trackers = chosen(recipe, folder, console)  # one that cannot work says so before a model loads
     policy, where = start_policy(recipe, folder, source, console)
     reference = start_reference(recipe, policy, where)
     data = Prompts(
         source.rows,
-        encode=policy.tokenizer.encode,
+        encode=PromptEncoder(policy.tokenizer, policy.name),
         per_step=recipe.loop.prompts_per_step,
         seed=recipe.seed,
     )
@@ -127,11 +134,11 @@ def assemble(recipe: Recipe, folder: Path, source: Source, console: Console) -> 
         source=source,
         policy=policy,
         learner=make_learner(recipe, policy, reference),
-        sampler=make_sampler(recipe, policy),
+        sampler=make_sampler(recipe, policy, source.reply),
         data=data,
-        trackers=_trackers(recipe, folder, console),
+        trackers=trackers,
         reference=identity(reference),
-        base=None if recipe.model.lora_rank is None else base_digest(policy.lm),
+        base=base_digest(policy.lm),
     )
 
 
@@ -144,8 +151,7 @@ def start_policy(
     what is saved on top of it can then be loaded by anybody.
     """
     how: dict[str, Any] = {"temperature": recipe.sampling.temperature, "seed": recipe.seed}
-    made = recipe.warm_start is not None or recipe.model.name == BUILT_IN
-    if not made and not is_adapter(recipe.model.name):
+    if not _is_made(recipe):
         return load_policy(recipe.model, **how), recipe.model.name
     start = folder / START
     if not start.exists():
@@ -154,14 +160,26 @@ def start_policy(
     return load_policy(section, **how), str(start)
 
 
+def _is_made(recipe: Recipe) -> bool:
+    """Whether what a run starts from is not yet in any folder."""
+    adapter = is_adapter(recipe.model.name)
+    if adapter and recipe.model.lora_rank is None and recipe.warm_start is not None:
+        raise ConfigError(
+            f"model.name is {recipe.model.name}, an adapter to train further, but warm_start "
+            "trains every weight. Set model.lora_rank to merge the adapter, warm up the whole and "
+            "train a fresh one, or leave warm_start out."
+        )
+    merged = adapter and recipe.model.lora_rank is not None
+    return merged or recipe.warm_start is not None or recipe.model.name == BUILT_IN
+
+
 def _make_start(start: Path, recipe: Recipe, source: Source, console: Console) -> None:
     """Write the model that a run starts from, every weight of it and no adapter beside it."""
-    whole = recipe.model.model_copy(update={"lora_rank": None, "lora_alpha": None})
     draft = start.with_name(f"{START}.unfinished")
     shutil.rmtree(draft, ignore_errors=True)
     # a warm start is the same for all seeds, as a published checkpoint would be
     seed = recipe.seed if recipe.warm_start is None else 0
-    policy = load_policy(whole, temperature=1.0, seed=seed)
+    policy = load_whole(recipe.model, temperature=1.0, seed=seed)
     if recipe.warm_start is None:
         save_model(draft, policy)
     else:
@@ -178,9 +196,7 @@ def start_reference(recipe: Recipe, policy: Policy, where: str) -> Reference | N
     if kl.reference is not None:
         scorer = load_scorer(kl.reference, like=policy, seed=recipe.seed)
         return frozen(scorer, source=kl.reference)
-    if recipe.model.lora_rank is not None:
-        return adapter_off(policy.scorer, source=where)
-    return frozen_copy(policy.scorer, source=where)
+    return as_it_starts(policy.scorer, source=where)
 
 
 def identity(reference: Reference | None) -> dict[str, Any]:
@@ -216,16 +232,20 @@ def make_learner(recipe: Recipe, policy: Policy, reference: Reference | None) ->
     return LocalLearner(policy, reference, objective=objective, settings=settings)
 
 
-def make_sampler(recipe: Recipe, policy: Policy) -> TransformersSampler:
+def make_sampler(recipe: Recipe, policy: Policy, reply: Reply | None = None) -> Sampler:
     """Return the sampler that the recipe describes."""
     s = recipe.sampling
-    return TransformersSampler(
+    sampler = TransformersSampler(
         policy,
         how=Drawing(temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p),
         max_new_tokens=s.max_new_tokens,
         group_size=recipe.loop.group_size,
         seed=recipe.seed,
     )
+    if reply is None:
+        return sampler
+    encoder = PromptEncoder(policy.tokenizer, policy.name)
+    return Conversing(sampler, encoder, reply, window=policy.context_window)
 
 
 def _begin(run: Run) -> LoopState:
@@ -283,12 +303,3 @@ def _last_evaluation(folder: Path) -> dict[str, float]:
             known = {name: value for name, value in entry.items() if value is not None}
             last = {name: value for name, value in known.items() if name.startswith("eval/")}
     return last
-
-
-def _trackers(recipe: Recipe, folder: Path, console: Console) -> list[Tracker]:
-    trackers: list[Tracker] = [ConsoleTracker(console, max_steps=recipe.loop.max_steps)]
-    if recipe.output.tensorboard:
-        from klinic.loop.trackers.tensorboard import TensorBoard
-
-        trackers.append(TensorBoard(folder / TENSORBOARD))
-    return trackers

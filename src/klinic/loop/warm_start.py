@@ -22,7 +22,8 @@ from klinic.errors import CheckpointError, ConfigError, DataError, PolicyError
 from klinic.evidence.files import json_bytes, sha256_of, write_atomically
 from klinic.learner.checkpoint import save_model
 from klinic.learner.update import LearningRate, make_optimizer, set_rate
-from klinic.loop.data import read_rows
+from klinic.loop.rows import read_rows
+from klinic.model.chat import PromptEncoder
 from klinic.model.layout import lay_out
 from klinic.model.loading import Policy
 from klinic.model.weights import digest
@@ -165,16 +166,16 @@ def _refuse_broken(policy: Policy) -> None:
 
 
 def _example(row: Mapping[str, Any], policy: Policy) -> Example:
-    encode = policy.tokenizer.encode
-    completion = encode(row["completion"], add_special_tokens=False)
+    encoder = PromptEncoder(policy.tokenizer, policy.name)
+    completion = encoder.encode(row["completion"])
     return Example(
-        prompt=np.array(encode(row["prompt"]), dtype=np.int64),
+        prompt=np.array(encoder(row["prompt"]).token_ids, dtype=np.int64),
         completion=np.array([*completion, policy.eos_ids[0]], dtype=np.int64),
     )
 
 
 def _rows(path: str) -> list[Mapping[str, Any]]:
-    rows = read_rows(path, split="train")
+    rows = read_rows(path)
     for number, row in enumerate(rows, 1):
         if not isinstance(row.get("completion"), str):
             raise DataError(

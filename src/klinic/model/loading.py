@@ -1,6 +1,5 @@
 """Load a causal LM as a policy: weights, tokenizer, adapter, and a check of its log-probs."""
 
-import json
 import os
 from collections.abc import Sequence
 from contextlib import contextmanager
@@ -14,9 +13,12 @@ from safetensors import SafetensorError
 from torch import nn
 
 from klinic.errors import ConfigError
+from klinic.model.adapter_files import base_of, is_adapter
+from klinic.model.adapters import merge, with_adapter, with_lora
 from klinic.model.dropout import refuse_randomness, silence_dropout
 from klinic.model.head import agrees_with_model
 from klinic.model.layout import lay_out
+from klinic.model.probe import LIMIT, largest_difference, probe
 from klinic.model.scorer import TokenScorer
 
 if TYPE_CHECKING:
@@ -25,10 +27,9 @@ if TYPE_CHECKING:
     from klinic.recipe.model import ModelSection
 
 BUILT_IN = "tiny"
+TOKENIZER = "tokenizer_config.json"
 PROBED = 16  # tokens of the rows that a freshly loaded model is checked on
-LORA_LAYERS = "all-linear"
-ADAPTER = "adapter_config.json"
-LOADING_ERRORS = (OSError, ValueError, KeyError, RuntimeError, SafetensorError)
+LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +55,23 @@ class Policy:
 
 
 def load_policy(section: "ModelSection", *, temperature: float, seed: int) -> Policy:
-    """Return the policy that a recipe's `model` section describes."""
+    """Return the policy that a recipe's `model` section describes.
+
+    An adapter is trained further; with a rank for a fresh one, it is merged into its base first.
+    """
     lm, tokenizer = _load(section.name, seed=seed, remote=section.trust_remote_code)
+    if section.lora_rank is not None and is_adapter(section.name):
+        lm = _merged(lm, section.name)
     return prepare_policy(lm, tokenizer, section, temperature=temperature, seed=seed)
+
+
+def load_whole(section: "ModelSection", *, temperature: float, seed: int) -> Policy:
+    """Return the policy without any adapter: what it has is merged in, and none is added."""
+    lm, tokenizer = _load(section.name, seed=seed, remote=section.trust_remote_code)
+    if is_adapter(section.name):
+        lm = _merged(lm, section.name)
+    whole = section.model_copy(update={"lora_rank": None, "lora_alpha": None})
+    return prepare_policy(lm, tokenizer, whole, temperature=temperature, seed=seed)
 
 
 def prepare_policy(
@@ -67,7 +82,6 @@ def prepare_policy(
         lm = with_lora(lm, rank=section.lora_rank, alpha=section.lora_alpha, seed=seed)
     if section.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        lm.enable_input_require_grads()
     silence_dropout(lm)
     lm.train()
     autocast = torch.bfloat16 if section.dtype == "bf16" else None
@@ -128,7 +142,10 @@ def _load(name: str, *, seed: int, remote: bool) -> tuple[Any, Any]:
     _refuse_missing(name)
     try:
         if is_adapter(name):
-            return _merged(name, seed=seed, remote=remote)
+            lm, tokenizer = _load(base_of(Path(name)), seed=seed, remote=remote)
+            if (Path(name) / TOKENIZER).is_file():  # it may have learnt another chat template
+                tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=remote)
+            return with_adapter(lm, Path(name)), tokenizer
         with quiet():
             # fp32 whatever the file holds: these are the master weights that the optimiser moves
             lm, info = AutoModelForCausalLM.from_pretrained(
@@ -150,11 +167,6 @@ def _load(name: str, *, seed: int, remote: bool) -> tuple[Any, Any]:
         ) from error
 
 
-def is_adapter(name: str) -> bool:
-    """Whether a folder holds an adapter instead of a whole model."""
-    return (Path(name) / ADAPTER).is_file()
-
-
 def _refuse_random(missing: Sequence[str], name: str) -> None:
     if missing:
         raise ConfigError(
@@ -163,31 +175,18 @@ def _refuse_random(missing: Sequence[str], name: str) -> None:
         )
 
 
-def _merged(name: str, *, seed: int, remote: bool) -> tuple[Any, Any]:
-    """Return an adapter's model with the adapter merged in.
-
-    Left apart, switching it off would give the base model, which is not where training starts.
-    """
-    from peft import PeftModel
-
-    base = _base_of(Path(name))
-    lm, tokenizer = _load(base, seed=seed, remote=remote)
-    with quiet():
-        merged = PeftModel.from_pretrained(lm, name).merge_and_unload()
-    return merged.requires_grad_(True), tokenizer  # PEFT froze the base
-
-
-def _base_of(adapter: Path) -> str:
-    """Return the model an adapter belongs on; a run brings it along as `start`."""
-    start = adapter.resolve().parent.parent.parent / "start"
-    if start.is_dir():
-        return str(start)
-    base = json.loads((adapter / ADAPTER).read_text()).get("base_model_name_or_path")
-    if not base:
+def _merged(lm: Any, name: str) -> Any:
+    """Return an adapter's model with the adapter merged in, if it stays the same model."""
+    before = probe(TokenScorer(lm, temperature=1.0))
+    whole = merge(lm)
+    apart = largest_difference(before, probe(TokenScorer(whole, temperature=1.0)))
+    if not apart <= LIMIT:
         raise ConfigError(
-            f"{adapter / ADAPTER} does not name its base model. Merge the adapter yourself."
+            f"model.name is {name}: merged into its base, this adapter moves log-probs by up to "
+            f"{apart:.1e} (limit {LIMIT:.0e}), as one on an embedding does that is the head as "
+            "well. Train it further instead: leave model.lora_rank out."
         )
-    return str(base)
+    return whole
 
 
 def _refuse_missing(name: str) -> None:
@@ -212,25 +211,6 @@ def quiet() -> "Iterator[None]":
     finally:
         if shown:
             logging.enable_progress_bar()
-
-
-def with_lora(lm: Any, *, rank: int, alpha: int | None, seed: int) -> Any:
-    """Return the model with a fresh adapter on every linear layer but the head."""
-    from peft import LoraConfig, get_peft_model
-    from transformers.pytorch_utils import Conv1D
-
-    config = LoraConfig(
-        r=rank,
-        lora_alpha=2 * rank if alpha is None else alpha,
-        lora_dropout=0.0,
-        target_modules=LORA_LAYERS,
-        # GPT-2 keeps its matrices the other way round
-        fan_in_fan_out=any(isinstance(module, Conv1D) for module in lm.modules()),
-        task_type="CAUSAL_LM",
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
-        return get_peft_model(lm, config)
 
 
 def stop_ids(lm: Any, tokenizer: Any, name: str) -> tuple[int, ...]:

@@ -1,17 +1,38 @@
-"""The policy that the KL term ties to: a frozen copy, or the same model with its adapter off."""
+"""The policy that the KL term ties to, at the least cost that is exact.
+
+    kind             what it is                                        what it costs
+    copy             a model of its own                                a second model
+    adapter_off      the policy's model with its adapter switched off  nothing
+    adapter_frozen   the policy's model with a frozen copy of its      a second adapter
+                     adapter in force
+
+A policy with an adapter starts at `adapter_off` only if its adapter adds exactly nothing. One that
+was trained before starts elsewhere, and so does its reference.
+"""
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from klinic.errors import PolicyError
+from klinic.model.adapters import (
+    base_digest,
+    freeze_beside,
+    frozen_in_force,
+    is_adapted,
+    policy_digest,
+    starts_at_zero,
+)
 from klinic.model.layout import Layout
+from klinic.model.probe import probe_layout
 from klinic.model.scorer import RefHidden, TokenScorer
 from klinic.model.weights import digest
+
+Kind = Literal["copy", "adapter_off", "adapter_frozen"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -19,7 +40,7 @@ class Reference:
     """A frozen policy to score tokens with; it counts how often it was asked."""
 
     scorer: TokenScorer
-    kind: Literal["copy", "adapter_off"]
+    kind: Kind
     source: str
     """Where its weights can be found again."""
     digest: str
@@ -44,14 +65,25 @@ class Reference:
             logits: Tensor = self.scorer.head(hidden)
             return logits
 
-    @contextmanager
-    def _in_force(self) -> Iterator[None]:
-        if self.kind == "copy":
-            yield
-            return
+    def _in_force(self) -> AbstractContextManager[Any]:
         lm: Any = self.scorer.lm
-        with lm.disable_adapter():
-            yield
+        match self.kind:
+            case "copy":
+                return nullcontext()
+            case "adapter_off":
+                off: AbstractContextManager[Any] = lm.disable_adapter()
+                return off
+            case "adapter_frozen":
+                return frozen_in_force(lm)
+
+
+def as_it_starts(policy: TokenScorer, *, source: str) -> Reference:
+    """Return the policy as it is now, to stay so, and prove that it is."""
+    if not is_adapted(policy.lm):
+        return frozen_copy(policy, source=source)
+    if starts_at_zero(policy.lm):
+        return _proven(adapter_off(policy, source=source))
+    return _proven(adapter_frozen(policy, source=source))
 
 
 def frozen_copy(policy: TokenScorer, *, source: str) -> Reference:
@@ -70,11 +102,33 @@ def frozen(scorer: TokenScorer, *, source: str) -> Reference:
 
 def adapter_off(policy: TokenScorer, *, source: str) -> Reference:
     """Return the policy's own base weights: no copy, right only for an adapter that starts at 0."""
-    return Reference(
-        scorer=policy, kind="adapter_off", source=source, digest=base_digest(policy.lm)
-    )
+    base = base_digest(policy.lm)
+    assert base is not None  # noqa: S101 - it has an adapter
+    return Reference(scorer=policy, kind="adapter_off", source=source, digest=base)
 
 
-def base_digest(lm: Any) -> str:
-    """Return a hash of the weights under an adapter."""
-    return digest({name: p for name, p in lm.state_dict().items() if "lora_" not in name})
+def adapter_frozen(policy: TokenScorer, *, source: str) -> Reference:
+    """Return the policy with its adapter as it is now: a copy of the adapter, none of the base."""
+    before = policy_digest(policy.lm)
+    freeze_beside(policy.lm)
+    return Reference(scorer=policy, kind="adapter_frozen", source=source, digest=before)
+
+
+@torch.no_grad()
+def _proven(reference: Reference) -> Reference:
+    """Refuse a reference that is not, bit for bit, where its policy starts."""
+    policy = reference.scorer
+    layout = probe_layout(policy.lm, policy.device)
+    hidden = policy.hidden(layout)
+    ours = policy.score(hidden, layout.target_ids).logp
+    theirs = reference.logp(reference.hidden(layout), layout.target_ids)
+    reference.num_forwards = 0
+    if not torch.equal(ours, theirs):
+        apart = float((ours - theirs).abs().max())
+        raise PolicyError(
+            f"the reference ({reference.kind}) of {reference.source} differs from the policy by "
+            f"{apart:.1e} before the first step: the KL would measure the adapter's form, not what "
+            "is learnt. Merge the adapter: klinic export --merge, and model.lora_rank for a fresh "
+            "one."
+        )
+    return reference

@@ -13,6 +13,10 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 CHARACTERS = string.digits + string.ascii_lowercase + " \n+-*/=<>?.,:;!'()"
 PAD, EOS, UNKNOWN = SPECIAL = ("<|pad|>", "<|eos|>", "<|unk|>")
 MAX_LENGTH = 512  # tokens of prompt and completion together
+CHAT = (
+    "{% for message in messages %}{{ message.role }}: {{ message.content }}<|eos|>\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerFast:
@@ -30,6 +34,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.Fuse()  # without it tokens are joined by spaces
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
+        chat_template=CHAT,
         pad_token=PAD,
         eos_token=EOS,
         unk_token=UNKNOWN,

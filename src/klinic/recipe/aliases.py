@@ -11,6 +11,11 @@ from typing import Any, get_args
 
 from klinic.recipe.kl import EstimatorName
 
+TRACKERS = ("tensorboard", "wandb", "trackio")
+
+
+DYNAMIC_ROUNDS = 9  # with the first, the ten batches that DAPO allows a step
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
@@ -51,12 +56,20 @@ def _bf16(value: Any) -> Meaning:
     return Meaning(sets={"model.dtype": "bf16" if _flag(value) else "fp32"})
 
 
-def _dataset(value: Any) -> Meaning:
-    """Read `repository,configuration,split` as well; the last part may hold commas in brackets."""
-    if not isinstance(value, str) or value.count(",") < 2:
-        return Meaning(sets={"data.path": value})
-    repository, configuration, split = value.split(",", 2)
-    return Meaning(sets={"data.path": f"{repository},{configuration}", "data.split": split})
+def _report_to(value: Any) -> Meaning:
+    """Read a name or a list of names; a tracker that is not named is off."""
+    names = ["none"] if value is None else [value] if isinstance(value, str) else value
+    known = (*TRACKERS, "all", "none")
+    if not isinstance(names, list) or not all(name in known for name in names):
+        raise ValueError(f"it is one of {', '.join(TRACKERS)}, all or none, or a list of these")
+    asked = TRACKERS if "all" in names else names
+    # those that are on first: so the echo reads best
+    ordered = sorted(TRACKERS, key=lambda name: name not in asked)
+    return Meaning(sets={f"output.{name}": name in asked for name in ordered})
+
+
+def _dynamic_sampling(value: Any) -> Meaning:
+    return Meaning(sets={"loop.extra_rounds": DYNAMIC_ROUNDS if _flag(value) else 0})
 
 
 def _flag(value: Any) -> bool:
@@ -87,6 +100,9 @@ ALIASES: dict[str, str | Callable[[Any], Meaning]] = {
     "max_steps": "loop.max_steps",
     "total_steps": "loop.max_steps",
     "n_grpo_steps": "loop.max_steps",
+    "dynamic_sampling": _dynamic_sampling,
+    "overlong_buffer_len": "learner.overlong_buffer",
+    "soft_punish_cache": "learner.overlong_buffer",
     "save_steps": "loop.checkpoint_every",
     "save_total_limit": "loop.keep_checkpoints",
     "eval_steps": "loop.eval_every",
@@ -126,11 +142,22 @@ ALIASES: dict[str, str | Callable[[Any], Meaning]] = {
     "lora_alpha": "model.lora_alpha",
     "gradient_checkpointing": "model.gradient_checkpointing",
     "task": "data.task",
-    "dataset": _dataset,
-    "dataset_path": _dataset,
-    "datasets": _dataset,
+    "dataset": "data.path",
+    "dataset_path": "data.path",
+    "dataset_name": "data.path",
+    "datasets": "data.path",
+    "data.dataset": "data.path",
+    "eval.dataset": "eval.path",
+    "eval_dataset": "eval.path",
+    "eval_path": "eval.path",
+    "retention.dataset": "retention.path",
+    "reward_funcs": "rewards",
+    "reward_functions": "rewards",
+    "eval.reward_funcs": "eval.rewards",
+    "retention.reward_funcs": "retention.rewards",
     "output_dir": "output.dir",
     "save_dir": "output.dir",
+    "report_to": _report_to,
 }
 
 _STEP = (
@@ -151,12 +178,18 @@ REFUSED = {
     "vllm_gpu_memory_utilization": _NO_ENGINE,
     "use_vllm": _NO_ENGINE,
     "max_prompt_length": "Prompts are never cut: one that does not fit the model is refused",
+    "run_name": "A run has the name of its folder: set output.dir",
     "logging_steps": "Every step is written down; output.records_every thins out the records",
+    "dataset_config": "It stands behind the dataset: data.path: name,config,split",
+    "dataset_train_split": "It stands behind the dataset: data.path: name,config,split",
+    "dataset_split": "It stands behind the dataset: data.path: name,config,split",
+    "lora_dropout": "Dropout is off while training: the sampler has none, and policies that differ "
+    "in it would be compared",
     "scale_rewards": "learner.advantage says it: group_std divides by the group's standard "
     "deviation, leave_one_out and group_mean do not",
 }
 
-FLAGS = frozenset({"use_kl_penalty", "use_kl_loss", "bf16"})
+FLAGS = frozenset({"use_kl_penalty", "use_kl_loss", "bf16", "dynamic_sampling"})
 """Familiar names that are true or false themselves."""
 
 

@@ -13,11 +13,9 @@ class DataSection(Section):
     skill: Text | None = None
     """The skill of the task to train; null is the task's default."""
     path: Text | None = None
-    """A `.jsonl`, `.json`, `.csv` or `.parquet` file, or a hub id; needs a `prompt` column."""
-    split: Text = "train"
-    """Which split of the dataset to train on, such as `train[:100]`."""
-    eval_path: Text | None = None
-    """Held-out prompts, in the same form as `path`."""
+    """A JSONL, JSON, CSV or Parquet file, or a folder or hub id as `name,config,split`."""
+    map: Text | None = None
+    """`file.py:function` from a row to one with a `prompt`; null where rows have one."""
 
     @model_validator(mode="after")
     def _one_source(self) -> "DataSection":
@@ -27,11 +25,10 @@ class DataSection(Section):
                 f"data has one source of prompts, and {found} set. Set data.task (`arithmetic` is "
                 "built in) or data.path (a file or a hub id), not both."
             )
-        for name in ("skill",) if self.path else ("eval_path",):
-            if getattr(self, name) is not None:
-                raise ValueError(
-                    f"data.{name} does not go with data.{'path' if self.path else 'task'}: a task "
-                    f"has skills and holds out its own questions, a file has neither. Leave "
-                    f"data.{name} out."
-                )
+        name = "skill" if self.path else "map"
+        if getattr(self, name) is not None:
+            raise ValueError(
+                f"data.{name} does not go with data.{'path' if self.path else 'task'}: a task has "
+                f"skills and makes its own rows, a dataset has neither. Leave data.{name} out."
+            )
         return self

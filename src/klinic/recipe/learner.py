@@ -38,3 +38,5 @@ class LearnerSection(Section):
     """Completions in one forward and backward pass: memory, not the result."""
     mask_truncated: bool = False
     """Whether completions cut off at the length limit leave the policy term."""
+    overlong_buffer: CountOrZero = 0
+    """Tokens before the limit over which a penalty rises from 0 to -1; 0 is no penalty."""

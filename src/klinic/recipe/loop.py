@@ -21,6 +21,8 @@ class LoopSection(Section):
         within("it is a count", high=LARGEST_COUNT),
     ] = 8
     """Completions of each prompt, compared with one another."""
+    extra_rounds: CountOrZero = 0
+    """Further batches to sample while groups have equal rewards (dynamic sampling); 0 is none."""
     eval_every: CountOrZero = 0
     """Steps between evaluations; 0 is only at the end."""
     eval_prompts: Count = 200

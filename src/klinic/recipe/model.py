@@ -13,11 +13,11 @@ class ModelSection(Section):
     name: Text
     """`tiny` (the built-in character model, no download), a folder, or a hub id."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Number format of the weights; log-probs are taken in fp32 either way."""
+    """What matrices are multiplied in; weights, head and log-probs are fp32 either way."""
     trust_remote_code: bool = False
     """Whether code that comes with the model may run on this machine."""
     lora_rank: Count | None = None
-    """Train low-rank adapters of this rank; null trains every weight."""
+    """Train a fresh adapter of this rank; null trains every weight, or the adapter `name` is."""
     lora_alpha: Count | None = None
     """Scale of the adapters; null is 2 x rank."""
     gradient_checkpointing: bool = False

@@ -1,6 +1,7 @@
 """What is wrong with a value, in one line: where, what was found, what is wanted."""
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any, get_args
 
@@ -8,6 +9,7 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 
 from klinic.recipe.keys import every_knob, sections
+from klinic.recipe.rewards import RewardEntry
 
 LONGEST_SHOWN = 60
 
@@ -64,7 +66,8 @@ def _sentence(problem: Any, key: str, entry: str) -> str:
         about = field.description if field else _about(key)
         return f"{name} is missing: {about}"
     if kind == "extra_forbidden":
-        return f"{shown_key(name)} is not a key of a reward. It has `function` and `weight`."
+        known = ", ".join(f"`{name}`" for name in RewardEntry.model_fields)
+        return f"{shown_key(name)} is not a key of a reward. It has {known}."
     if kind == "value_error":
         return f"{name} is {shown(value)}: {problem['ctx']['error']}{_default(field)}."
     if kind == "literal_error":
@@ -80,6 +83,7 @@ def _sentence(problem: Any, key: str, entry: str) -> str:
 def _key(loc: tuple[int | str, ...]) -> tuple[str, str]:
     """Return the dotted key, and how an entry of a list is called if it is inside one."""
     key = ".".join(str(part) for part in loc if isinstance(part, str))
+    key = key if key in every_knob() else re.sub(r"^\w+\.rewards\.", "rewards.", key)
     entry = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
     inside = any(isinstance(part, int) for part in loc)
     return key, entry.removeprefix(".") if inside else ""

@@ -3,17 +3,18 @@
 from collections.abc import Iterator
 from typing import Annotated
 
-from pydantic import Field, model_validator
+from pydantic import model_validator
 
 from klinic.errors import ConfigError
 from klinic.maths.surrogate import SURROGATES
 from klinic.recipe.data import DataSection
+from klinic.recipe.held_out import EvalSection, RetentionSection
 from klinic.recipe.kl import KLSection
 from klinic.recipe.learner import LearnerSection
 from klinic.recipe.loop import LoopSection
 from klinic.recipe.model import ModelSection
 from klinic.recipe.output import OutputSection
-from klinic.recipe.rewards import RewardEntry
+from klinic.recipe.rewards import Rewards
 from klinic.recipe.sampling import SamplingSection
 from klinic.recipe.section import Count, Section, within
 from klinic.recipe.warm_start import WarmStartSection
@@ -32,9 +33,12 @@ class Recipe(Section):
     """Which policy is trained."""
     data: DataSection
     """Where prompts come from."""
-    # a YAML list becomes a tuple, so that a recipe is frozen all the way down
-    rewards: Annotated[tuple[RewardEntry, ...], Field(strict=False)] = ()
+    rewards: Rewards = ()
     """What a completion is worth; none is the task's own reward."""
+    eval: EvalSection | None = None
+    """Held-out prompts; absent is none, and a task has its own."""
+    retention: RetentionSection | None = None
+    """Prompts of something else; absent is none, and a task has other skills."""
     kl: KLSection | None = None
     """The tie to the reference; absent is no KL and no reference."""
     sampling: SamplingSection = SamplingSection()
@@ -50,7 +54,13 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _sections_fit(self) -> "Recipe":
-        problems = [*_kl_against_loss(self), *_warm_start_has_rows(self), *_rewards_exist(self)]
+        problems = [
+            *_kl_against_loss(self),
+            *_warm_start_has_rows(self),
+            *_rewards_exist(self),
+            *_held_out_is_free(self),
+            *_buffer_fits(self),
+        ]
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -110,9 +120,39 @@ def _warm_start_has_rows(recipe: Recipe) -> Iterator[str]:
 def _rewards_exist(recipe: Recipe) -> Iterator[str]:
     if recipe.data.task is not None:
         return
-    for index, entry in enumerate(recipe.rewards):
-        if ":" not in entry.function:
+    for name, rewards in _all_rewards(recipe):
+        for index, entry in enumerate(rewards):
+            if ":" in entry.function:
+                continue
             yield (
-                f"rewards[{index}].function is {entry.function!r}: without data.task there is no "
+                f"{name}[{index}].function is {entry.function!r}: without data.task there is no "
                 "reward of that name. Write module:function or file.py:function."
             )
+
+
+def _all_rewards(recipe: Recipe) -> Iterator[tuple[str, Rewards]]:
+    yield "rewards", recipe.rewards
+    if recipe.eval is not None:
+        yield "eval.rewards", recipe.eval.rewards
+    if recipe.retention is not None:
+        yield "retention.rewards", recipe.retention.rewards
+
+
+def _held_out_is_free(recipe: Recipe) -> Iterator[str]:
+    if recipe.data.task is None:
+        return
+    for name in ("eval", "retention"):
+        if getattr(recipe, name) is not None:
+            yield (
+                f"{name} does not go with data.task: a task holds out questions of its own, of the "
+                f"skill that is trained and of the others. Leave {name} out, or use data.path."
+            )
+
+
+def _buffer_fits(recipe: Recipe) -> Iterator[str]:
+    buffer, limit = recipe.learner.overlong_buffer, recipe.sampling.max_new_tokens
+    if buffer > limit:
+        yield (
+            f"learner.overlong_buffer is {buffer} with sampling.max_new_tokens {limit}: even an "
+            f"empty completion would be too long. Use at most {limit}."
+        )

@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from klinic.recipe.section import Count, CountOrZero, Section, within
+from klinic.recipe.section import Count, CountOrZero, Section, Text, within
 
 
 class SamplingSection(Section):
@@ -19,4 +19,6 @@ class SamplingSection(Section):
     min_p: Annotated[float, within("it is a share of the likeliest", low=0, below=1)] = 0.0
     """Drop tokens less likely than this share of the likeliest; 0 is off."""
     max_new_tokens: Count = 256
-    """Longest completion, in tokens."""
+    """Longest completion, in tokens; all turns of the policy together."""
+    reply: Text | None = None
+    """`file.py:function` that answers the policy, as a tool would; null is one turn."""

@@ -11,6 +11,9 @@ from typing import Any
 from klinic.recipe import aliases, keys
 from klinic.recipe.problems import shown, shown_key
 
+NAMED = {"model": "model.name", "data": "data.path", "eval": "eval.path"}
+"""Sections for which text alone may stand."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
@@ -114,7 +117,7 @@ def _read_one(source: Source, name: str, value: Any) -> None:
     if name in keys.sections():
         _read_section(source, name, value)
     elif name in keys.fields():
-        source.put(name, [value] if _is_lone_reward(name, value) else value, name)
+        source.put(name, _listed(name, value), name)
     elif name in aliases.ALIASES:
         _read_alias(source, name, value)
     elif name in aliases.REFUSED:
@@ -132,8 +135,8 @@ def _read_section(source: Source, name: str, value: Any) -> None:
         source.put(name, {} if value else None, name)
     elif value is None or value == {}:
         source.put(name, value, name)
-    elif name == "model" and isinstance(value, str):
-        source.put("model.name", value, name)
+    elif name in NAMED and isinstance(value, str):
+        source.put(NAMED[name], value, name)
     elif name == "kl" and isinstance(value, int | float) and not isinstance(value, bool):
         source.put("kl.coef", value, name)
     else:
@@ -150,7 +153,7 @@ def _read_alias(source: Source, name: str, value: Any) -> None:
         source.complain(f"{name} is {shown(value)}: {error}.")
         return
     for key, inner in meaning.sets.items():
-        source.put(key, inner, name)
+        source.put(key, _listed(key, inner), name)
     for key, inner in meaning.unless_said.items():
         source.unless_said[key] = Setting(key=key, value=inner, said=name, where=source.where)
     for key, inner in meaning.unless_chosen.items():
@@ -162,16 +165,23 @@ def _echo(name: str, meaning: aliases.Meaning) -> str:
     sets = {**meaning.sets, **meaning.unless_said}
     if sets in ({"kl": {}}, {"kl": None}):
         return f"{name} is written kl here: {'off' if sets['kl'] is None else 'on'}"
-    values = " and ".join(dict.fromkeys(_bare(value) for value in sets.values()))
-    return f"{name} is written {' and '.join(sets)} here: {values}"
+    values = dict.fromkeys(_bare(value) for value in sets.values())
+    if len(values) == 1:
+        return f"{name} is written {' and '.join(sets)} here: {next(iter(values))}"
+    pairs = ", ".join(f"{key}={_bare(value)}" for key, value in sets.items())
+    return f"{name} is written {pairs} here"
 
 
 def _bare(value: Any) -> str:
+    if isinstance(value, list) and value and all(isinstance(entry, str) for entry in value):
+        return ", ".join(_bare(entry) for entry in value)
     return value if isinstance(value, str) and value.isprintable() else shown(value)
 
 
-def _is_lone_reward(name: str, value: Any) -> bool:
-    return name == "rewards" and isinstance(value, str | dict)
+def _listed(key: str, value: Any) -> Any:
+    """Return a lone reward as a list of one."""
+    lone = key.rpartition(".")[2] == "rewards" and isinstance(value, str | dict)
+    return [value] if lone else value
 
 
 def _unknown(name: str) -> str:

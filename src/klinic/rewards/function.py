@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from klinic.errors import ConfigError
-from klinic.recipe.function import find_function
+from klinic.rewards.own_process import Killable
 
 RewardFunction = Callable[..., Any]
 
@@ -32,8 +32,7 @@ class Reward:
                 "well. Use a finite number (1 is the default)."
             )
 
-
-def load_reward(target: str, *, weight: float = 1.0) -> Reward:
-    """Return the reward named by `module:function` or `path/to/file.py:function`."""
-    function = find_function(target, example="my_rewards.py:correct")
-    return Reward(name=target.rpartition(":")[2], function=function, weight=weight)
+    def close(self) -> None:
+        """End the function's own process, if it has one; another call starts another."""
+        if isinstance(self.function, Killable):
+            self.function.close()

@@ -2,78 +2,56 @@
 
 import math
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import dataclass
 from numbers import Real
 from reprlib import repr as brief
 from typing import Any
 
-import numpy as np
-from jaxtyping import Float64
-
-from klinic.errors import RewardError
+from klinic.rewards.fault import Fault
 
 UNORDERED = (Mapping, Set)
 TEXT = (str, bytes, bytearray)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Returned:
-    """The numbers of one function over the completions of a step."""
+class Values(list[float | None]):
+    """One number or None a completion, and why numbers are missing: `timeouts`, for example."""
 
-    values: Float64[np.ndarray, "B"]
-    """NaN where it gave none, or one that is not finite."""
-    num_nonfinite: int
-    """How many of its numbers were NaN or infinite."""
+    def __init__(self, values: Iterable[float | None] = (), **lost: int) -> None:
+        super().__init__(values)
+        self.lost = lost
+        """Completions without a number, by the misfortune that took it."""
 
 
-def as_list(name: str, result: Any, num: int) -> list[Any]:
-    """Return what a function returned as a list of `num` things.
+def as_values(result: Any, num: int) -> Values:
+    """Return what a function returned as `num` numbers or Nones.
 
     Runs the user's code where that is a generator.
+
+    >>> as_values([True, 0.5, None], 3)
+    [1.0, 0.5, None]
     """
     if isinstance(result, (*TEXT, *UNORDERED)) or not isinstance(result, Iterable):
-        raise RewardError(
-            f"the reward {name} returned {_described(result)}, not a list. Return a list with one "
-            "number, or None, a completion."
-        )
+        raise Fault(f"returned {_shown(result)}, not a list with one number or None a completion")
     values = list(result)
     if len(values) != num:
-        raise RewardError(
-            f"the reward {name} returned {len(values)} values for {num} completions, so they "
-            "cannot be told apart. Return one a completion, in their order, and None where there "
-            "is none to give."
+        raise Fault(
+            f"returned {len(values)} values for {num} completions, so they cannot be told apart"
         )
-    return values
+    numbers = (None if v is None else _number(v, index) for index, v in enumerate(values))
+    return Values(numbers, **getattr(result, "lost", {}))
 
 
-def as_numbers(name: str, values: list[Any]) -> Returned:
-    """Return the values as numbers; None, NaN and infinities as NaN.
-
-    >>> as_numbers("length", [True, 0.5, None, float("inf")])
-    Returned(values=array([1. , 0.5, nan, nan]), num_nonfinite=1)
-    """
-    numbers = [math.nan if value is None else _number(name, value) for value in values]
-    given = np.array([value is not None for value in values], np.bool_)
-    array = np.array(numbers, np.float64)
-    finite = np.isfinite(array)
-    return Returned(
-        values=np.where(finite, array, np.nan), num_nonfinite=int((given & ~finite).sum())
-    )
-
-
-def _number(name: str, value: Any) -> float:
+def _number(value: Any, index: int) -> float:
     """Return a number of Python, NumPy or torch as a float."""
     try:
         plain = value.item() if hasattr(value, "item") else value
         if isinstance(plain, Real):
             return float(plain)
-    except (ValueError, RuntimeError, TypeError, OverflowError):
-        pass  # an array of several, or too large: no number either way
-    raise RewardError(
-        f"the reward {name} returned {_described(value)} for a completion. Return a number for "
-        "each, or None."
-    )
+    except OverflowError:  # a whole number beyond the largest float
+        return math.inf
+    except (ValueError, RuntimeError, TypeError):
+        pass  # an array of several is no number either
+    raise Fault(f"returned {_shown(value)}, which is no number and not None", index)
 
 
-def _described(value: Any) -> str:
+def _shown(value: Any) -> str:
     return f"{brief(value)} ({type(value).__name__})"

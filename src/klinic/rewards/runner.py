@@ -1,74 +1,100 @@
-"""Call a user's reward functions, and let nothing they do pass for a reward.
+"""All reward functions over the completions of a step, and nothing they do passes for a reward.
 
 What they print goes to standard error: standard output belongs to the command that runs them.
 """
 
-import asyncio
-import inspect
 import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from itertools import count
-from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
+from jaxtyping import Bool, Float64
 
-from klinic.errors import ConfigError, RewardError
+from klinic.errors import ConfigError, KlinicError, RewardError
 from klinic.evidence.rollout import Rollout
 from klinic.rewards.arguments import arguments
+from klinic.rewards.calling import Call, call_all, located
+from klinic.rewards.fault import Fault
 from klinic.rewards.function import Reward
-from klinic.rewards.returned import Returned, as_list, as_numbers
-from klinic.rewards.scores import Scores
+from klinic.rewards.returned import Values
+from klinic.rewards.scores import LOST, Scores
+from klinic.rewards.signature import wanted
+
+LARGEST = 1e12
+"""Beyond it a reward is no number: gradients made of it would overflow float32 when squared."""
 
 
 def score(rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> Scores:
     """Return what all functions say of the rollouts, in the order of the rollouts."""
     if not rewards:
         raise ConfigError("there is no reward function, so nothing can be learnt. Name one.")
-    returned = [_run(reward, rollouts) for reward in rewards]
-    total = _total(rewards, returned, len(rollouts))
+    with redirect_stdout(sys.stderr):
+        answers = _answers(rollouts, rewards)
+    parts = [_array(values) for values in answers]
+    usable = [_usable(part) for part in parts]
+    parts = [np.where(ok, part, np.nan) for ok, part in zip(usable, parts, strict=True)]
+    given = [np.array([v is not None for v in values], np.bool_) for values in answers]
+    total = _total(rewards, parts, len(rollouts))
     return Scores(
         total=total,
-        parts=dict(zip(_distinct_names(rewards), (r.values for r in returned), strict=True)),
+        parts=dict(zip(_distinct_names(rewards), parts, strict=True)),
         num_missing=int(np.isnan(total).sum()),
-        num_nonfinite=sum(r.num_nonfinite for r in returned),
+        num_nonfinite=sum(int((g & ~ok).sum()) for g, ok in zip(given, usable, strict=True)),
+        lost={kind: sum(values.lost.get(kind, 0) for values in answers) for kind in LOST},
     )
 
 
-def _run(reward: Reward, rollouts: Sequence[Rollout]) -> Returned:
-    given = arguments(reward, rollouts)
-    try:
-        with redirect_stdout(sys.stderr):
-            values = as_list(reward.name, _call(reward, given), len(rollouts))
-            return as_numbers(reward.name, values)
-    except RewardError:
-        raise
-    except (Exception, SystemExit) as error:  # a user's code may raise anything
-        raise RewardError(
-            f"the reward {reward.name} failed on {len(rollouts)} completions, given "
-            f"{', '.join(given)}: {type(error).__name__}: {error}. It must return one number a "
-            "completion; return None for one that it cannot judge."
-        ) from error
+def _answers(rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> list[Values]:
+    answers = []
+    results = call_all([_call(reward, rollouts) for reward in rewards])
+    for reward, answer in zip(rewards, results, strict=True):
+        if isinstance(answer, Fault):
+            # with new arguments: the function may have changed those it was given
+            fault = located(answer, _call(reward, rollouts))
+            raise _error(reward.name, fault, rollouts) from fault.__cause__
+        if isinstance(answer, KlinicError):
+            raise answer
+        answers.append(answer)
+    return answers
 
 
-def _call(reward: Reward, given: dict[str, list[Any]]) -> Any:
-    result = reward.function(**given)
-    return asyncio.run(result) if inspect.iscoroutine(result) else result
+def _call(reward: Reward, rollouts: Sequence[Rollout]) -> Call:
+    given = wanted(reward.name, reward.function, arguments(rollouts))
+    return Call(function=reward.function, given=given, num=len(rollouts))
+
+
+def _error(name: str, fault: Fault, rollouts: Sequence[Rollout]) -> RewardError:
+    if fault.index is None:
+        place = f" over {len(rollouts)} completions, and over none of them alone"
+    else:
+        blamed = rollouts[fault.index]
+        row = f"row {blamed.prompt.index + 1} of the dataset, sample {blamed.sample}"
+        place = f", first at completion {fault.index} ({row})"
+    return RewardError(f"the reward {name} {fault.what}{place}. {fault.advice}")
+
+
+def _array(values: Values) -> Float64[np.ndarray, "B"]:
+    return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+def _usable(values: Float64[np.ndarray, "B"]) -> Bool[np.ndarray, "B"]:
+    usable: np.ndarray = np.abs(values) <= LARGEST  # NaN is not
+    return usable
 
 
 def _total(
-    rewards: Sequence[Reward], returned: Sequence[Returned], num: int
+    rewards: Sequence[Reward], parts: Sequence[Float64[np.ndarray, "B"]], num: int
 ) -> Float64[np.ndarray, "B"]:
     """Return the weighted sums; a function of weight 0 only watches, and makes no total of 0."""
     total, given = np.zeros(num), np.zeros(num, np.bool_)
-    for reward, numbers in zip(rewards, returned, strict=True):
+    for reward, part in zip(rewards, parts, strict=True):
         if reward.weight != 0:
-            is_number = ~np.isnan(numbers.values)
+            is_number = ~np.isnan(part)
             with np.errstate(over="ignore"):  # what overflows is found below
-                total[is_number] += reward.weight * numbers.values[is_number]
+                total[is_number] += reward.weight * part[is_number]
             given |= is_number
-    total[~given | ~np.isfinite(total)] = np.nan  # finite parts can add up to infinity
+    total[~given | ~_usable(total)] = np.nan  # a weight can make too much of a number
     return total
 
 

@@ -1,11 +1,14 @@
 """The rewards of a step: in total, by function, and in statistics under TRL's names."""
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from jaxtyping import Float64
+
+LOST = ("timeouts", "crashed", "failed")
+"""What can take a completion its number: a time limit, a dead process, a judge that fails."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +22,32 @@ class Scores:
     num_missing: int
     """Completions without a total."""
     num_nonfinite: int
-    """NaNs and infinities returned by functions, which count as none given."""
+    """Numbers returned by functions that are NaN, infinite or too large; they count as none."""
+    lost: Mapping[str, int] = field(default_factory=dict)
+    """Completions for which a function has no number, by the misfortune that took it."""
+
+
+def joined(parts: Sequence[Scores]) -> Scores:
+    """Return the scores of several batches as those of one."""
+    if len(parts) == 1:
+        return parts[0]
+    kinds = dict.fromkeys(kind for part in parts for kind in part.lost)
+    return Scores(
+        total=np.concatenate([part.total for part in parts]),
+        parts={name: np.concatenate([p.parts[name] for p in parts]) for name in parts[0].parts},
+        num_missing=sum(part.num_missing for part in parts),
+        num_nonfinite=sum(part.num_nonfinite for part in parts),
+        lost={kind: sum(part.lost.get(kind, 0) for part in parts) for kind in kinds},
+    )
+
+
+def taken(scores: Scores, rows: Sequence[int]) -> Scores:
+    """Return the scores of some completions; what went wrong is counted over all."""
+    return replace(
+        scores,
+        total=scores.total[rows],
+        parts={name: part[rows] for name, part in scores.parts.items()},
+    )
 
 
 def statistics(scores: Scores) -> dict[str, float]:
@@ -33,16 +61,15 @@ def statistics(scores: Scores) -> dict[str, float]:
     return result | {
         "reward/missing": float(scores.num_missing),
         "reward/nonfinite": float(scores.num_nonfinite),
+        **{f"reward/{kind}": float(scores.lost.get(kind, 0)) for kind in LOST},
     }
 
 
 def _mean(values: Float64[np.ndarray, "B"]) -> float:
     given = values[~np.isnan(values)]
-    with np.errstate(over="ignore"):  # a mean that overflows is infinite, and is seen to be
-        return float(given.mean()) if given.size else math.nan
+    return float(given.mean()) if given.size else math.nan
 
 
 def _std(values: Float64[np.ndarray, "B"]) -> float:
     given = values[~np.isnan(values)]
-    with np.errstate(over="ignore", invalid="ignore"):
-        return float(given.std(ddof=1)) if given.size > 1 else math.nan
+    return float(given.std(ddof=1)) if given.size > 1 else math.nan

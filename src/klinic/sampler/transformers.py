@@ -84,6 +84,9 @@ class TransformersSampler:
             skip=used,
         )
         context = np.concatenate([rollout.prompt.token_ids, rollout.token_ids])
+        window = self._policy.context_window
+        if rollout.segments and window is not None:  # answers of tools take room of their own
+            numbers = numbers[: window - len(context)]
         self._refuse_overflow(rollout.prompt, len(context) + len(numbers))
         return Stream(context=context, uniforms=numbers)
 
@@ -91,7 +94,7 @@ class TransformersSampler:
         window = self._policy.context_window
         if window is not None and longest > window:
             raise DataError(
-                f"row {prompt.index}: its prompt has {len(prompt.token_ids)} tokens, and with "
+                f"row {prompt.index + 1}: its prompt has {len(prompt.token_ids)} tokens, and with "
                 f"completions of sampling.max_new_tokens = {self._max_new_tokens} it does not fit "
                 f"into the {window} tokens of {self._policy.name}. Shorten the prompt or the limit."
             )

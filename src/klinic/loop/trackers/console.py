@@ -9,7 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from klinic.evidence.record import StepRecord
-from klinic.evidence.rollout import Rollout
+from klinic.evidence.rollout import Prompt, Rollout
 
 SHOWN = 8  # completions in a table
 LONGEST = 60  # characters of a prompt or a completion in it
@@ -61,7 +61,7 @@ class ConsoleTracker:
             )
         for row, rollout in enumerate(rollouts[:SHOWN]):
             table.add_row(
-                Text(printable(rollout.prompt.text)),
+                Text(printable(_asked(rollout.prompt))),
                 Text(printable(rollout.text)),
                 rollout.finish_reason,
                 "" if record.reward is None else f"{record.reward[row]:.3f}",
@@ -73,6 +73,13 @@ class ConsoleTracker:
         """Leave the bar as it stands."""
         if self._bar is not None:
             self._bar.stop()
+
+
+def _asked(prompt: Prompt) -> str:
+    """Return what a completion answers: of a chat, the last message."""
+    if prompt.messages is None:
+        return prompt.text
+    return str(prompt.messages[-1].get("content", ""))
 
 
 class WarmStartProgress:

@@ -8,6 +8,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Rollout
+from klinic.loop.trackers.told import tag
 
 
 class TensorBoard:
@@ -36,12 +37,3 @@ class TensorBoard:
         """Flush what is left."""
         if self._writer is not None:
             self._writer.close()
-
-
-def tag(name: str) -> str:
-    """Return where a metric is found.
-
-    >>> tag("kl_penalty"), tag("eval/accuracy")
-    ('train/kl_penalty', 'eval/accuracy')
-    """
-    return name if name.startswith("eval/") else f"train/{name}"

@@ -1,0 +1,1 @@
+"""Measured comparisons, run by hand from a clone. They are not part of the package."""

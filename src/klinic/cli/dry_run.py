@@ -1,0 +1,232 @@
+"""`klinic train --dry-run`: what a recipe would do and hold, before any hour is spent."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from klinic.cli.printing import print_json
+from klinic.errors import ConfigError
+from klinic.model.memory import GATHERED, KINDS, Device, largest, per_device
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from klinic.loop.forecast import Forecast
+    from klinic.recipe.loading import Loaded
+    from klinic.recipe.recipe import Recipe
+
+MB, GB = 2**20, 2**30
+STATUS = Path("/proc/self/status")
+OVERHEAD = "libraries"
+ORDER = (*KINDS, GATHERED, OVERHEAD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """GPUs to divide the learner over."""
+
+    num: int
+    memory: int
+    """Bytes of each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What was found out about a recipe."""
+
+    loaded: "Loaded"
+    found: "Forecast | None"
+    """None where the model's config cannot be reached."""
+    overhead: int
+    machine: Machine | None
+    device: Device | None
+
+    @property
+    def unknown(self) -> str:
+        """Why there is no forecast, and how to get one."""
+        return (
+            f"the config of {self.loaded.recipe.model.name} (or of kl.reference) cannot be read "
+            "here. A folder with the model's config.json is enough: model.name=FOLDER"
+        )
+
+
+def machine_of(gpus: int | None, gpu_memory: float | None) -> Machine | None:
+    """Return the GPUs that the options describe."""
+    if gpu_memory is None:
+        if gpus is not None:
+            raise ConfigError(
+                f"--gpus {gpus} without --gpu-memory: what would be left is not known. Say how "
+                "much memory each has, such as --gpu-memory 80."
+            )
+        return None
+    return Machine(num=gpus or 1, memory=round(gpu_memory * GB))
+
+
+def dry_run(loaded: "Loaded", machine: Machine | None, *, as_json: bool) -> None:
+    """Say what a run would do and hold; nothing is trained and no weights are loaded."""
+    from rich.console import Console
+
+    with Console(stderr=True).status("Going through a step without weights ..."):
+        answer = _answer(loaded, machine)
+    if as_json:
+        print_json("train --dry-run", ok=True, **_fields(answer))
+    else:
+        _print(answer, Console(highlight=False))
+
+
+def _answer(loaded: "Loaded", machine: Machine | None) -> Answer:
+    from klinic.loop.forecast import forecast
+
+    if not _is_known(loaded.recipe):
+        return Answer(loaded=loaded, found=None, overhead=0, machine=machine, device=None)
+    found = forecast(loaded.recipe)
+    device = None
+    if machine is not None:
+        device = per_device(
+            found.phases,
+            num=machine.num,
+            memory=machine.memory,
+            largest_layer=found.largest_layer,
+            num_parameters=found.num_parameters,
+        )
+    # this process has now imported what a run imports, and holds no weights
+    return Answer(loaded=loaded, found=found, overhead=resident(), machine=machine, device=device)
+
+
+def _is_known(recipe: "Recipe") -> bool:
+    from klinic.model.bare import is_reachable
+
+    reference = None if recipe.kl is None else recipe.kl.reference
+    return all(is_reachable(name) for name in (recipe.model.name, reference) if name is not None)
+
+
+def resident() -> int:
+    """Return the bytes that this process holds; 0 where the system does not say (not Linux)."""
+    if not STATUS.exists():
+        return 0
+    lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
+    return int(lines["VmRSS"].split()[0]) * 1024
+
+
+def _fields(answer: Answer) -> dict[str, Any]:
+    found, device = answer.found, answer.device
+    recipe = answer.loaded.recipe
+    fields = {"recipe": recipe.model_dump(mode="json"), "sizes": recipe.sizes()}
+    if found is None:
+        return {**fields, "memory": None, "unknown": answer.unknown}
+    highest = largest(found.phases)
+    return {
+        **fields,
+        "num_parameters": found.num_parameters,
+        "num_trainable": found.num_trainable,
+        "prompts": found.lengths,
+        "memory": {
+            "phases": {phase.name: dict(phase.num_bytes) for phase in found.phases},
+            "overhead": answer.overhead,
+            "peak": {"phase": highest.name, "bytes": highest.total + answer.overhead},
+            "not_counted": _not_counted(recipe, found),
+        },
+        "device": None if device is None else {"arithmetic": True, **_device_fields(device)},
+    }
+
+
+def _device_fields(device: Device) -> dict[str, Any]:
+    return {
+        "phase": device.phase.name,
+        "bytes": dict(device.phase.num_bytes),
+        "left": device.left,
+        "gpu_memory_utilization": device.sampler_share,
+        "vllm_weights": device.sampler_weights,
+    }
+
+
+def _print(answer: Answer, console: "Console") -> None:
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    found = answer.found
+    say(f"Sizes: {answer.loaded.recipe.sizes()}")
+    if found is None:
+        say(f"Memory: not known, since {answer.unknown}")
+        return
+    say(f"Parameters: {found.num_parameters:,}, of which {found.num_trainable:,} are trained")
+    counted = "counted" if found.lengths.assumed is None else f"assumed: {found.lengths.assumed}"
+    say(f"Longest prompt: {found.lengths.longest} tokens ({counted})")
+    _print_phases(found, answer.overhead, console)
+    highest = largest(found.phases)
+    say(f"Peak: {size(highest.total + answer.overhead)}, while {highest.name}.")
+    say(f"Not counted: {', '.join(_not_counted(answer.loaded.recipe, found))}.")
+    if answer.device is not None and answer.machine is not None:
+        _print_device(answer.device, answer.machine, console)
+
+
+def _print_phases(found: "Forecast", overhead: int, console: "Console") -> None:
+    columns = {phase.name: {**phase.num_bytes, OVERHEAD: overhead} for phase in found.phases}
+    console.print(_table(columns))
+
+
+def _print_device(device: Device, machine: Machine, console: "Console") -> None:
+    def say(text: str) -> None:
+        console.print(text, markup=False, soft_wrap=True)
+
+    say(f"By arithmetic, not measured: {machine.num} x {size(machine.memory)} of GPU memory.")
+    if machine.num > 1:
+        say("Weights, reference, gradients and optimiser are sharded, as by FSDP's full shard.")
+    name = f"{device.phase.name}, on each GPU"
+    console.print(_table({name: device.phase.num_bytes}))
+    if device.left < 0:
+        say(f"It does not fit: {size(-device.left)} more are needed on each GPU.")
+        return
+    say(f"Left on each GPU: {size(device.left)}, less what CUDA itself takes.")
+    own = f"its own copy of the model in bf16 takes {size(device.sampler_weights)}"
+    if device.left < device.sampler_weights:
+        say(f"No room for vLLM beside the learner: {own}. Give it GPUs of its own.")
+        return
+    share = f"gpu_memory_utilization={device.sampler_share:.2f}"
+    say(f"vLLM beside the learner could be given {share} at most, and {own} of it.")
+
+
+def _not_counted(recipe: "Recipe", found: "Forecast") -> list[str]:
+    left_out = {
+        f"activations, logits and cache, since {found.left_out}": found.left_out is not None,
+        "what the allocator keeps back": True,
+        "what rewards take": True,
+        "the warm start": recipe.warm_start is not None,
+        "what sampling.reply says": recipe.sampling.reply is not None,
+        "what model.compile saves": recipe.model.compile,
+    }
+    return [name for name, is_so in left_out.items() if is_so]
+
+
+def _table(columns: Mapping[str, Mapping[str, int]]) -> "Table":
+    """Return a table of bytes, a row for each kind that is there, and totals."""
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("")
+    for name in columns:
+        table.add_column(name, justify="right")
+    kinds = dict.fromkeys(kind for column in columns.values() for kind in column)
+    for kind in sorted(kinds, key=ORDER.index):
+        held = [column.get(kind, 0) for column in columns.values()]
+        if any(held):
+            table.add_row(kind, *map(size, held))
+    table.add_section()
+    table.add_row("total", *(size(sum(column.values())) for column in columns.values()))
+    return table
+
+
+def size(num_bytes: int) -> str:
+    """Return bytes in GB with one decimal, or in MB below one.
+
+    >>> size(5 * 2**30 // 2), size(3 * 2**20), size(7), size(0)
+    ('2.5 GB', '3 MB', '< 1 MB', '0')
+    """
+    if num_bytes >= GB:
+        return f"{num_bytes / GB:.1f} GB"
+    if num_bytes >= MB:
+        return f"{num_bytes / MB:.0f} MB"
+    return "< 1 MB" if num_bytes else "0"

@@ -1,0 +1,95 @@
+"""A trained model as a folder for other programs, held against the model that was trained."""
+
+import shutil
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from torch import Tensor
+
+from klinic.errors import ConfigError
+from klinic.learner.checkpoint import save_model
+from klinic.loop.compare import Subject, find_subject
+from klinic.model.adapter_files import base_of
+from klinic.model.adapters import is_adapted, merge
+from klinic.model.determinism import settle_kernels
+from klinic.model.loading import Policy, load_policy
+from klinic.model.probe import LIMIT, largest_difference, probe
+from klinic.model.scorer import TokenScorer
+from klinic.recipe.model import ModelSection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was written, and how far it is from what was trained."""
+
+    model: str
+    to: str
+    kind: str
+    """`model`, `adapter`, or `merged` for a model that an adapter was merged into."""
+    base: str | None
+    """What an adapter is loaded on, or was merged into."""
+    max_difference: float
+    """Most that a log-prob differs from the trained model's, over all outcomes of the probe."""
+    limit: float
+    num_log_probs: int
+
+    @property
+    def ok(self) -> bool:
+        """Whether it is the same model."""
+        return self.max_difference <= self.limit
+
+
+def export(path: str, *, to: str, merge_adapter: bool) -> Exported:
+    """Write a run's newest model, a checkpoint's or a folder's to a folder; keep it if it is right.
+
+    The folder is loaded again from its files, and its log-probs are compared with the trained
+    model's. Both in fp32: whatever a run computed in, its weights are fp32.
+    """
+    settle_kernels()
+    target = _free(to)
+    subject = find_subject(path)
+    trained = _load(subject.model, subject)
+    adapter = is_adapted(trained.lm)
+    expected = probe(trained.scorer)
+    draft = target.with_name(f"{target.name}.unfinished")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.parent.mkdir(parents=True, exist_ok=True)
+    save_model(draft, _merged(trained) if adapter and merge_adapter else trained)
+    found = Exported(
+        model=subject.model,
+        to=str(target),
+        kind=("merged" if merge_adapter else "adapter") if adapter else "model",
+        base=base_of(Path(subject.model)) if adapter else None,
+        max_difference=largest_difference(_read_back(draft, subject), expected),
+        limit=LIMIT,
+        num_log_probs=expected.numel(),
+    )
+    if found.ok:
+        draft.rename(target)
+    else:
+        shutil.rmtree(draft)
+    return found
+
+
+def _read_back(folder: Path, subject: Subject) -> Tensor:
+    """Return the log-probs of what was written, as another program would load it."""
+    return probe(_load(str(folder), subject).scorer)
+
+
+def _load(name: str, subject: Subject) -> Policy:
+    remote = subject.recipe is not None and subject.recipe.model.trust_remote_code
+    section = ModelSection(name=name, trust_remote_code=remote)
+    return load_policy(section, temperature=1.0, seed=0)
+
+
+def _merged(policy: Policy) -> Policy:
+    return replace(policy, scorer=TokenScorer(merge(policy.lm), temperature=1.0))
+
+
+def _free(to: str) -> Path:
+    """Return a folder that nothing would be lost in."""
+    target = Path(to).expanduser()
+    empty = target.is_dir() and not any(target.iterdir())
+    if (target.exists() or target.is_symlink()) and not empty:
+        raise ConfigError(f"--to is {to}, which is not an empty folder. Give a new one.")
+    return target

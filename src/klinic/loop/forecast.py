@@ -1,0 +1,248 @@
+"""How much memory a recipe needs: a step of its run, gone through without weights.
+
+The parts are those of a run, down to autograd. Every prompt is as long as the longest, and every
+completion runs to its limit. Steps and micro-batches are alike from the second on, so the second
+and third tell what the last one holds.
+"""
+
+import gc
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from klinic.evidence.record import EmittedBy, StepRecord
+from klinic.evidence.rollout import Prompt, Rollout, Segment, flatten
+from klinic.learner.local import LOOK_EVERY, LocalLearner, Scored
+from klinic.loop.evaluate import BATCH, GREEDY
+from klinic.loop.lengths import Lengths, find_lengths
+from klinic.loop.loop import LoopState, due
+from klinic.loop.train import make_learner
+from klinic.maths.kl_coef import KLCoefState
+from klinic.model import memory
+from klinic.model.bare import Bare, bare_policy
+from klinic.model.memory import Phase, extended
+from klinic.recipe.recipe import Recipe
+from klinic.sampler.decoding import Stream, decode
+from klinic.sampler.drawing import Drawing
+
+FP32 = 4  # bytes
+MEASURED = 3  # tokens, and micro-batches, that stand for all later ones
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """What a run would hold, phase by phase."""
+
+    phases: tuple[Phase, ...]
+    lengths: Lengths
+    num_parameters: int
+    num_trainable: int
+    largest_layer: int
+    """Bytes of the largest part that a sharded model gathers at a time."""
+    left_out: str | None = None
+    """Why only weights and what has their shape are counted, where it is so."""
+
+
+def forecast(recipe: Recipe) -> Forecast:
+    """Go through the phases of a run without weights."""
+    with _prompt_collection():
+        return _forecast(recipe)
+
+
+@contextmanager
+def _prompt_collection() -> Iterator[None]:
+    """Let garbage be collected at once where a meter begins: only what is made from here on."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _forecast(recipe: Recipe) -> Forecast:
+    bare = bare_policy(recipe.model, temperature=recipe.sampling.temperature, tied=_tied(recipe))
+    lengths = find_lengths(recipe, window=bare.policy.context_window)
+    learner = make_learner(recipe, bare.policy, bare.reference)
+    left_out = None
+    try:
+        phases = list(_phases(recipe, lengths, bare, learner))
+    except RuntimeError as error:
+        # experts, for one, are chosen by numbers
+        left_out = f"{type(bare.policy.lm).__name__} needs numbers ({str(error).partition('.')[0]})"
+        phases = [_weights_alone(bare)]
+    return Forecast(
+        phases=memory.highest_by_name(phases),
+        lengths=lengths,
+        num_parameters=bare.num_parameters,
+        num_trainable=bare.num_trainable,
+        largest_layer=bare.largest_layer,
+        left_out=left_out,
+    )
+
+
+def _weights_alone(bare: Bare) -> Phase:
+    """Return what the weights of an update take, its gradient and the moments of AdamW."""
+    trained = FP32 * bare.num_trainable
+    held = {kind: bare.meter.live[kind] for kind in (memory.WEIGHTS, memory.REFERENCE)}
+    held |= {memory.GRADIENTS: trained, memory.OPTIMISER: 2 * trained}
+    return Phase(name=memory.UPDATING, num_bytes=held)
+
+
+def _tied(recipe: Recipe) -> str | bool:
+    """Return what the policy is tied to: nothing, itself as it starts, or a named model."""
+    kl = recipe.kl
+    if kl is None or not due(kl, LoopState(kl=KLCoefState(coef=kl.coef))):
+        return False
+    return kl.reference or True
+
+
+def _phases(recipe: Recipe, lengths: Lengths, bare: Bare, learner: LocalLearner) -> Iterator[Phase]:
+    """Yield the phases of the steps that hold most."""
+    steps = [1] if recipe.loop.max_steps == 1 else [1, 2]
+    if recipe.loop.max_steps > LOOK_EVERY:
+        # the second look holds all that the first does, and the optimiser's moments
+        _make_moments(bare, learner)
+        steps = [LOOK_EVERY + 1]
+    s = recipe.sampling
+    how = Drawing(temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p)
+    rows = _Rows(prompts=recipe.loop.prompts_per_step, group=recipe.loop.group_size)
+    for step in steps:
+        yield from _sample(bare, lengths, rows, how, s.max_new_tokens)
+        yield from _learn(recipe, lengths, bare, learner, step)
+    if lengths.num_held_out:
+        held_out = _Rows(prompts=min(BATCH, lengths.num_held_out), group=1)
+        for phase in _sample(bare, lengths, held_out, GREEDY, s.max_new_tokens):
+            yield Phase(name=memory.EVALUATING, num_bytes=phase.num_bytes)
+
+
+def _make_moments(bare: Bare, learner: LocalLearner) -> None:
+    """Make an update, so that the optimiser holds what it holds from then on."""
+    for parameter in bare.policy.lm.parameters():
+        if parameter.requires_grad:
+            parameter.grad = torch.empty_like(parameter)
+    with bare.meter.label(memory.OPTIMISER):
+        learner.commit()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Rows:
+    prompts: int
+    group: int
+
+
+@torch.no_grad()
+def _sample(
+    bare: Bare, lengths: Lengths, rows: _Rows, how: Drawing, max_new_tokens: int
+) -> list[Phase]:
+    """Return what reading the prompts and drawing the last token hold."""
+    meter, lm = bare.meter, bare.policy.lm
+    numbers = np.zeros(min(max_new_tokens, MEASURED))
+    first = lengths.shortest if rows.prompts > 1 else lengths.longest
+    streams = [
+        # all different, or they would be read once; the last is as long as any
+        Stream(context=np.full(lengths.longest if number else first, number), uniforms=numbers)
+        for number in range(rows.prompts)
+        for _ in range(rows.group)
+    ]
+    found: list[Counter[str]] = []
+    lm.eval()
+    meter.begin()
+    before = meter.live[memory.ACTIVATIONS]
+    for _ in decode(bare.policy.scorer, streams, how=how, eos_ids=frozenset(), pad_id=0):
+        held = meter.peak
+        meter.begin()
+        stays = meter.live[memory.ACTIVATIONS] - before if found else 0
+        found.append(held + Counter({memory.CACHE: stays}))
+        found[-1][memory.ACTIVATIONS] -= stays
+    lm.train()
+    reading = Phase(name=memory.READING, num_bytes=_forward_only(found[0]))
+    if len(found) == 1:
+        return [reading]
+    last = extended(found[1], found[2], max_new_tokens) if len(found) > 2 else found[1]
+    return [reading, Phase(name=memory.SAMPLING, num_bytes=_forward_only(last))]
+
+
+def _forward_only(held: Mapping[str, int]) -> dict[str, int]:
+    """Return the bytes where nothing is a gradient, also if it has a weight's shape by chance."""
+    found = dict(held)
+    shaped = found.pop(memory.GRADIENTS, 0)
+    return found | {memory.ACTIVATIONS: found.get(memory.ACTIVATIONS, 0) + shaped}
+
+
+def _learn(
+    recipe: Recipe, lengths: Lengths, bare: Bare, learner: LocalLearner, step: int
+) -> Iterator[Phase]:
+    """Yield what scoring, updating and committing hold."""
+    size = recipe.learner.micro_batch_size
+    num_rows = recipe.loop.prompts_per_step * recipe.loop.group_size
+    num = -(-num_rows // size)
+
+    def score(num_batches: int) -> tuple[Scored, _Held]:
+        record = _record(recipe, lengths, min(num_rows, num_batches * size), step)
+        bare.meter.begin()
+        scored = learner.score(record, needs_reference=bare.reference is not None)
+        return scored, _Held(peak=bare.meter.peak, live=bare.meter.live.copy())
+
+    _, third = score(MEASURED)
+    del _  # the tensors of three micro-batches are not part of what two hold
+    scored, second = score(2)
+    held = extended(second.peak, third.peak, max(2, num))
+    yield Phase(name=memory.SCORING, num_bytes=_forward_only(held))
+    # of every further micro-batch, a sample of the reference's hidden states is kept
+    further = Counter(extended(second.live, third.live, max(2, num)))
+    further.subtract(second.live)
+    for _ in range(min(2, recipe.learner.updates_per_batch)):
+        bare.meter.begin()
+        learner.prepare(scored, kl_coef=_kl_coef(recipe))
+        yield Phase(name=memory.UPDATING, num_bytes=dict(bare.meter.peak + further))
+        bare.meter.begin()
+        with bare.meter.label(memory.OPTIMISER):
+            learner.commit()
+        yield Phase(name=memory.COMMITTING, num_bytes=dict(bare.meter.peak))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Held:
+    peak: Counter[str]
+    live: Counter[str]
+
+
+def _kl_coef(recipe: Recipe) -> float:
+    """Return a coefficient as the run will have it: one that a controller moves is not 0."""
+    if recipe.kl is None or (recipe.kl.coef == 0 and recipe.kl.controller == "fixed"):
+        return 0.0
+    return recipe.kl.coef or 1.0
+
+
+def _record(recipe: Recipe, lengths: Lengths, num_rows: int, step: int) -> StepRecord:
+    """Return completions of the largest size, with rewards."""
+    group = recipe.loop.group_size
+    num = recipe.sampling.max_new_tokens
+    said = Segment(
+        token_ids=np.zeros(num, dtype=np.int64),
+        emitted_by=EmittedBy.POLICY,
+        logp_sampler=np.zeros(num, dtype=np.float32),
+        weight_version=0,
+    )
+    rollouts = [
+        Rollout(
+            prompt=Prompt(
+                index=row // group,
+                text="",
+                token_ids=np.zeros(lengths.longest, dtype=np.int64),
+                columns={},
+            ),
+            sample=row % group,
+            segments=(said,),
+            finish_reason="stop",
+            text="",
+        )
+        for row in range(num_rows)
+    ]
+    zeros = np.zeros(num_rows)
+    return replace(flatten(rollouts, step=step), reward=zeros, advantage=zeros)

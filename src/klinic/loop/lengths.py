@@ -1,0 +1,113 @@
+"""How long the prompts of a recipe are: counted where rows and tokenizer are at hand."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from klinic.loop.data import Prompts
+from klinic.loop.reading import READERS, Row, parts
+from klinic.loop.rows import PROMPT
+from klinic.loop.source import Given, Source, find_source
+from klinic.model.adapter_files import base_of, is_adapter
+from klinic.model.chat import PromptEncoder
+from klinic.model.loading import BUILT_IN, LOADING_ERRORS
+from klinic.recipe.recipe import Recipe
+
+ASSUMED = 512  # tokens, where the rows are elsewhere
+CHARACTERS = 3  # to a token, where there is no tokenizer; in English a token has about four
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """How long prompts are, in tokens, and how many are held out."""
+
+    shortest: int
+    longest: int
+    num_held_out: int
+    """Rows that an evaluation completes."""
+    assumed: str | None = None
+    """What the lengths rest on where they were not counted."""
+
+
+def find_lengths(recipe: Recipe, *, window: int | None) -> Lengths:
+    """Return the lengths of a recipe's prompts, refusing rows that its run would refuse."""
+    if not all(_is_here(path) for path in _paths(recipe)):
+        held_out = recipe.loop.eval_prompts if recipe.eval or recipe.retention else 0
+        return Lengths(
+            shortest=ASSUMED - 1,
+            longest=ASSUMED,
+            num_held_out=held_out,
+            assumed=f"prompts of {ASSUMED} tokens, since the rows are not on this machine",
+        )
+    source = find_source(recipe, Given())
+    tokenizer = _tokenizer(recipe)
+    if tokenizer is None:
+        counted = [-(-_num_characters(row) // CHARACTERS) for row in source.rows]
+        assumed = f"a token for every {CHARACTERS} characters, since the model has no tokenizer"
+    else:
+        counted = _count(recipe, source, tokenizer, window)
+        assumed = None
+    return Lengths(
+        shortest=min(counted),
+        longest=max(counted),
+        num_held_out=_num_held_out(recipe, source),
+        assumed=assumed,
+    )
+
+
+def _count(recipe: Recipe, source: Source, tokenizer: Any, window: int | None) -> list[int]:
+    data = Prompts(
+        source.rows,
+        encode=PromptEncoder(tokenizer, recipe.model.name),
+        per_step=recipe.loop.prompts_per_step,
+        seed=recipe.seed,
+    )
+    data.refuse_long(window=window, max_new_tokens=recipe.sampling.max_new_tokens)
+    return [len(data.prompt(index).token_ids) for index in range(len(source.rows))]
+
+
+def _paths(recipe: Recipe) -> list[str]:
+    held_out = [section.path for section in (recipe.eval, recipe.retention) if section is not None]
+    return held_out if recipe.data.path is None else [recipe.data.path, *held_out]
+
+
+def _is_here(path: str) -> bool:
+    """Whether a path is a file, present or not, or a folder: all but the name of a dataset."""
+    is_file = Path(path).suffix.lower() in READERS
+    return is_file or Path(parts(path)[0]).expanduser().is_dir()
+
+
+def _tokenizer(recipe: Recipe) -> Any:
+    name = recipe.model.name
+    if name == BUILT_IN:
+        from klinic.model.tiny import tiny_tokenizer
+
+        return tiny_tokenizer()
+    from transformers import AutoTokenizer
+
+    folder = Path(base_of(Path(name)) if is_adapter(name) else name)
+    if folder.is_dir() and not any((folder / file).is_file() for file in TOKENIZER_FILES):
+        return None
+    try:
+        return AutoTokenizer.from_pretrained(
+            str(folder), trust_remote_code=recipe.model.trust_remote_code
+        )
+    except LOADING_ERRORS:
+        return None
+
+
+def _num_characters(row: Row) -> int:
+    prompt = row[PROMPT]
+    texts: Sequence[str] = (
+        [prompt] if isinstance(prompt, str) else [str(m.get("content")) for m in prompt]
+    )
+    return sum(map(len, texts))
+
+
+def _num_held_out(recipe: Recipe, source: Source) -> int:
+    if source.task is not None:
+        return recipe.loop.eval_prompts
+    rows = [len(held.rows) for held in (source.held_out, source.kept) if held is not None]
+    return min(recipe.loop.eval_prompts, max(rows, default=0))

@@ -1,0 +1,63 @@
+"""The trackers that a recipe asks for."""
+
+from collections.abc import Callable
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+
+from rich.console import Console
+
+from klinic.errors import MissingExtraError
+from klinic.evidence.files import Journal
+from klinic.loop.folder import EVENTS, TENSORBOARD
+from klinic.loop.trackers.console import ConsoleTracker
+from klinic.loop.trackers.guarded import Guarded
+from klinic.loop.trackers.protocol import Tracker
+from klinic.recipe.output import OutputSection
+from klinic.recipe.recipe import Recipe
+
+EXTRAS = ("wandb", "trackio")
+
+
+def refuse_missing(output: OutputSection) -> None:
+    """Refuse a tracker that is not installed, with the line to install it."""
+    for name in EXTRAS:
+        if getattr(output, name) and not _installed(name):
+            raise MissingExtraError(
+                f"output.{name} is true, which needs {name}. Install it with: "
+                f'pip install "klinic[{name}]"'
+            )
+
+
+def _installed(name: str) -> bool:
+    spec = find_spec(name)
+    # a folder called wandb, which W&B itself leaves behind, passes for a package without code
+    return spec is not None and spec.origin is not None
+
+
+def chosen(recipe: Recipe, folder: Path, console: Console) -> list[Tracker]:
+    """Return the console and whoever else is to be told."""
+    tell = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    events = Journal(folder / EVENTS)
+    others = _others(recipe, folder, tell)
+    return [
+        ConsoleTracker(console, max_steps=recipe.loop.max_steps),
+        *(Guarded(other, name=name, tell=tell, events=events) for name, other in others.items()),
+    ]
+
+
+def _others(recipe: Recipe, folder: Path, tell: Callable[[str], None]) -> dict[str, Tracker]:
+    found: dict[str, Tracker] = {}
+    if recipe.output.tensorboard:
+        from klinic.loop.trackers.tensorboard import TensorBoard
+
+        found["TensorBoard"] = TensorBoard(folder / TENSORBOARD)
+    if recipe.output.wandb:
+        from klinic.loop.trackers.wandb import WeightsAndBiases
+
+        found["W&B"] = WeightsAndBiases(recipe, folder, tell)
+    if recipe.output.trackio:
+        from klinic.loop.trackers.trackio import Trackio
+
+        found["Trackio"] = Trackio(recipe, folder, tell)
+    return found

@@ -1,0 +1,179 @@
+"""A policy and its reference from their configs alone: every shape, no weights."""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from klinic.errors import ConfigError
+from klinic.model.adapter_files import base_of, is_adapter
+from klinic.model.adapters import freeze_beside, is_adapted, with_lora
+from klinic.model.dropout import silence_dropout
+from klinic.model.loading import BUILT_IN, LOADING_ERRORS, Policy, num_parameters
+from klinic.model.memory import ACTIVATIONS, COPIES, GRADIENTS, LOGITS, REFERENCE, WEIGHTS
+from klinic.model.reference import Kind, Reference
+from klinic.model.scorer import TokenScorer
+from klinic.model.weightless import META, Meter, Weightless, without_weights
+
+if TYPE_CHECKING:
+    from klinic.recipe.model import ModelSection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bare:
+    """A policy and its reference without weights, and the meter of what they do."""
+
+    meter: Meter
+    policy: Policy
+    reference: Reference | None
+    num_parameters: int
+    num_trainable: int
+    largest_layer: int
+    """Bytes of the largest part that a sharded model gathers at a time."""
+
+
+class BareScorer(TokenScorer):
+    """A scorer whose masks have no numbers either: they grow with the square of the length."""
+
+    def decode(self, **inputs: Any) -> Any:
+        """Run the decoder without its head."""
+        mask = inputs.get("attention_mask")
+        if mask is not None:
+            meter = next(self.lm.parameters()).meter
+            inputs["attention_mask"] = Weightless(mask.to(META), meter)
+        return super().decode(**inputs)
+
+
+def bare_policy(section: "ModelSection", *, temperature: float, tied: str | bool) -> Bare:
+    """Return the policy of a recipe, and what it is tied to: nothing, itself or another model."""
+    lm = _model(section, tied_to_itself=tied is True)
+    meter = Meter(kinds_of(lm))
+    with meter.label(WEIGHTS):
+        without_weights(lm, meter)
+    if section.gradient_checkpointing:
+        lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    silence_dropout(lm)
+    lm.train()
+    autocast = torch.bfloat16 if section.dtype == "bf16" else None
+    policy = Policy(
+        scorer=BareScorer(lm, temperature=temperature, autocast=autocast),
+        tokenizer=None,
+        name=section.name,
+        eos_ids=(),
+        pad_id=0,
+        vocabulary_size=int(lm.get_output_embeddings().weight.shape[0]),
+        remote=section.trust_remote_code,
+        context_window=getattr(lm.config.get_text_config(), "max_position_embeddings", None),
+    )
+    return Bare(
+        meter=meter,
+        policy=policy,
+        reference=_reference(policy, meter, tied),
+        largest_layer=_largest_layer(lm),
+        **num_parameters(lm),
+    )
+
+
+def _model(section: "ModelSection", *, tied_to_itself: bool) -> Any:
+    """Return the model with the adapter it would have."""
+    lm = architecture(section.name, remote=section.trust_remote_code)
+    if section.lora_rank is not None:
+        with META:
+            return with_lora(lm, rank=section.lora_rank, alpha=section.lora_alpha, seed=0)
+    if not is_adapter(section.name):
+        return lm
+    from peft import PeftConfig, get_peft_model
+
+    config = PeftConfig.from_pretrained(section.name)
+    config.inference_mode = False
+    with META:
+        lm = get_peft_model(lm, config)
+        if tied_to_itself:
+            freeze_beside(lm)
+    return lm
+
+
+def is_reachable(name: str) -> bool:
+    """Whether a model's config can be read here; a folder that has none is a mistake instead."""
+    from transformers import AutoConfig
+
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
+    if name == BUILT_IN or looks_local or Path(name).is_dir():
+        return True
+    try:
+        AutoConfig.from_pretrained(name)
+    except LOADING_ERRORS:
+        return False
+    return True
+
+
+def architecture(name: str, *, remote: bool) -> Any:
+    """Return a model from its config alone, without weights worth keeping."""
+    if name == BUILT_IN:
+        from klinic.model.tiny import tiny_model, tiny_tokenizer
+
+        return tiny_model(tiny_tokenizer(), seed=0)
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    base = base_of(Path(name)) if is_adapter(name) else name
+    try:
+        config = AutoConfig.from_pretrained(base, trust_remote_code=remote)
+        with META:
+            return AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=remote
+            )
+    except LOADING_ERRORS as error:
+        first = str(error).strip().partition("\n")[0]
+        raise ConfigError(
+            f"{base}: no model can be made of its config ({first}). Give a folder with a model's "
+            "config.json, a hub id that this machine can reach, or `tiny`."
+        ) from error
+
+
+def _reference(policy: Policy, meter: Meter, tied: str | bool) -> Reference | None:
+    if not tied:
+        return None
+    ours = policy.scorer
+    if isinstance(tied, str):
+        lm = architecture(tied, remote=policy.remote)
+        with meter.label(REFERENCE):
+            without_weights(lm, meter)
+        other = BareScorer(lm, temperature=ours.temperature, autocast=ours.autocast)
+        return _frozen(other, "copy")
+    if is_adapted(policy.lm):
+        continued = len(policy.lm.peft_config) > 1
+        return _frozen(ours, "adapter_frozen" if continued else "adapter_off")
+    with meter.label(REFERENCE):
+        return _frozen(copy.deepcopy(ours), "copy")
+
+
+def _frozen(scorer: TokenScorer, kind: Kind) -> Reference:
+    if kind == "copy":
+        scorer.requires_grad_(False)
+    return Reference(scorer=scorer, kind=kind, source="", digest="")
+
+
+def kinds_of(lm: Any) -> Callable[[Tensor], str]:
+    """Return the rule by which tensors are told apart: by their shapes and number formats."""
+    vocabulary = int(lm.get_output_embeddings().weight.shape[0])
+    weights = {p.shape for p in lm.parameters()} | {p.shape[::-1] for p in lm.parameters()}
+
+    def kind_of(tensor: Tensor) -> str:
+        if tensor.shape in weights:
+            return GRADIENTS if tensor.dtype == torch.float32 else COPIES
+        return LOGITS if tensor.shape[-1:] == (vocabulary,) else ACTIVATIONS
+
+    return kind_of
+
+
+def _largest_layer(lm: Any) -> int:
+    """Return the bytes of the largest of layers, embedding and head."""
+    ends = (lm.get_input_embeddings(), lm.get_output_embeddings())
+    lists = [module for module in lm.modules() if isinstance(module, torch.nn.ModuleList)]
+    layers = [layer for layers in lists for layer in layers]
+    sizes = [sum(int(p.nbytes) for p in part.parameters()) for part in (*ends, *layers)]
+    return max(sizes)

@@ -1,0 +1,182 @@
+"""A function of one completion made into a reward function: many at once, each tried again."""
+
+import asyncio
+import inspect
+import random
+import threading
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from klinic.errors import ConfigError, KlinicError
+from klinic.rewards.fault import Fault, described
+from klinic.rewards.returned import Values, as_values
+from klinic.rewards.signature import wanted
+
+FIRST_PAUSE = 0.5  # seconds before the second try; twice as long before each further one
+LONGEST_PAUSE = 60.0
+JITTER = random.Random()  # noqa: S311 - spreads requests; and leaves the user's own stream alone
+
+Judge = Callable[..., Any]
+Ask = Callable[[int], Awaitable[Any]]
+
+
+class TryLater(Exception):  # noqa: N818 - an answer, not a failure
+    """What is asked wants to be asked again, not before so many seconds."""
+
+    def __init__(self, what: str, seconds: float = 0.0) -> None:
+        super().__init__(what)
+        self.seconds = seconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patience:
+    """How many at once, and how long to wait for one."""
+
+    concurrency: int = 8
+    retries: int = 2
+    """Tries after the first."""
+    timeout: int | float = 30
+    """Seconds for one try."""
+
+    def __post_init__(self) -> None:
+        for name, value, least in (
+            ("concurrency", self.concurrency, 1),
+            ("retries", self.retries, 0),
+            ("timeout", self.timeout, 1e-3),
+        ):
+            if not value >= least:
+                raise ConfigError(
+                    f"{name} is {value}: nothing could be asked. Use {least} or more."
+                )
+
+
+def per_completion(
+    *, concurrency: int = 8, retries: int = 2, timeout: int | float = 30
+) -> Callable[[Judge], Callable[..., Awaitable[Values]]]:
+    """Make a reward function of a function that judges one completion.
+
+    It is called with `prompt`, `completion` and the columns of the row, is `async` or not, and
+    returns a number or None. At most `concurrency` calls run at once. One that raises, or takes
+    longer than `timeout` seconds, is tried `retries` times more, after pauses that grow; then the
+    completion has no reward. A function that is not `async` runs in threads, and a thread that
+    hangs cannot be ended.
+
+    >>> @per_completion(concurrency=2)
+    ... async def short(completion):
+    ...     return 1.0 / len(completion)
+    >>> asyncio.run(short(prompts=["1+1=", "1+1="], completions=["2", "22"]))
+    [1.0, 0.5]
+    """
+    patience = Patience(concurrency=concurrency, retries=retries, timeout=timeout)
+
+    def decorate(judge: Judge) -> Callable[..., Awaitable[Values]]:
+        name = getattr(judge, "__name__", type(judge).__name__)
+
+        async def reward(
+            prompts: list[Any], completions: list[Any], **columns: list[Any]
+        ) -> Values:
+            given = {"prompt": prompts, "completion": completions, **columns}
+
+            async def ask(index: int) -> Any:
+                own = wanted(name, judge, {key: values[index] for key, values in given.items()})
+                if inspect.iscoroutinefunction(judge):
+                    return await judge(**own)
+                result = await _in_thread(judge, own)
+                return await result if inspect.isawaitable(result) else result
+
+            return await ask_all(ask, len(completions), patience)
+
+        reward.__name__ = reward.__qualname__ = name
+        reward.__module__, reward.__doc__ = judge.__module__, judge.__doc__
+        return reward
+
+    return decorate
+
+
+async def ask_all(ask: Ask, num: int, patience: Patience) -> Values:
+    """Return the answers about `num` completions, in their order; None where all tries failed."""
+    gate = asyncio.Semaphore(patience.concurrency)
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(_ask_one(ask, i, gate, patience)) for i in range(num)]
+    except BaseExceptionGroup as several:
+        raise several.exceptions[0] from several.exceptions[0].__cause__
+    answers = [task.result() for task in tasks]
+    failed = [answer for answer in answers if isinstance(answer, _Failed)]
+    if failed and len(failed) == num:
+        tries = f"{patience.retries + 1} tries" if patience.retries else "one try"
+        raise Fault(
+            f"failed on all of {num} completions in {tries} each, the last time with "
+            f"{failed[-1].what}",
+            0,
+            "Mend it, or what it asks.",
+        )
+    values = [None if isinstance(answer, _Failed) else answer for answer in answers]
+    return Values(as_values(values, num), failed=len(failed))
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    what: str
+
+
+async def _ask_one(ask: Ask, index: int, gate: asyncio.Semaphore, patience: Patience) -> Any:
+    async with gate:
+        for tries in range(patience.retries + 1):
+            try:
+                return await _in_time(ask(index), patience.timeout)
+            except KlinicError:
+                raise
+            except (Exception, SystemExit) as error:  # a user's code may raise anything
+                what = described(error) if not isinstance(error, TryLater) else str(error)
+                least = error.seconds if isinstance(error, TryLater) else 0.0
+            if tries < patience.retries:
+                await asyncio.sleep(_pause(tries, least))
+    return _Failed(what)
+
+
+async def _in_time(work: Awaitable[Any], seconds: int | float) -> Any:
+    limit = asyncio.timeout(seconds)
+    try:
+        async with limit:
+            return await work
+    except TimeoutError:
+        if limit.expired():
+            raise TryLater(f"no answer within {seconds:g} s") from None
+        raise
+
+
+def _pause(tries: int, least: float) -> float:
+    """Return the seconds before the next try: twice as long each time, and never quite the same."""
+    usual = FIRST_PAUSE * 2.0**tries * JITTER.uniform(0.5, 1.5)
+    return min(max(usual, least), LONGEST_PAUSE)
+
+
+async def _in_thread(function: Judge, arguments: dict[str, Any]) -> Any:
+    """Return what a function returns, from a thread that nobody waits for if it hangs."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[Any] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if done.done():  # its time was over
+            return
+        if error is None:
+            done.set_result(result)
+        else:
+            done.set_exception(error)
+
+    def work() -> None:
+        result, error = None, None
+        try:
+            result = function(**arguments)
+        except Exception as raised:  # handed over to who waits
+            error = raised
+        except BaseException as raised:
+            error = RuntimeError(described(raised))
+        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=work, daemon=True).start()
+    return await done

@@ -1,0 +1,44 @@
+"""From an entry of a recipe's `rewards` to the reward."""
+
+from collections.abc import Callable
+
+from klinic.recipe.function import find_function
+from klinic.recipe.rewards import RewardEntry
+from klinic.rewards.concurrent import Patience
+from klinic.rewards.function import Reward, RewardFunction
+from klinic.rewards.http_judge import http_judge, name_of_url
+from klinic.rewards.own_process import Killable, name_of
+
+FOR_A_URL = 30.0  # seconds, where the recipe gives none
+
+
+def reward_of(entry: RewardEntry, named: Callable[[str], RewardFunction]) -> Reward:
+    """Return the reward that an entry describes; `named` knows the task's own by name.
+
+    A reward with a process of its own has started it: `Reward.close` ends it, and so does the end
+    of this process, whatever its cause.
+    """
+    name, function = _function(entry, named)
+    return Reward(name=name, function=function, weight=entry.weight)
+
+
+def _function(
+    entry: RewardEntry, named: Callable[[str], RewardFunction]
+) -> tuple[str, RewardFunction]:
+    target = entry.function
+    if entry.is_url:
+        patience = Patience(
+            concurrency=entry.concurrency,
+            retries=entry.retries,
+            timeout=entry.timeout or FOR_A_URL,
+        )
+        return name_of_url(target), http_judge(target, patience)
+    if ":" not in target:
+        function = named(target)
+        return target, function if entry.timeout is None else Killable(
+            name_of(function), timeout=entry.timeout
+        )
+    name = target.rpartition(":")[2]
+    if entry.timeout is not None:
+        return name, Killable(target, timeout=entry.timeout)
+    return name, find_function(target, example="my_rewards.py:correct")

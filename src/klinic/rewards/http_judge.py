@@ -1,0 +1,142 @@
+"""A judge behind HTTP: every completion is sent as JSON, and a number comes back.
+
+POST {"prompt": ..., "completion": ..., "columns": {...}}
+200  {"reward": 0.5}, or null for no opinion
+"""
+
+import json
+import math
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from numbers import Real
+from typing import Any
+from urllib.parse import urlsplit
+
+from klinic.errors import MissingExtraError
+from klinic.rewards.concurrent import Patience, TryLater, ask_all
+from klinic.rewards.fault import Fault
+from klinic.rewards.plain import plain_columns, without_nan
+from klinic.rewards.returned import Values
+
+LARGEST_ANSWER = 65_536  # bytes; a number has twenty
+LONGEST_QUOTE = 200
+BUSY = frozenset({408, 425, 429})  # besides all of 5xx: the same question may be answered later
+MOVED = "Completions go to no address that the recipe does not name. Name the right one."
+REFUSED = "Asking again would be answered the same: mend the request, or the judge."
+
+
+def http_judge(url: str, patience: Patience) -> Callable[..., Awaitable[Values]]:
+    """Return a reward function that asks the judge at a URL."""
+    client = _client_library()
+    certificates = client.create_ssl_context()
+
+    async def reward(
+        prompts: list[Any],
+        completions: list[Any],
+        completion_ids: Any = None,  # noqa: ARG001 - the judge has the text
+        **columns: list[Any],
+    ) -> Values:
+        given = plain_columns({"prompt": prompts, "completion": completions, **columns})
+        async with client.AsyncClient(
+            timeout=None,  # there is one around each try
+            follow_redirects=False,
+            limits=client.Limits(max_connections=patience.concurrency),
+            verify=certificates,
+        ) as connection:
+
+            async def ask(index: int) -> float | None:
+                own = {name: values[index] for name, values in given.items()}
+                asked = {"prompt": own.pop("prompt"), "completion": own.pop("completion")}
+                content = json.dumps(without_nan(asked | {"columns": own}), allow_nan=False)
+                try:
+                    return await _post(connection, url, content, index)
+                except client.TransportError as error:
+                    what = str(error) or type(error).__name__
+                    raise TryLater(f"{url} cannot be reached ({what})") from error
+
+            return await ask_all(ask, len(completions), patience)
+
+    reward.__name__ = name_of_url(url)
+    return reward
+
+
+def name_of_url(url: str) -> str:
+    """Return what a judge is called in metrics: the end of its address.
+
+    >>> name_of_url("http://127.0.0.1:8000/v1/score"), name_of_url("https://judge.example.org")
+    ('score', 'judge.example.org')
+    """
+    parts = urlsplit(url)
+    return parts.path.rstrip("/").rpartition("/")[2] or str(parts.hostname)
+
+
+def _client_library() -> Any:
+    try:
+        import httpx2
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            'A judge behind a URL needs the train extra: pip install "klinic[train]"'
+        ) from error
+    return httpx2
+
+
+async def _post(connection: Any, url: str, content: str, index: int) -> float | None:
+    headers = {"Content-Type": "application/json", "Accept": "application/json"}
+    headers["Accept-Encoding"] = "identity"  # a few bytes need no packing
+    async with connection.stream("POST", url, content=content, headers=headers) as response:
+        body = await _body(response)
+        status = response.status_code
+        said = f"{url} answered {status}: {_quoted(body)}"
+        if status in BUSY or status >= 500:
+            raise TryLater(said, _seconds(response.headers.get("Retry-After")))
+        if 300 <= status < 400:
+            target = response.headers.get("Location", "nowhere")
+            raise Fault(f"is not at {url}: it sends to {target[:LONGEST_QUOTE]}", index, MOVED)
+        if status >= 400:
+            raise Fault(f"was refused: {said}", index, REFUSED)
+    return _reward(body, said)
+
+
+async def _body(response: Any) -> bytes:
+    body = b""
+    async for chunk in response.aiter_bytes():
+        body += chunk
+        if len(body) > LARGEST_ANSWER:
+            raise TryLater(f"{response.url} answered with more than {LARGEST_ANSWER:,} bytes")
+    return body
+
+
+def _reward(body: bytes, said: str) -> float | None:
+    """Return the reward in an answer."""
+    try:
+        reward = json.loads(body)["reward"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise TryLater(f'{said}, which is not {{"reward": number}}') from None
+    if reward is not None and not isinstance(reward, Real):
+        raise TryLater(f"{said}, whose reward is no number")
+    return None if reward is None else float(reward)
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Return how long `Retry-After` asks to wait: seconds, or a date.
+
+    >>> _seconds("7"), _seconds(None), _seconds("soon")
+    (7.0, 0.0, 0.0)
+    """
+    try:
+        seconds = float(retry_after or 0)
+        return seconds if math.isfinite(seconds) else 0.0
+    except ValueError:
+        pass
+    try:
+        date = parsedate_to_datetime(str(retry_after))
+        return max(0.0, (date - datetime.now(UTC)).total_seconds())
+    except (ValueError, TypeError):  # no date, or one without a zone
+        return 0.0
+
+
+def _quoted(body: bytes) -> str:
+    """Return the start of what a server said, safe for a terminal."""
+    text = body[: 4 * LONGEST_QUOTE].decode("utf-8", "replace")
+    return "".join(c if c.isprintable() else " " for c in text)[:LONGEST_QUOTE].strip() or "nothing"

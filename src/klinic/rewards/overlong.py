@@ -1,0 +1,27 @@
+"""A soft limit on length: a penalty that rises from 0 to -1 before the hard one is reached.
+
+Source: Yu et al., "DAPO" (2025), section 3.4, equation 13.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Float64, Int
+
+from klinic.rewards.scores import Scores
+
+PART = "overlong"
+
+
+def overlong(lengths: Int[np.ndarray, "B"], *, limit: int, buffer: int) -> Float64[np.ndarray, "B"]:
+    """Return the penalty of each completion by its number of tokens.
+
+    >>> overlong(np.array([80, 90, 95, 100]), limit=100, buffer=10).tolist()
+    [0.0, 0.0, -0.5, -1.0]
+    """
+    return -np.clip((lengths - (limit - buffer)) / buffer, 0.0, 1.0) + 0.0  # no -0.0
+
+
+def with_overlong(scores: Scores, penalty: Float64[np.ndarray, "B"]) -> Scores:
+    """Return the scores with the penalty added; a completion that nobody judged stays so."""
+    return replace(scores, total=scores.total + penalty, parts={**scores.parts, PART: penalty})

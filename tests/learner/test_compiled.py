@@ -1,0 +1,34 @@
+"""A compiled model has the gradient of the model, also where the KL's share of it is looked at."""
+
+import pytest
+import torch
+
+from klinic.learner.local import LOOK_EVERY
+from klinic.model.loading import load_policy
+from klinic.model.reference import frozen_copy
+from klinic.recipe.model import ModelSection
+from small import batch_of, gradient, learner_of, rollouts
+
+
+def gradient_at(step, *, compiled):
+    section = ModelSection(name="tiny", compile=compiled)
+    policy = load_policy(section, temperature=1.0, seed=0)
+    reference = frozen_copy(policy.scorer, source="start")
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(0)
+        for p in reference.scorer.lm.parameters():
+            p.add_(0.02 * torch.randn_like(p))
+    learner = learner_of(policy, reference)
+    scored = learner.score(batch_of(rollouts(), step=step), needs_reference=True)
+    learner.prepare(scored, kl_coef=1.0)
+    return gradient(policy)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.filterwarnings("ignore")  # the compiler warns of its own doings
+@pytest.mark.parametrize("step", [LOOK_EVERY + 1, LOOK_EVERY + 2])
+def test_a_compiled_gradient_is_the_model_s(step):
+    expected = gradient_at(step, compiled=False)
+    found = gradient_at(step, compiled=True)
+    assert float((found - expected).norm() / expected.norm()) < 1e-5

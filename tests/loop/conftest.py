@@ -1,0 +1,14 @@
+"""What every run of a test leaves as it was."""
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def as_before(tmp_path, monkeypatch):
+    """A cache of its own, and torch's settings as they were."""
+    monkeypatch.setenv("KLINIC_CACHE", str(tmp_path / "cache"))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(mode=False)
