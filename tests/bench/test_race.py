@@ -94,6 +94,7 @@ def test_on_the_same_completions_both_make_the_same_updates(start):
     assert difference.norm() < 3e-4 * our_update.norm()
 
 
+@pytest.mark.slow
 def test_an_interrupted_race_goes_on_with_the_same_prompts(start, tmp_path):
     (tmp_path / "start").symlink_to(start)
     one.prepare(tmp_path, num_sums=20)

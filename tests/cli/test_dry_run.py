@@ -82,6 +82,7 @@ def test_json_says_the_same(folder):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_what_a_recipe_leaves_out_costs_nothing(folder):
     tied = answer()["memory"]["phases"]["updating"]
     free = answer("kl=null")["memory"]["phases"]["updating"]
@@ -93,6 +94,7 @@ def test_what_a_recipe_leaves_out_costs_nothing(folder):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_memory_follows_the_length(folder):
     short, long = (answer(f"sampling.max_new_tokens={n}")["memory"]["phases"] for n in (5, 25))
     # keys and values of 4 layers, 2 heads of 32 numbers in fp32, for 6 rows
@@ -117,6 +119,7 @@ def test_memory_follows_the_micro_batch_and_checkpointing(folder):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_the_first_steps_have_no_look_with_moments(folder):
     one, two, many = (answer(f"loop.max_steps={n}")["memory"]["phases"] for n in (1, 2, 11))
     assert "optimiser" not in one["updating"]
@@ -163,6 +166,7 @@ def test_a_model_that_cannot_be_reached_leaves_the_memory_unknown(folder):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_model_that_needs_numbers_is_counted_by_its_weights(folder):
     sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1}
     experts = {"num_attention_heads": 4, "num_key_value_heads": 2, "num_local_experts": 4}
@@ -177,6 +181,7 @@ def test_a_model_that_needs_numbers_is_counted_by_its_weights(folder):
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_rows_that_are_elsewhere_are_assumed(folder):
     told = answer("data.path=somebody/a-dataset", "model.name=tiny", "sampling.max_new_tokens=1")
     assert told["prompts"]["longest"] == 512

@@ -132,6 +132,7 @@ def test_wandb_is_told_the_names_people_look_for_and_completions_as_text():
     assert all(isinstance(row[1], str) and isinstance(row[3], float) for row in rows)
 
 
+@pytest.mark.slow
 def test_telling_changes_nothing_in_a_run():
     pytest.importorskip("wandb")
     told, alone = run("told", **{"output.wandb": True}), run("alone")
@@ -216,6 +217,7 @@ def test_without_a_login_nobody_is_asked_and_the_run_is_offline():
     assert (item["train/kl"], item["train/loss"]) == ("NaN", "Infinity")
 
 
+@pytest.mark.slow
 def test_a_wandb_process_that_dies_is_named_once():
     pytest.importorskip("wandb")
     _, failed, last = alone("kill")
@@ -225,6 +227,7 @@ def test_a_wandb_process_that_dies_is_named_once():
     assert (event["step"], event["tracker"]) == (2, "W&B")
 
 
+@pytest.mark.slow
 def test_a_key_that_is_none_is_said_and_stops_nothing():
     pytest.importorskip("wandb")
     failed, last = alone(WANDB_MODE="online", WANDB_API_KEY="short")

@@ -164,7 +164,7 @@ def kinds_of(lm: Any) -> Callable[[Tensor], str]:
 
     def kind_of(tensor: Tensor) -> str:
         if tensor.shape in weights:
-            return GRADIENTS if tensor.dtype == torch.float32 else COPIES
+            return COPIES if tensor.dtype == torch.bfloat16 else GRADIENTS
         return LOGITS if tensor.shape[-1:] == (vocabulary,) else ACTIVATIONS
 
     return kind_of
