@@ -2,7 +2,7 @@
 
 from klinic.recipe.keys import every_knob
 
-BUDGET = 70
+BUDGET = 80
 
 KNOBS = [
     "seed",
@@ -32,9 +32,15 @@ KNOBS = [
     "kl.estimator",
     "kl.controller",
     "kl.target",
+    "kl.max_coef",
     "kl.warmup_steps",
-    "kl.reference",
+    "kl.rollout_limit",
     "kl.monitor_every",
+    "reference.path",
+    "reference.ema",
+    "reference.reset_every",
+    "reference.on_plateau",
+    "reference.reset_optimizer",
     "sampling.temperature",
     "sampling.top_p",
     "sampling.top_k",
@@ -57,20 +63,26 @@ KNOBS = [
     "learner.learning_rate",
     "learner.schedule",
     "learner.warmup_steps",
+    "learner.reward_warmup_steps",
     "learner.weight_decay",
     "learner.max_grad_norm",
     "learner.updates_per_batch",
     "learner.micro_batch_size",
     "learner.mask_truncated",
     "learner.overlong_buffer",
+    "recovery.kl_limit",
+    "recovery.update_kl_limit",
+    "recovery.grad_norm_limit",
+    "recovery.reward_drop",
+    "recovery.lr_factor",
+    "recovery.lr_steps",
+    "recovery.max_consecutive",
     "warm_start.steps",
     "warm_start.batch_size",
     "warm_start.learning_rate",
     "warm_start.path",
     "output.dir",
-    "output.tensorboard",
-    "output.wandb",
-    "output.trackio",
+    "output.trackers",
     "output.project",
     "output.records_every",
 ]

@@ -61,7 +61,7 @@ def for_klinic(entry: Entry, output: Path) -> dict[str, Any]:
         "learner.micro_batch_size": PROMPTS * GROUP,
         "learner.mask_truncated": False,
         "output.dir": str(output),
-        "output.tensorboard": False,
+        "output.trackers": [],
     }
 
 

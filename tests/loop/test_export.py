@@ -22,7 +22,7 @@ SMALL = {
     "group_size": 2,
     "max_new_tokens": 3,
     "learning_rate": 1e-2,
-    "output.tensorboard": False,
+    "output.trackers": [],
 }
 
 

@@ -35,7 +35,7 @@ SMALL = {
     "max_new_tokens": 3,
     "learning_rate": 1e-2,
     "threads": 1,
-    "output.tensorboard": False,
+    "output.trackers": [],
     "loop.checkpoint_every": 1,
 }
 

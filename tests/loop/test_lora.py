@@ -30,7 +30,7 @@ SMALL = {
     "max_new_tokens": 3,
     "learning_rate": 1e-2,
     "threads": 1,
-    "output.tensorboard": False,
+    "output.trackers": [],
     "loop.checkpoint_every": 2,
     "kl_coef": 0.1,
 }
@@ -145,10 +145,10 @@ def test_a_run_of_an_adapter_is_evaluated_against_where_it_started(adapter, tmp_
 
 
 def test_an_adapter_can_be_the_reference_of_any_run(adapter, tmp_path):
-    same = train("same", adapter, max_steps=1, **{"kl.reference": str(adapter)})
+    same = train("same", adapter, max_steps=1, **{"reference.path": str(adapter)})
     record = store.read_record(same.folder, 1)
     assert np.array_equal(record.logp, record.logp_ref)
-    other = train("other", tmp_path / "base", max_steps=1, **{"kl.reference": str(adapter)})
+    other = train("other", tmp_path / "base", max_steps=1, **{"reference.path": str(adapter)})
     record = store.read_record(other.folder, 1)
     assert np.abs(record.logp - record.logp_ref).max() > 0.01
     assert read_run_facts(other.folder)["reference"]["source"] == str(adapter)

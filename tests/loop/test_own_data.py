@@ -25,7 +25,7 @@ SMALL = {
     "max_new_tokens": 40,
     "learning_rate": 1e-3,
     "threads": 1,
-    "output.tensorboard": False,
+    "output.trackers": [],
 }
 
 

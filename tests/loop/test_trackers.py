@@ -31,7 +31,7 @@ SMALL = {
     "threads": 1,
     "kl_coef": 0.1,
     "loop.checkpoint_every": 2,
-    "output.tensorboard": False,
+    "output.trackers": [],
 }
 
 
@@ -97,7 +97,11 @@ def history(part):
 
 def test_a_resumed_run_is_the_same_wandb_run_and_nothing_told_is_lost():
     pytest.importorskip("wandb")
-    settings = {"output.wandb": True, "output.project": "one", "loop.show_completions_every": 2}
+    settings = {
+        "output.trackers": ["wandb"],
+        "output.project": "one",
+        "loop.show_completions_every": 2,
+    }
     run("told", **settings)
     first_id = json.loads(Path("told/wandb.json").read_text())["id"]
     resume_void("told", **settings)
@@ -120,7 +124,7 @@ def test_a_resumed_run_is_the_same_wandb_run_and_nothing_told_is_lost():
 
 def test_wandb_is_told_the_names_people_look_for_and_completions_as_text():
     pytest.importorskip("wandb")
-    run("told", **{"output.wandb": True, "loop.show_completions_every": 2, "max_steps": 2})
+    run("told", **{"output.trackers": ["wandb"], "loop.show_completions_every": 2, "max_steps": 2})
     (part,) = wandb_parts("told")
     names = set(history(part)[0])
     assert names >= {f"train/{name}" for name in ("kl", "kl_penalty", "grad_norm", "reward")}
@@ -135,7 +139,7 @@ def test_wandb_is_told_the_names_people_look_for_and_completions_as_text():
 @pytest.mark.slow
 def test_telling_changes_nothing_in_a_run():
     pytest.importorskip("wandb")
-    told, alone = run("told", **{"output.wandb": True}), run("alone")
+    told, alone = run("told", **{"output.trackers": ["wandb"]}), run("alone")
     assert timeless(journal("told")) == timeless(journal("alone"))
     weights = [result.model / "model.safetensors" for result in (told, alone)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
@@ -148,7 +152,7 @@ def test_a_run_that_fails_is_a_failed_wandb_run():
         raise RuntimeError("broken")
 
     with pytest.raises(RewardError):
-        run("failed", reward=breaks, **{"output.wandb": True})
+        run("failed", reward=breaks, **{"output.trackers": ["wandb"]})
     (part,) = wandb_parts("failed")
     assert only(part, "exit")[0]["exit_code"] == 1
 
@@ -245,7 +249,7 @@ def test_a_tracker_that_fails_in_the_middle_does_not_end_the_run(monkeypatch, ca
             raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(TensorBoard, "metrics", fails)
-    result = run("run", **{"output.tensorboard": True})
+    result = run("run", **{"output.trackers": ["tensorboard"]})
     assert (result.step, told) == (3, [1, 2])
     lines = [line for line in capsys.readouterr().out.splitlines() if "TensorBoard" in line]
     assert lines == [
@@ -265,9 +269,10 @@ def test_a_tracker_that_is_not_installed_is_refused_before_anything_is_made(
     found = PathFinder.find_spec
     monkeypatch.setattr(chosen, "find_spec", lambda name: found(name, [str(tmp_path / "path")]))
     with pytest.raises(MissingExtraError) as error:
-        run("run", **{f"output.{name}": True})
+        run("run", **{"output.trackers": [name]})
     assert str(error.value) == (
-        f'output.{name} is true, which needs {name}. Install it with: pip install "klinic[{name}]"'
+        f"output.trackers has {name}, which needs {name}. Install it with: "
+        f'pip install "klinic[{name}]"'
     )
     assert not Path("run").exists()
 
@@ -295,7 +300,7 @@ def test_trackio_is_local_and_a_resumed_run_goes_on(monkeypatch, capsys):
     monkeypatch.setattr("socket.getaddrinfo", network)
     monkeypatch.setattr("socket.socket.connect", network)
     monkeypatch.setenv("TRACKIO_SPACE_ID", "somebody/space")
-    settings = {"output.trackio": True, "output.project": "one"}
+    settings = {"output.trackers": ["trackio"], "output.project": "one"}
     run("told", **settings)
     resume_void("told", **settings)
     from trackio.sqlite_storage import SQLiteStorage
@@ -330,7 +335,7 @@ def test_trackio_is_local_and_a_resumed_run_goes_on(monkeypatch, capsys):
 )
 def test_report_to_names_all_that_are_told(value, on):
     output = from_keywords(model="tiny", task="arithmetic", report_to=value).recipe.output
-    assert {name for name in ("tensorboard", "wandb", "trackio") if getattr(output, name)} == on
+    assert set(output.trackers) == on
 
 
 @pytest.mark.parametrize("value", ["mlflow", ["wandb", 3], 1, {"wandb": True}])

@@ -26,7 +26,7 @@ SMALL = {
     "max_new_tokens": 4,
     "learning_rate": 1e-3,
     "threads": 1,
-    "tensorboard": False,
+    "trackers": [],
 }
 
 
@@ -51,7 +51,7 @@ def run(name, **settings):
 
 
 def _dotted(name):
-    return "output.tensorboard" if name == "tensorboard" else name
+    return "output.trackers" if name == "trackers" else name
 
 
 def final_weights(result):
@@ -141,7 +141,7 @@ def test_a_warm_start_is_made_once_and_is_the_reference(tmp_path):
 
 def test_a_reference_from_another_folder_is_used_as_it_is(tmp_path):
     start = run("start")
-    tied = run("tied", **{"kl_coef": 0.1, "kl.reference": str(start.model)})
+    tied = run("tied", **{"kl_coef": 0.1, "reference.path": str(start.model)})
     record = store.read_record(tied.folder, 1)
     assert np.array_equal(record.logp, record.logp_old)
     assert not np.array_equal(record.logp, record.logp_ref)

@@ -53,6 +53,8 @@ SAMPLES = {
     "output.dir": "out",
     "model.lora_rank": 4,
     "sampling.top_p": 0.5,
+    "reference.path": "a/b",
+    "recovery.lr_factor": 0.5,
     "sampling.min_p": 0.5,
     "learner.clip_low": 0.5,
 }
@@ -66,6 +68,8 @@ def test_every_other_spelling_sets_its_key(name):
     if key.startswith(("data.path", "eval", "retention")):
         base = {"model.name": "tiny", "data.path": "x", "retention.path": "y"}
         base |= {"retention.rewards": "a:b", "eval.path": "z"}
+    if key.startswith("reference"):
+        base |= {"kl.coef": 0.1}
     base.pop(key, None)
     recipe = from_keywords(**base, **{name: value}).recipe.model_dump()
     section, _, leaf = key.partition(".")

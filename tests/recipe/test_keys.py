@@ -15,13 +15,15 @@ def test_sections_and_which_of_them_mean_off_when_absent():
         "eval",
         "retention",
         "kl",
+        "reference",
         "sampling",
         "loop",
         "learner",
+        "recovery",
         "warm_start",
         "output",
     ]
-    assert optional_sections() == {"eval", "retention", "kl", "warm_start"}
+    assert optional_sections() == {"eval", "retention", "kl", "recovery", "warm_start"}
 
 
 @pytest.mark.parametrize(

@@ -34,8 +34,11 @@ def test_every_key_stands_there_with_its_default(key):
         assert default == "required"
     else:
         found = yaml_text.parse(default.strip("`"), where="page")
-        assert (tuple(found) if field.default == () else found) == field.default
-        assert type(found) is type(field.default) or field.default == ()
+        if isinstance(field.default, tuple):
+            assert isinstance(found, list)
+            found = tuple(found)
+        assert found == field.default
+        assert type(found) is type(field.default)
 
 
 def test_no_key_stands_there_that_does_not_exist():

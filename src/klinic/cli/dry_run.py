@@ -47,7 +47,7 @@ class Answer:
     def unknown(self) -> str:
         """Why there is no forecast, and how to get one."""
         return (
-            f"the config of {self.loaded.recipe.model.name} (or of kl.reference) cannot be read "
+            f"the config of {self.loaded.recipe.model.name} (or of reference.path) cannot be read "
             "here. A folder with the model's config.json is enough: model.name=FOLDER"
         )
 
@@ -98,7 +98,7 @@ def _answer(loaded: "Loaded", machine: Machine | None) -> Answer:
 def _is_known(recipe: "Recipe") -> bool:
     from klinic.model.bare import is_reachable
 
-    reference = None if recipe.kl is None else recipe.kl.reference
+    reference = None if recipe.kl is None else recipe.reference.path
     return all(is_reachable(name) for name in (recipe.model.name, reference) if name is not None)
 
 

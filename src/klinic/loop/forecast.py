@@ -98,7 +98,7 @@ def _tied(recipe: Recipe) -> str | bool:
     kl = recipe.kl
     if kl is None or not due(kl, LoopState(kl=KLCoefState(coef=kl.coef))):
         return False
-    return kl.reference or True
+    return recipe.reference.path or True
 
 
 def _phases(recipe: Recipe, lengths: Lengths, bare: Bare, learner: LocalLearner) -> Iterator[Phase]:

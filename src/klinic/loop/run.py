@@ -148,6 +148,12 @@ class Run:
             if _due(self.recipe.loop.show_completions_every, done.step):
                 tracker.completions(done.step, done.rollouts, done.record)
 
+    def event(self, step: int, name: str, sentence: str, **facts: Any) -> None:
+        """Write down that something happened, and tell everybody in a sentence."""
+        self.events.append({"step": step, "event": name, "says": sentence, **facts})
+        for tracker in self.trackers:
+            tracker.event(step, sentence)
+
     def evaluate(self, step: int) -> dict[str, float]:
         """Measure the policy on what is held out, and tell."""
         metrics = self.source.evaluate(self.policy, self.recipe, self.evaluated)

@@ -193,9 +193,8 @@ def start_reference(recipe: Recipe, policy: Policy, where: str) -> Reference | N
     kl = recipe.kl
     if kl is None or (kl.coef == 0 and not kl.monitor_every and kl.controller == "fixed"):
         return None
-    if kl.reference is not None:
-        scorer = load_scorer(kl.reference, like=policy, seed=recipe.seed)
-        return frozen(scorer, source=kl.reference)
+    if path := recipe.reference.path:
+        return frozen(load_scorer(path, like=policy, seed=recipe.seed), source=path)
     return as_it_starts(policy.scorer, source=where)
 
 

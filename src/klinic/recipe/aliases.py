@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any, get_args
 
 from klinic.recipe.kl import EstimatorName
+from klinic.recipe.output import TrackerName
 
-TRACKERS = ("tensorboard", "wandb", "trackio")
-
+TRACKERS = get_args(TrackerName)
 
 DYNAMIC_ROUNDS = 9  # with the first, the ten batches that DAPO allows a step
 
@@ -57,15 +57,13 @@ def _bf16(value: Any) -> Meaning:
 
 
 def _report_to(value: Any) -> Meaning:
-    """Read a name or a list of names; a tracker that is not named is off."""
+    """Read a name or a list of names, and `all` and `none`."""
     names = ["none"] if value is None else [value] if isinstance(value, str) else value
     known = (*TRACKERS, "all", "none")
     if not isinstance(names, list) or not all(name in known for name in names):
         raise ValueError(f"it is one of {', '.join(TRACKERS)}, all or none, or a list of these")
     asked = TRACKERS if "all" in names else names
-    # those that are on first: so the echo reads best
-    ordered = sorted(TRACKERS, key=lambda name: name not in asked)
-    return Meaning(sets={f"output.{name}": name in asked for name in ordered})
+    return Meaning(sets={"output.trackers": [name for name in TRACKERS if name in asked]})
 
 
 def _dynamic_sampling(value: Any) -> Meaning:
@@ -90,6 +88,12 @@ ALIASES: dict[str, str | Callable[[Any], Meaning]] = {
     "target_kl": _target_kl,
     "kl_target": _target_kl,
     "kl_warmup_steps": "kl.warmup_steps",
+    "rollout_kl_limit": "kl.rollout_limit",
+    "kl.reference": "reference.path",
+    "ref_model": "reference.path",
+    "recovery_lr_factor": "recovery.lr_factor",
+    "max_consecutive_nans": "recovery.max_consecutive",
+    "reward_warmup_steps": "learner.reward_warmup_steps",
     "kl_estimator": "kl.estimator",
     "num_generations": "loop.group_size",
     "group_size": "loop.group_size",

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from functools import cache
+from types import NoneType, UnionType
 from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
@@ -27,7 +28,7 @@ def sections() -> dict[str, type[Section]]:
 @cache
 def optional_sections() -> frozenset[str]:
     """Return the sections whose absence means something: off."""
-    return frozenset(name for name in sections() if Recipe.model_fields[name].default is None)
+    return frozenset(name for name in sections() if _may_be_none(Recipe.model_fields[name]))
 
 
 @cache
@@ -61,11 +62,16 @@ def _walk() -> Iterator[tuple[str, FieldInfo]]:
 
 
 def _section(field: FieldInfo) -> type[Section] | None:
-    choices = get_args(field.annotation) if field.default is None else ()
+    choices = get_args(field.annotation) if _may_be_none(field) else ()
     for kind in (field.annotation, *choices):
         if isinstance(kind, type) and issubclass(kind, Section):
             return kind
     return None
+
+
+def _may_be_none(field: FieldInfo) -> bool:
+    kind: Any = field.annotation
+    return isinstance(kind, UnionType) and NoneType in get_args(kind)
 
 
 def is_flag(key: str) -> bool:

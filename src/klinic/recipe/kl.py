@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import model_validator
 
 from klinic.maths.kl_coef import Rule
-from klinic.recipe.section import CountOrZero, Section, Text, within
+from klinic.recipe.section import CountOrZero, Section, within
 
 # spelt out, so that editors and type checkers know the names; a test holds it to the registry
 EstimatorName = Literal[
@@ -38,10 +38,12 @@ class KLSection(Section):
     """How the coefficient moves: it stays, or it steers the KL to `target`."""
     target: Annotated[float, within("it is the mean KL to hold, in nats per token", above=0)] = 0.05
     """Mean KL(policy || reference) that a controller holds, in nats per token."""
+    max_coef: Annotated[float, within("it is the largest coefficient to use", above=0)] = 100.0
+    """Where a controller ends; one that is held there for long says so."""
     warmup_steps: CountOrZero = 0
     """Steps in which the coefficient rises from 0 to its value."""
-    reference: Text | None = None
-    """A folder or a hub id; null is the policy as it starts, after a warm start."""
+    rollout_limit: Annotated[float, within("it is a KL in nats", above=0)] | None = None
+    """Leave out completions whose summed KL to the reference is above it; null leaves out none."""
     monitor_every: CountOrZero = 0
     """At coefficient 0, measure the KL every so many steps; 0 is never."""
 
@@ -58,5 +60,10 @@ class KLSection(Section):
                 f"kl.coef is 0 with kl.controller {self.controller}: it multiplies the "
                 "coefficient, and 0 would stay 0. Start above 0 (0.01 is the default), or use "
                 "kl.controller dual_ascent, which adds."
+            )
+        if self.coef > self.max_coef:
+            raise ValueError(
+                f"kl.coef is {self.coef} and kl.max_coef {self.max_coef}: it would start above its "
+                "own limit. Lower one or raise the other."
             )
         return self

@@ -28,6 +28,8 @@ class LearnerSection(Section):
     """How the learning rate falls until `loop.max_steps`."""
     warmup_steps: CountOrZero = 0
     """Steps in which the learning rate rises from 0 to its value."""
+    reward_warmup_steps: CountOrZero = 0
+    """Steps in which what advantages count for rises from 0 to all; the KL is not scaled."""
     weight_decay: Annotated[float, within("a negative one makes weights grow", low=0)] = 0.0
     """Decay of AdamW."""
     max_grad_norm: Annotated[float, within("gradients of norm 0 change nothing", above=0)] = 1.0

@@ -1,12 +1,14 @@
 """The `output` section: what a run leaves behind, where, and who is told."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from klinic.recipe.section import CountOrZero, Section, Text
 
 LONGEST_PROJECT = 128
+TrackerName = Literal["tensorboard", "wandb", "trackio"]
+
 NOT_IN_PROJECT = r"/\#?%:"
 
 
@@ -27,12 +29,8 @@ class OutputSection(Section):
 
     dir: Text | None = None
     """Folder of the run; null is `runs/` and the name of the recipe file or of the model."""
-    tensorboard: bool = True
-    """Whether to write TensorBoard curves."""
-    wandb: bool = False
-    """Whether to tell Weights & Biases; offline where nobody is logged in."""
-    trackio: bool = False
-    """Whether to write a local trackio database."""
+    trackers: Annotated[tuple[TrackerName, ...], Field(strict=False)] = ("tensorboard",)
+    """Who is told beside the console: any of `tensorboard`, `wandb`, `trackio`."""
     project: Project = "klinic"
     """What W&B and trackio file the run under; the run's own name is that of its folder."""
     records_every: CountOrZero = 1

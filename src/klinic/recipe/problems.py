@@ -20,7 +20,7 @@ WANTED = {
     "bool_type": "true or false is wanted",
     "string_type": "text is wanted. Put it in quotes if it is a name",
     "string_unicode": "it is not valid text",
-    "tuple_type": "a list is wanted, such as [binary]",
+    "tuple_type": "a list is wanted",
     "model_type": "a function is wanted, such as binary, or {function: binary, weight: 0.5}",
 }
 
@@ -99,13 +99,17 @@ def _about(section: str) -> str:
 
 
 def _choices(field: FieldInfo | None) -> tuple[str, ...]:
-    return () if field is None else get_args(field.annotation)
+    """Return the words a key takes, or an entry of it where it is a list."""
+    words = () if field is None else get_args(field.annotation)
+    return tuple(word for entry in words for word in get_args(entry) or (entry,) if word != ...)
 
 
 def _default(field: FieldInfo | None) -> str:
     if field is None or field.is_required() or field.default in (None, ()):
         return ""
     default = field.default
+    if isinstance(default, tuple):
+        return f" ([{', '.join(default)}] is the default)"
     if isinstance(default, float) and math.isfinite(default):
         return f" ({default:g} is the default)"
     return f" ({default if isinstance(default, str) else shown(default)} is the default)"

@@ -14,6 +14,8 @@ from klinic.recipe.learner import LearnerSection
 from klinic.recipe.loop import LoopSection
 from klinic.recipe.model import ModelSection
 from klinic.recipe.output import OutputSection
+from klinic.recipe.recovery import RecoverySection
+from klinic.recipe.reference import ReferenceSection
 from klinic.recipe.rewards import Rewards
 from klinic.recipe.sampling import SamplingSection
 from klinic.recipe.section import Count, Section, within
@@ -41,12 +43,16 @@ class Recipe(Section):
     """Prompts of something else; absent is none, and a task has other skills."""
     kl: KLSection | None = None
     """The tie to the reference; absent is no KL and no reference."""
+    reference: ReferenceSection = ReferenceSection()
+    """Which policy the KL ties to, and whether it moves."""
     sampling: SamplingSection = SamplingSection()
     """How completions are drawn."""
     loop: LoopSection = LoopSection()
     """How many steps, over how much."""
     learner: LearnerSection = LearnerSection()
     """The loss and the optimiser."""
+    recovery: RecoverySection | None = RecoverySection()
+    """What counts as trouble, and what is done about it; null only discards NaN updates."""
     warm_start: WarmStartSection | None = None
     """Supervised training first; absent is none."""
     output: OutputSection = OutputSection()
@@ -60,6 +66,8 @@ class Recipe(Section):
             *_rewards_exist(self),
             *_held_out_is_free(self),
             *_buffer_fits(self),
+            *_reference_is_used(self),
+            *_limits_can_be_seen(self),
         ]
         if problems:
             raise ValueError("\n".join(problems))
@@ -155,4 +163,21 @@ def _buffer_fits(recipe: Recipe) -> Iterator[str]:
         yield (
             f"learner.overlong_buffer is {buffer} with sampling.max_new_tokens {limit}: even an "
             f"empty completion would be too long. Use at most {limit}."
+        )
+
+
+def _reference_is_used(recipe: Recipe) -> Iterator[str]:
+    if recipe.kl is None and recipe.reference != ReferenceSection():
+        yield (
+            "reference is given, but kl is not: without a KL nothing is compared with a reference. "
+            "Add kl, with coef 0 and monitor_every to only look, or leave reference out."
+        )
+
+
+def _limits_can_be_seen(recipe: Recipe) -> Iterator[str]:
+    limit = None if recipe.recovery is None else recipe.recovery.kl_limit
+    if limit is not None and recipe.kl is None:
+        yield (
+            f"recovery.kl_limit is {limit}, but kl is not given: without a reference no KL is "
+            "measured. Add kl, with coef 0 and monitor_every: 1 to only look."
         )

@@ -11,7 +11,12 @@ from typing import Any
 from klinic.recipe import aliases, keys
 from klinic.recipe.problems import shown, shown_key
 
-NAMED = {"model": "model.name", "data": "data.path", "eval": "eval.path"}
+NAMED = {
+    "model": "model.name",
+    "data": "data.path",
+    "eval": "eval.path",
+    "reference": "reference.path",
+}
 """Sections for which text alone may stand."""
 
 

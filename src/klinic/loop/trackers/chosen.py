@@ -22,9 +22,9 @@ EXTRAS = ("wandb", "trackio")
 def refuse_missing(output: OutputSection) -> None:
     """Refuse a tracker that is not installed, with the line to install it."""
     for name in EXTRAS:
-        if getattr(output, name) and not _installed(name):
+        if name in output.trackers and not _installed(name):
             raise MissingExtraError(
-                f"output.{name} is true, which needs {name}. Install it with: "
+                f"output.trackers has {name}, which needs {name}. Install it with: "
                 f'pip install "klinic[{name}]"'
             )
 
@@ -48,15 +48,15 @@ def chosen(recipe: Recipe, folder: Path, console: Console) -> list[Tracker]:
 
 def _others(recipe: Recipe, folder: Path, tell: Callable[[str], None]) -> dict[str, Tracker]:
     found: dict[str, Tracker] = {}
-    if recipe.output.tensorboard:
+    if "tensorboard" in recipe.output.trackers:
         from klinic.loop.trackers.tensorboard import TensorBoard
 
         found["TensorBoard"] = TensorBoard(folder / TENSORBOARD)
-    if recipe.output.wandb:
+    if "wandb" in recipe.output.trackers:
         from klinic.loop.trackers.wandb import WeightsAndBiases
 
         found["W&B"] = WeightsAndBiases(recipe, folder, tell)
-    if recipe.output.trackio:
+    if "trackio" in recipe.output.trackers:
         from klinic.loop.trackers.trackio import Trackio
 
         found["Trackio"] = Trackio(recipe, folder, tell)

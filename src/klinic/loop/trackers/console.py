@@ -69,6 +69,16 @@ class ConsoleTracker:
             )
         self._console.print(table)
 
+    def rewind(self, step: int) -> None:
+        """Put the bar back."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
+
+    def event(self, step: int, sentence: str) -> None:
+        """Say it on a line of its own."""
+        told = Text(f"Step {step} | {sentence}", style="yellow")
+        self._console.print(told, highlight=False, soft_wrap=True)
+
     def close(self) -> None:
         """Leave the bar as it stands."""
         if self._bar is not None:

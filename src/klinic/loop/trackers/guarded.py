@@ -38,6 +38,14 @@ class Guarded:
         """Hand on completions."""
         self._ask(lambda: self._tracker.completions(step, rollouts, record))
 
+    def rewind(self, step: int) -> None:
+        """Hand on that the run goes back."""
+        self._ask(lambda: self._tracker.rewind(step))
+
+    def event(self, step: int, sentence: str) -> None:
+        """Hand on what happened."""
+        self._ask(lambda: self._tracker.event(step, sentence))
+
     def close(self) -> None:
         """Close what still works."""
         self._ask(self._tracker.close)

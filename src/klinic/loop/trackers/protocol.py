@@ -20,5 +20,11 @@ class Tracker(Protocol):
     def completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
         """Some completions of a step with their rewards."""
 
+    def rewind(self, step: int) -> None:
+        """The run goes back behind this step, and later ones will be told again."""
+
+    def event(self, step: int, sentence: str) -> None:
+        """Something happened that is no number."""
+
     def close(self) -> None:
         """Nothing more will come."""

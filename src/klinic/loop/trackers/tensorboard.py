@@ -8,7 +8,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Rollout
-from klinic.loop.trackers.told import tag
+from klinic.loop.trackers.told import as_code, tag
 
 
 class TensorBoard:
@@ -32,6 +32,16 @@ class TensorBoard:
 
     def completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
         """Completions are in the records; here are curves."""
+
+    def rewind(self, step: int) -> None:
+        """Hide what was told of later steps."""
+        self.close()
+        self._writer = SummaryWriter(str(self._folder), purge_step=step + 1)
+
+    def event(self, step: int, sentence: str) -> None:
+        """Write it as text."""
+        assert self._writer is not None  # noqa: S101 - begin comes first
+        self._writer.add_text("events", as_code(sentence), step)
 
     def close(self) -> None:
         """Flush what is left."""

@@ -18,6 +18,15 @@ def tag(name: str) -> str:
     return name if name.startswith("eval/") else f"train/{name}"
 
 
+def as_code(sentence: str) -> str:
+    """Return text that a page of Markdown shows as it is: names in it are not ours.
+
+    >>> print(as_code("a <b>"))
+        a <b>
+    """
+    return f"    {' '.join(sentence.split())}"
+
+
 def rows(rollouts: Sequence[Rollout], record: StepRecord) -> list[list[str | float | None]]:
     """Return a row a completion, under `COLUMNS`; a reward that is missing is none."""
     reward = [None] * len(rollouts) if record.reward is None else record.reward.tolist()

@@ -56,6 +56,13 @@ class Trackio:
     def completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
         """Completions are in the records: trackio would show them as Markdown, which they write."""
 
+    def rewind(self, step: int) -> None:
+        """What is void stays and is told again."""
+
+    def event(self, step: int, sentence: str) -> None:
+        """Write it beside the numbers."""
+        self._run.log({"event": sentence}, step=step)
+
     def close(self) -> None:
         """Write what is left."""
         if self._run is not None:
@@ -70,7 +77,7 @@ def load(folder: Path) -> Any:
         import trackio
     if not chosen and folder.resolve() != trackio.TRACKIO_DIR:
         raise ConfigError(
-            f"output.trackio is true, but trackio writes to {trackio.TRACKIO_DIR} since it was "
+            f"output.trackers has trackio, but it writes to {trackio.TRACKIO_DIR} since it was "
             "first used in this process, and cannot write elsewhere. Start a process a run, or "
             f"set {DIR} before Python starts to have all runs in one folder."
         )

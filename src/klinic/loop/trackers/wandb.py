@@ -15,7 +15,7 @@ from klinic.loop.trackers.told import COLUMNS, rows, tag
 from klinic.recipe.recipe import Recipe
 
 KEPT = "wandb.json"
-ROWS_PER_STEP = 3  # metrics, an evaluation, completions
+RESERVED = 10_000  # rows that one part of a run may tell before it puts more aside
 START_TIMEOUT = 30.0  # seconds to reach the server in; W&B's own 90 would be spent before step 1
 
 
@@ -35,13 +35,13 @@ class WeightsAndBiases:
         self._folder = folder
         self._tell = tell
         self._run: Any = None
-        self._row = 0
+        self._row = self._reserved = 0
         self._outside: BaseException | None = None
 
-    def begin(self, *, step: int) -> None:
+    def begin(self, *, step: int) -> None:  # noqa: ARG002 - W&B is told, and forgets nothing
         """Start the W&B run of this folder, or go on with it; nobody is asked anything."""
-        most = ROWS_PER_STEP * (max(0, self._recipe.loop.max_steps - step) + 1)
-        run_id, self._row = next_part(self._folder / KEPT, most_rows=most)
+        run_id, self._row = next_part(self._folder / KEPT, most_rows=RESERVED)
+        self._reserved = self._row + RESERVED
         mode = self._mode()
         self._run = self._wandb.init(
             project=self._recipe.output.project,
@@ -70,6 +70,13 @@ class WeightsAndBiases:
         table = self._wandb.Table(columns=list(COLUMNS), data=rows(rollouts, record))
         self._log(step, {"completions": table})
 
+    def rewind(self, step: int) -> None:
+        """W&B cannot forget: both stand over the same step."""
+
+    def event(self, step: int, sentence: str) -> None:
+        """Send it as a row of its own."""
+        self._log(step, {"event": sentence})
+
     def close(self) -> None:
         """Finish: as failed where an error is on its way out of the run."""
         if self._run is not None:
@@ -79,6 +86,9 @@ class WeightsAndBiases:
         # committed at once: a run that is killed has told its last step
         self._run.log({"step": step, **values}, step=self._row, commit=True)
         self._row += 1
+        if self._row == self._reserved:
+            next_part(self._folder / KEPT, most_rows=RESERVED)
+            self._reserved += RESERVED
 
     def _mode(self) -> str:
         """Return how to run; without a key W&B would ask for one."""
