@@ -42,5 +42,13 @@ class PolicyError(KlinicError, RuntimeError):
     """The policy has become unusable."""
 
 
+class LogitsError(PolicyError):
+    """The policy's logits are not numbers."""
+
+
+class RunStoppedError(KlinicError, RuntimeError):
+    """A run was stopped because it could not be brought back to health."""
+
+
 class RewardError(KlinicError, ValueError):
     """A reward function failed, or returned what is not a reward."""

@@ -23,6 +23,9 @@ class Pretend:
         self.extra_rounds = extra_rounds
         self._dull = dull
 
+    def next_place(self, position):
+        return position + 1
+
     def prompts(self, position):
         places = ((position - 1) * 2 % NUM, ((position - 1) * 2 + 1) % NUM)
         return [
@@ -58,13 +61,13 @@ def trained_on(found):
 def test_without_further_rounds_a_step_is_one_batch():
     found = gathered(0)
     assert trained_on(found) == [0, 0, 1, 1]
-    assert (found.position, found.num_rounds, found.num_dropped) == (1, 1, 0)
+    assert (found.places, found.num_dropped) == ((1,), 0)
 
 
 def test_groups_without_a_difference_are_replaced():
     found = gathered(5)
     assert trained_on(found) == [1, 1, 3, 3]
-    assert (found.position, found.num_rounds, found.num_dropped) == (2, 2, 2)
+    assert (found.places, found.num_dropped) == ((1, 2), 2)
     # what is reported is of all completions, in their order
     assert found.scores.parts["f"].tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
     assert found.scores.num_nonfinite == 2
@@ -73,14 +76,14 @@ def test_groups_without_a_difference_are_replaced():
 def test_when_no_round_is_left_the_batch_is_filled_up():
     found = gathered(1, dull=lambda index: index != 3)
     assert trained_on(found) == [0, 0, 3, 3]
-    assert (found.position, found.num_rounds) == (2, 2)
+    assert found.places == (1, 2)
 
 
 def test_a_prompt_is_in_a_step_once_even_where_the_data_begins_again():
     found = gathered(9, dull=lambda index: True)
     assert sorted({r.prompt.index for r in found.rollouts}) == list(range(NUM))
     assert len(found.rollouts) == 2 * NUM
-    assert found.position == 10
+    assert found.places[-1] == 10
 
 
 ROWS = [{"prompt": f"{n}="} for n in range(12)]

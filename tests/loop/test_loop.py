@@ -8,6 +8,7 @@ import pytest
 from klinic.evidence.record import StepRecord
 from klinic.learner.protocol import Prepared
 from klinic.loop.loop import LoopState, run_loop
+from klinic.loop.watch import Watch
 from klinic.maths.kl_coef import KLCoefState
 from klinic.model.weights import Weights
 from klinic.recipe.kl import KLSection
@@ -25,6 +26,7 @@ class Pretend:
         self.max_steps = max_steps
         self.updates_per_batch = updates
         self.extra_rounds = 0
+        self.update_kl_limit = None
         self.learner = self.sampler = self
         self.calls, self.coefs, self.asked = [], [], []
         self.rows: list[list[int]] = []
@@ -36,6 +38,27 @@ class Pretend:
     def load(self, weights):
         self.calls.append(f"load {weights.version}")
         return weights.fingerprint
+
+    def watch(self, state):
+        return Watch(None, state.history, known=(), place=state.position + 1)
+
+    def recover(self, found, state):
+        raise found
+
+    def update_kl(self, scored):
+        return 0.0
+
+    def sequence_kl(self, scored):
+        return None
+
+    def lr_factor(self, step):
+        return 1.0
+
+    def next_place(self, position):
+        return position + 1
+
+    def sound(self):
+        return {"weights": True, "optimizer": True}
 
     def prompts(self, position):
         return [group[0].prompt for group in GROUPS]
@@ -62,9 +85,9 @@ class Pretend:
         self.coefs.append(kl_coef)
         logp = np.full(scored.num_tokens, -1.0)
         record = replace(scored, logp_old=logp, logp=logp, logp_ref=logp - 0.2)
-        return Prepared(record=record, metrics={}, finite=self._finite(scored.step))
+        return Prepared(record=record, metrics={}, finite_at={"loss": self._finite(scored.step)})
 
-    def commit(self):
+    def commit(self, *, lr_factor):
         self.calls.append("commit")
         self._version += 1
         return {}

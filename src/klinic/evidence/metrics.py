@@ -73,6 +73,18 @@ def clip_metrics(
     }
 
 
+def update_kl(record: StepRecord) -> float:
+    """Return KL(new || old) per trained token, from tokens of the old policy.
+
+    k3 of new against old, weighted by the ratio: never negative, and the KL in the mean.
+    """
+    trained = record.loss_mask
+    if record.logp is None or record.logp_old is None or not trained.any():
+        return 0.0
+    new, old = _wide(record.logp)[trained], _wide(record.logp_old)[trained]
+    return float((np.exp(new - old) * kl.k3(logp_p=new, logp_q=old)).mean())
+
+
 def _completions(record: StepRecord) -> dict[str, float]:
     lengths = np.diff(record.row_offsets)
     metrics = {

@@ -54,6 +54,26 @@ def completed(record: StepRecord, targets: Targets, found: list[TokenScores]) ->
     )
 
 
+def finite_at(record: StepRecord, *, loss: float, grad_norm: float) -> dict[str, bool]:
+    """Tell for each site whether its values are numbers.
+
+    What is not a number at a token that is not trained on counts only if it reached the loss.
+    """
+    reached = not (np.isfinite(loss) and np.isfinite(grad_norm))
+    looked = np.full(record.num_tokens, reached) | record.loss_mask
+
+    def finite(values: np.ndarray | None) -> bool:
+        return values is None or bool(np.isfinite(values[looked]).all())
+
+    return {
+        "logits": finite(record.entropy),
+        "logp": finite(record.logp) and finite(record.logp_old),
+        "logp_ref": finite(record.logp_ref),
+        "loss": bool(np.isfinite(loss)),
+        "gradient": bool(np.isfinite(grad_norm)),
+    }
+
+
 def denominator(weights: Tensor) -> float:
     """Return one over the mean weight of a trained token: what the summed loss is divided by."""
     used = weights[weights != 0]

@@ -8,9 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from klinic.evidence.metrics import update_kl
 from klinic.evidence.record import StepRecord
 from klinic.learner import checkpoint
-from klinic.learner.findings import completed, denominator, detached, first_of_groups, moved
+from klinic.learner.findings import (
+    completed,
+    denominator,
+    detached,
+    finite_at,
+    first_of_groups,
+    moved,
+)
 from klinic.learner.gradient_share import KLApart, share_facts
 from klinic.learner.objective import (
     Objective,
@@ -24,12 +32,15 @@ from klinic.learner.packing import MicroBatch, micro_batches
 from klinic.learner.protocol import Prepared
 from klinic.learner.update import (
     LearningRate,
+    all_finite,
     clip_gradients,
     gradients,
     make_optimizer,
     norm,
     set_rate,
 )
+from klinic.maths.arrays import row_of_token, segment_sum
+from klinic.maths.kl import k1
 from klinic.model.loading import Policy
 from klinic.model.reference import Reference
 from klinic.model.scorer import RefHidden, TokenScores
@@ -80,6 +91,7 @@ class LocalLearner:
         self._num_updates = 0
         self._grad_norm = 0.0
         self._look = False
+        self._first_logp = torch.empty(0)
 
     def publish(self) -> Weights:
         """Say which weights these are; sampler and learner share them."""
@@ -152,6 +164,7 @@ class LocalLearner:
                 apart.add(forward()[1].kl)
             found.append(detached(scores))
             parts.append(part)
+        self._first_logp = torch.cat([scores.logp for scores in found])
         share = {} if apart is None else apart.join(kl_coef)
         self._grad_norm = norm(gradients(self._policy.lm))
         return self._prepared(scored, found, parts, kl_coef, share)
@@ -198,8 +211,8 @@ class LocalLearner:
         facts = self._facts(scored, kl_coef) | share_facts(share)
         record = completed(scored.record, scored.targets, found)
         record = replace(record, facts={**record.facts, **facts})
-        finite = bool(np.isfinite([policy_loss, self._grad_norm]).all())
-        return Prepared(record=record, metrics=metrics, finite=finite)
+        finite = finite_at(record, loss=policy_loss, grad_norm=self._grad_norm)
+        return Prepared(record=record, metrics=metrics, finite_at=finite)
 
     def _facts(self, scored: Scored, kl_coef: float) -> dict[str, Any]:
         masks = [scored.targets.loss_mask[batch.tokens] for batch in scored.batches]
@@ -215,11 +228,11 @@ class LocalLearner:
             "reference_digest": None if self._reference is None else self._reference.digest,
         }
 
-    def commit(self) -> dict[str, float]:
-        """Make the update that was prepared."""
+    def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:
+        """Make the update that was prepared, at the scheduled rate times a factor."""
         lm, settings = self._policy.lm, self._settings
         clipped = clip_gradients(lm, grad_norm=self._grad_norm, max_norm=settings.max_grad_norm)
-        rate = settings.rate.at(self._num_updates)
+        rate = lr_factor * settings.rate.at(self._num_updates)
         set_rate(self._optimizer, rate)
         trained = [p for p in lm.parameters() if p.requires_grad]
         before = [p.detach().clone() for p in trained] if self._look else None
@@ -228,6 +241,31 @@ class LocalLearner:
         self.discard()
         looked = {} if before is None else moved(before, trained)
         return {"grad_norm_clipped": clipped, "learning_rate": rate, **looked}
+
+    def sound(self) -> dict[str, bool]:
+        """Whether all weights, and all moments of the optimiser, are numbers."""
+        trained = [p.detach() for p in self._policy.lm.parameters() if p.requires_grad]
+        moments = [m for fields in self._optimizer.state.values() for m in fields.values()]
+        return {"weights": all_finite(trained), "optimizer": all_finite(moments)}
+
+    @torch.no_grad()
+    def update_kl(self, scored: Scored) -> float:
+        """Return KL(new || old) in nats per token, after the updates of a batch."""
+        logp = torch.cat([self._scorer(batch.layout).logp for batch in scored.batches])
+        old = self._first_logp if scored.targets.logp_old is None else scored.targets.logp_old
+        record = replace(scored.record, logp=logp.cpu().numpy(), logp_old=old.cpu().numpy())
+        return update_kl(record)
+
+    def sequence_kl(self, scored: Scored) -> np.ndarray | None:
+        """Return k1 to the reference summed over each completion; None without a reference."""
+        record, logp_ref = scored.record, scored.targets.logp_ref
+        if logp_ref is None or record.logp_sampler is None:
+            return None
+        apart = k1(logp_p=record.logp_sampler.astype(np.float64), logp_q=logp_ref.cpu().numpy())
+        known = record.loss_mask & np.isfinite(apart)
+        rows = row_of_token(record.row_offsets)
+        sums: np.ndarray = segment_sum(np.where(known, apart, 0.0), rows, record.num_rows)
+        return sums
 
     def discard(self) -> None:
         """Drop the gradient that was prepared."""

@@ -4,6 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+from jaxtyping import Float64
+
 from klinic.evidence.record import StepRecord
 from klinic.model.weights import Weights
 
@@ -15,8 +18,13 @@ class Prepared:
     record: StepRecord
     """The batch with everything the learner found out about it."""
     metrics: dict[str, float]
-    finite: bool
-    """Whether loss and gradient are numbers."""
+    finite_at: dict[str, bool]
+    """Whether all values are numbers, for logits, log-probs, loss and gradient."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether the update may be made."""
+        return all(self.finite_at.values())
 
 
 @runtime_checkable
@@ -32,8 +40,17 @@ class Learner(Protocol):
     def prepare(self, scored: Any, *, kl_coef: float) -> Prepared:
         """Compute the loss and its gradient."""
 
-    def commit(self) -> dict[str, float]:
-        """Make the update that was prepared."""
+    def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:
+        """Make the update that was prepared, at the scheduled rate times a factor."""
+
+    def sound(self) -> dict[str, bool]:
+        """Whether all weights, and all moments of the optimiser, are numbers."""
+
+    def update_kl(self, scored: Any) -> float:
+        """Return KL(new || old) in nats per token, after the updates of a batch."""
+
+    def sequence_kl(self, scored: Any) -> Float64[np.ndarray, "B"] | None:
+        """Return k1 to the reference summed over each completion; None without a reference."""
 
     def discard(self) -> None:
         """Drop the gradient that was prepared."""

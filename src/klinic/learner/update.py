@@ -61,6 +61,12 @@ def norm(tensors: Iterable[Tensor]) -> float:
     return float(torch.nn.utils.get_total_norm(list(tensors)))
 
 
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether every entry is a number; the largest one is not where any is not."""
+    largest = torch.nn.utils.get_total_norm(list(tensors), norm_type=math.inf)
+    return bool(torch.isfinite(largest))
+
+
 def gradients(model: nn.Module) -> list[Tensor]:
     """Return the gradients that exist."""
     return [p.grad for p in model.parameters() if p.grad is not None]

@@ -50,7 +50,7 @@ class Found:
 
 def write(run: Path, step: int, *, fill: Callable[[Path], dict[str, Any]], keep: int) -> Path:
     """Write a checkpoint: `fill` puts files into a folder and returns the state."""
-    final = run / FOLDER / f"step={step:06d}"
+    final = run / FOLDER / name_of(step)
     draft = final.with_name(final.name + UNFINISHED)
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
@@ -102,6 +102,16 @@ def read(folder: Path, step: int) -> Checkpoint:
             f"not of schema {SCHEMA} and step {step}."
         )
     return Checkpoint(folder=folder, step=step, state=state)
+
+
+def steps(run: Path) -> list[int]:
+    """Return the steps that there are checkpoints of, whole or not."""
+    return sorted(_folders(run))
+
+
+def name_of(step: int) -> str:
+    """Return what the folder of a step is called."""
+    return f"step={step:06d}"
 
 
 def step_of(folder: Path) -> int:

@@ -26,6 +26,9 @@ class Gathering(Protocol):
     sampler: Sampler
     extra_rounds: int
 
+    def next_place(self, position: int) -> int:
+        """Return the place of the data after this one; batches may be left out."""
+
     def prompts(self, position: int) -> list[Prompt]:
         """Return the batch of prompts at a place of the data, counted from 1."""
 
@@ -42,9 +45,8 @@ class Gathered:
     """Of all of them, in order."""
     chosen: list[int]
     """The numbers of those to train on, group by group."""
-    position: int
-    """Batches of prompts taken from the data so far."""
-    num_rounds: int
+    places: tuple[int, ...]
+    """Where in the data their prompts stand."""
     num_dropped: int
     """Groups that were sampled and left out."""
 
@@ -54,9 +56,10 @@ def gather(run: Gathering, *, step: int, position: int, clock: Clock) -> Gathere
     groups: list[list[Rollout]] = []
     scores: list[Scores] = []
     wanted = 0
-    first = position
+    places: list[int] = []
     for _ in range(1 + run.extra_rounds):
-        position += 1
+        position = run.next_place(position)
+        places.append(position)
         with clock.over("sample"):
             fresh = sample_groups(run.sampler, _unseen(run.prompts(position), groups), step)
         if fresh:
@@ -73,8 +76,7 @@ def gather(run: Gathering, *, step: int, position: int, clock: Clock) -> Gathere
         rollouts=[rollout for group in groups for rollout in group],
         scores=joined(scores),
         chosen=[row for g in chosen for row in range(starts[g], starts[g + 1])],
-        position=position,
-        num_rounds=position - first,
+        places=tuple(places),
         num_dropped=len(groups) - len(chosen),
     )
 

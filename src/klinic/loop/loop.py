@@ -1,13 +1,17 @@
 """The loop: sample, score, prepare, commit or discard, keep. Everything else is somewhere else."""
 
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from klinic.doctor.trouble import History
+from klinic.errors import LogitsError
+from klinic.evidence.metrics import update_kl
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.learner.protocol import Learner
 from klinic.loop.clock import Clock
 from klinic.loop.gather import Gathered, gather
+from klinic.loop.watch import InTroubleError, Watch
 from klinic.maths.kl_coef import KLCoefRule, KLCoefState, linear_warmup, update
 from klinic.recipe.kl import KLSection
 from klinic.rewards.scores import Scores
@@ -24,6 +28,19 @@ class Parts(Protocol):
     updates_per_batch: int
 
     extra_rounds: int
+    update_kl_limit: float | None
+
+    def watch(self, state: "LoopState") -> Watch:
+        """Return the lookout of the next step."""
+
+    def recover(self, found: InTroubleError, state: "LoopState") -> "LoopState":
+        """Do something about trouble; return where to go on, or raise to stop."""
+
+    def lr_factor(self, step: int) -> float:
+        """Return what the learning rate of a step is multiplied by."""
+
+    def next_place(self, position: int) -> int:
+        """Return the place of the data after this one; batches may be left out."""
 
     def prompts(self, position: int) -> list[Prompt]:
         """Return the batch of prompts at a place of the data, counted from 1."""
@@ -47,6 +64,7 @@ class LoopState:
     position: int = 0
     """Batches of prompts taken from the data; more than steps where some were sampled again."""
     kl: KLCoefState | None = None
+    history: History = field(default_factory=History)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -54,64 +72,95 @@ class StepDone:
     """One step, after its updates."""
 
     step: int
-    rollouts: list[Rollout]
     record: StepRecord
     """Of the first update: before it, policy and old policy are one."""
     last_record: StepRecord
-    metrics: dict[str, float]
     kl_coef: float
-    discarded: int
+    rollouts: list[Rollout] = field(default_factory=list)
+    places: tuple[int, ...] = ()
+    """Where in the data its prompts stand."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    discarded: int = 0
     """Updates that were not made, since loss or gradient was not a number."""
+    updates_left: int = 0
+    """Updates that were not made, since the policy had gone far enough."""
     seconds: dict[str, float] = field(default_factory=dict)
 
 
 def run_loop(parts: Parts, state: LoopState, kl: KLSection | None) -> LoopState:
     """Train from `state` to the last step, or until told to stop."""
-    for step in range(state.step + 1, parts.max_steps + 1):
-        clock = Clock()
-        with clock.over("sample"):
-            weights = parts.learner.publish()
-            loaded = parts.sampler.load(weights)
-        gathered = gather(parts, step=step, position=state.position, clock=clock)
-        with clock.over("reward"):
-            record = parts.judge(gathered, step)
-            facts = {"weights_published": weights.fingerprint, "weights_loaded": loaded}
-            record = replace(record, facts={**record.facts, **facts})
-        with clock.over("learn"):
-            done = learn(parts, record, kl_coef=kl_coef(kl, state), measure=due(kl, state))
-        done.rollouts = [gathered.rollouts[row] for row in gathered.chosen]
-        done.seconds = clock.seconds
-        kl_state = adapted(kl, state.kl, done.record)
-        state = LoopState(step=step, position=gathered.position, kl=kl_state)
+    while state.step < parts.max_steps:
+        try:
+            done, after = one_step(parts, state, kl)
+        except InTroubleError as found:
+            parts.learner.discard()
+            state = parts.recover(found, state)
+            continue
+        state = after
         if not parts.keep(done, state):
             break
     return state
 
 
-def learn(parts: Parts, record: StepRecord, *, kl_coef: float, measure: bool) -> StepDone:
-    """Make the updates of one batch."""
-    scored = parts.learner.score(record, needs_reference=measure)
-    records: list[StepRecord] = []
-    metrics: dict[str, float] = {}
-    discarded = 0
-    for _ in range(parts.updates_per_batch):
+def one_step(parts: Parts, state: LoopState, kl: KLSection | None) -> tuple[StepDone, LoopState]:
+    """Make one step; nothing of it is kept yet."""
+    step, clock = state.step + 1, Clock()
+    watch = parts.watch(state)
+    with clock.over("sample"):
+        watch.held(parts.learner.sound())
+        weights = parts.learner.publish()
+        loaded = parts.sampler.load(weights)
+    try:
+        gathered = gather(parts, step=step, position=state.position, clock=clock)
+    except LogitsError:
+        watch.logits()
+        raise
+    with clock.over("reward"):
+        record = parts.judge(gathered, step)
+        facts = {"weights_published": weights.fingerprint, "weights_loaded": loaded}
+        record = replace(record, facts={**record.facts, **facts})
+        watch.judged(gathered, record)
+    with clock.over("learn"):
+        scored = parts.learner.score(record, needs_reference=due(kl, state))
+        done = learn(parts, record, scored, watch, kl_coef=kl_coef(kl, state))
+    done.rollouts = [gathered.rollouts[row] for row in gathered.chosen]
+    done.places = gathered.places
+    done.seconds = clock.seconds
+    after = LoopState(
+        step=step,
+        position=gathered.places[-1],
+        kl=adapted(kl, state.kl, done.record),
+        history=watch.history,
+    )
+    return done, after
+
+
+def learn(
+    parts: Parts, record: StepRecord, scored: Any, watch: Watch, *, kl_coef: float
+) -> StepDone:
+    """Make the updates of one batch, as many as its limit allows."""
+    done = StepDone(step=record.step, record=record, last_record=record, kl_coef=kl_coef)
+    limit = parts.update_kl_limit
+    for number in range(parts.updates_per_batch):
         prepared = parts.learner.prepare(scored, kl_coef=kl_coef)
-        records.append(prepared.record)
-        metrics |= prepared.metrics
+        watch.prepared(prepared, record.step)
+        if number and limit is not None and update_kl(prepared.record) > limit:
+            done.updates_left = parts.updates_per_batch - number
+            break
+        done.record = done.record if number else prepared.record
+        done.last_record = prepared.record
+        done.metrics |= prepared.metrics
         if prepared.finite:
-            metrics |= parts.learner.commit()
+            done.metrics |= parts.learner.commit(lr_factor=parts.lr_factor(record.step))
+            watch.committed()
         else:
             parts.learner.discard()
-            discarded += 1
-    return StepDone(
-        step=record.step,
-        rollouts=[],
-        record=records[0],
-        last_record=records[-1],
-        metrics=metrics,
-        kl_coef=kl_coef,
-        discarded=discarded,
-    )
+            done.discarded += 1
+    after = None if limit is None else parts.learner.update_kl(scored)
+    watch.moved(parts.learner.sound(), after)
+    if after is not None:
+        done.metrics |= {"update_kl": after, "updates_left": float(done.updates_left)}
+    return done
 
 
 def kl_coef(kl: KLSection | None, state: LoopState) -> float:

@@ -8,7 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from klinic.errors import CheckpointError
+from klinic.doctor.recovery import passed
+from klinic.doctor.trouble import History
+from klinic.errors import CheckpointError, EvidenceError, RunStoppedError
+from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.metrics import clip_metrics, penalized_reward, step_metrics
 from klinic.evidence.record import StepRecord
@@ -20,9 +23,11 @@ from klinic.loop.data import Prompts
 from klinic.loop.folder import EVENTS, METRICS
 from klinic.loop.gather import Gathered
 from klinic.loop.loop import LoopState, StepDone
+from klinic.loop.recovering import Recovering
 from klinic.loop.source import Source
 from klinic.loop.stopping import Stopping
 from klinic.loop.trackers.protocol import Tracker
+from klinic.loop.watch import InTroubleError, Watch
 from klinic.maths.kl_coef import KLCoefState
 from klinic.model.loading import Policy
 from klinic.recipe.recipe import Recipe
@@ -31,6 +36,10 @@ from klinic.rewards.overlong import overlong, with_overlong
 from klinic.rewards.runner import score
 from klinic.rewards.scores import Scores, statistics, taken
 from klinic.sampler.protocol import Sampler
+
+TROUBLE, TRANSIENT = "trouble", "transient"
+LASTING = frozenset({TROUBLE, TRANSIENT})
+"""Events that stay when a run goes back behind them: they are why it did."""
 
 
 @dataclass(kw_only=True)
@@ -58,6 +67,9 @@ class Run:
         self.max_steps = self.recipe.loop.max_steps
         self.updates_per_batch = self.recipe.learner.updates_per_batch
         self.extra_rounds = self.recipe.loop.extra_rounds
+        self.recovering = Recovering(self.folder, self.recipe.recovery)
+        limits = self.recovering.limits
+        self.update_kl_limit = None if limits is None else limits.update_kl
         self.journal = Journal(self.folder / METRICS)
         self.events = Journal(self.folder / EVENTS)
         self._open = ExitStack()
@@ -75,6 +87,67 @@ class Run:
 
     def __exit__(self, *error: Any) -> None:
         self._open.__exit__(*error)
+
+    def watch(self, state: LoopState) -> Watch:
+        """Return the lookout of the next step."""
+        return Watch(
+            self.recovering.limits,
+            state.history,
+            known=self.recovering.plan.known,
+            place=self.next_place(state.position),
+        )
+
+    def lr_factor(self, step: int) -> float:
+        """Return what the learning rate of a step is multiplied by."""
+        return self.recovering.plan.lr_factor(step)
+
+    def next_place(self, position: int) -> int:
+        """Return the place of the data after this one; batches may be left out."""
+        return self.recovering.plan.next_place(position)
+
+    def recover(self, found: InTroubleError, state: LoopState) -> LoopState:
+        """Do something about trouble; return where to go on, or raise to stop."""
+        step, trouble = state.step + 1, found.trouble
+        decision = self.recovering.decide(trouble, state.history, step=step, places=found.places)
+        self.event(
+            step,
+            TROUBLE,
+            decision.says,
+            act=decision.act,
+            kind=trouble.kind,
+            site=trouble.site,
+            measured=trouble.measured,
+            limit=trouble.limit,
+            places=list(found.places),
+            metrics=found.metrics,
+        )
+        back_to = decision.plan.back_to
+        if back_to is not None:
+            state = self.go_back(back_to)
+        if decision.act == "stop":
+            if not trouble.damaged:
+                self.save(state)
+            raise RunStoppedError(f"{self.folder}: {decision.says}")
+        return state
+
+    def go_back(self, step: int) -> LoopState:
+        """Load a checkpoint and forget what came after it."""
+        if self._writer is not None:
+            self._writer.flush()
+        folder = self.folder / checkpoint.FOLDER / checkpoint.name_of(step)
+        state = self.restore(checkpoint.read(folder, step))
+        self.forget_after(step)
+        for tracker in self.trackers:
+            tracker.rewind(step)
+        self.recovering.arrived()
+        return state
+
+    def forget_after(self, step: int) -> None:
+        """Forget metrics, records and checkpoints of later steps; what was decided stays known."""
+        checkpoint.forget_after(self.folder, step)
+        store.forget_after(self.folder, step)
+        self.journal.rewind(lambda entry: step_of(entry, self.folder) <= step)
+        self.events.rewind(lambda entry: entry.get("step", 0) <= step or entry["event"] in LASTING)
 
     def prompts(self, position: int) -> list[Prompt]:
         """Return the batch of prompts at a place of the data."""
@@ -94,7 +167,7 @@ class Run:
         """Return the chosen completions as a record with rewards and advantages."""
         self._rewards = statistics(gathered.scores) | self._parse_rate(gathered.rollouts)
         if self.extra_rounds:
-            self._rewards["sampling/rounds"] = float(gathered.num_rounds)
+            self._rewards["sampling/rounds"] = float(len(gathered.places))
             self._rewards["sampling/groups_dropped"] = float(gathered.num_dropped)
         record = flatten([gathered.rollouts[row] for row in gathered.chosen], step=step)
         scores = taken(gathered.scores, gathered.chosen)
@@ -118,6 +191,8 @@ class Run:
             self._writer.put(_with_facts(done, metrics))
         if done.discarded:
             self.events.append({"step": done.step, "event": "discarded", "num": done.discarded})
+        if passed(self.recovering.plan, step=done.step, places=done.places):
+            self.event(done.step, TRANSIENT, "Well the second time: the trouble was a transient.")
         last = done.step == self.max_steps
         if _due(self.recipe.loop.eval_every, done.step) or last:
             self.evaluate(done.step)
@@ -172,6 +247,7 @@ class Run:
             return {
                 "learner": self.learner.save(folder),
                 "kl": None if state.kl is None else state.kl.to_json(),
+                "history": state.history.to_json(),
                 "reference": self.reference,
                 "base": self.base,
                 "random_streams": {"seed": self.recipe.seed, "next_step": state.step + 1},
@@ -202,7 +278,19 @@ class Run:
             step=saved.step,
             position=saved.state["data"]["position"],
             kl=None if kl is None else KLCoefState.from_json(kl),
+            history=History.from_json(saved.state["history"]),
         )
+
+
+def step_of(entry: Mapping[str, Any], folder: Path) -> int:
+    """Return the step that a line of the metrics is about."""
+    step = entry.get("step")
+    if not isinstance(step, int):
+        raise EvidenceError(
+            f"{folder / METRICS} has a line without a step, so it cannot be cut back to where the "
+            "run goes on. Restore the file from a copy, or delete the line."
+        )
+    return step
 
 
 def _with_facts(done: StepDone, metrics: Mapping[str, float]) -> StepRecord:

@@ -8,11 +8,10 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from klinic.errors import ConfigError, EvidenceError
-from klinic.evidence import store
+from klinic.errors import ConfigError
 from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import write_run_facts, write_tokens
-from klinic.learner.checkpoint import save_model
+from klinic.learner.checkpoint import MODEL, save_model
 from klinic.learner.local import LocalLearner, Settings
 from klinic.learner.objective import Objective
 from klinic.learner.update import LearningRate
@@ -56,7 +55,7 @@ class Result:
     @property
     def model(self) -> Path:
         """The trained model, for `from_pretrained`."""
-        return self.folder / checkpoint.FOLDER / f"step={self.step:06d}" / "model"
+        return self.folder / checkpoint.FOLDER / checkpoint.name_of(self.step) / MODEL
 
 
 def train(
@@ -87,8 +86,10 @@ def _train_in(
         state = _continue(run, console) if resume else _begin(run)
         for tracker in run.trackers:
             tracker.begin(step=state.step)
-        if state.step == 0:
+        if run.evaluated is None:
             run.evaluated = run.evaluate(0)
+            if recipe.recovery is not None:
+                run.save(state)  # so that there is always somewhere to go back to
         if state.step >= recipe.loop.max_steps:
             say(console, "Nothing left to do. Raise loop.max_steps to go on.")
         state = run_loop(run, state, recipe.kl)
@@ -257,6 +258,9 @@ def _begin(run: Run) -> LoopState:
 
 def _continue(run: Run, console: Console) -> LoopState:
     """Go back to the newest checkpoint that is whole, and forget what came after it."""
+    if run.recovering.plan.back_to is not None:  # it was killed on the way back
+        checkpoint.forget_after(run.folder, run.recovering.plan.back_to)
+        run.recovering.arrived()
     found = checkpoint.newest_good(run.folder)
     for problem in found.broken:
         say(console, f"Broken checkpoint: {problem} Using the one before.")
@@ -269,24 +273,10 @@ def _continue(run: Run, console: Console) -> LoopState:
         say(console, f"Going on after step {saved.step}.")
         step, state = saved.step, run.restore(saved)
     checkpoint.forget_unfinished(run.folder)
-    checkpoint.forget_after(run.folder, step)
-    store.forget_after(run.folder, step)
     # at a checkpoint's own step everything was written before it; without one, nothing counts
-    run.journal.rewind(lambda entry: saved is not None and step_of(entry, run.folder) <= step)
-    run.events.rewind(lambda entry: entry.get("step", 0) <= step)
+    run.forget_after(step if saved is not None else -1)
     run.events.append({"event": "resumed", "step": step})
     return state
-
-
-def step_of(entry: dict[str, Any], folder: Path) -> int:
-    """Return the step that a line of the metrics is about."""
-    step = entry.get("step")
-    if not isinstance(step, int):
-        raise EvidenceError(
-            f"{folder / METRICS} has a line without a step, so it cannot be cut back to where the "
-            "run goes on. Restore the file from a copy, or delete the line."
-        )
-    return step
 
 
 def _token_texts(policy: Policy) -> dict[int, str]:

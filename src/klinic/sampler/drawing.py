@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from klinic.errors import PolicyError
+from klinic.errors import LogitsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,8 +38,8 @@ class Drawn:
 
 def draw(logits: Float[Tensor, "R V"], uniform: Float[Tensor, "R"], how: Drawing) -> Drawn:
     """Draw a token a row with the given uniform numbers."""
-    if bool(torch.isnan(logits).any()):
-        raise PolicyError(
+    if not bool(torch.isfinite(logits.amax(-1)).all()):  # one -inf only rules an outcome out
+        raise LogitsError(
             "the policy's logits are not numbers: an update has made some of its weights NaN or "
             "infinite. Lower learner.learning_rate, and go on from a checkpoint before that."
         )

@@ -1,0 +1,170 @@
+"""What counts as trouble in a step: pure functions of what was measured and of what came before.
+
+    kind           when                                                        seen
+    not a number   a weight, a moment of the optimiser, a reward, an           before the update,
+                   advantage, a logit, a log-prob, the loss or the gradient    weights also after
+    gradient norm  above `grad_norm_limit` x the 90% quantile of recent ones   before the update
+    update KL      KL(new || old) above 10 x `update_kl_limit`                 after the update
+    KL             mean KL(policy || reference) above `kl_limit`               before the update
+    reward         the smoothed reward is `reward_drop` below its best         before the update
+
+The first three are a step's own and may be chance, so the step is worth another try. KL and reward
+have a history: running the same step again would find the same.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+import numpy as np
+
+WINDOW = 50  # gradient norms that are remembered
+ENOUGH = 10  # norms before their quantile says anything, and steps before a best reward does
+QUANTILE = 0.9
+SMOOTHING = 0.9  # of the reward: about ten steps
+BLOW_UP = 10.0  # times `update_kl_limit`: not one update too many, but one that ruined the policy
+
+Kind = Literal["not a number", "gradient norm", "update KL", "KL", "reward"]
+
+SITES = (
+    *("weights", "optimizer", "reward", "advantage"),
+    *("logits", "logp", "logp_ref", "loss", "gradient"),
+)
+"""Where a number can stop being one, causes before effects."""
+HELD = frozenset({"weights", "optimizer"})
+"""Sites that outlive a step: what is broken there stays broken until it is loaded again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What is well; None is no limit. `klinic.recipe.recovery` says what each means."""
+
+    kl: float | None = None
+    update_kl: float | None = None
+    grad_norm: float | None = None
+    reward_drop: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trouble:
+    """What is wrong with a step, and how that was seen."""
+
+    kind: Kind
+    site: str | None = None
+    """Where the first value was that is not a number."""
+    measured: float | None = None
+    limit: float | None = None
+    damaged: bool = False
+    """Whether weights or optimiser have changed: dropping the step is then not enough."""
+
+    @property
+    def may_pass(self) -> bool:
+        """Whether the same step could come out well the second time."""
+        return self.kind not in {"KL", "reward"}
+
+    @property
+    def blames_batch(self) -> bool:
+        """Whether leaving the batch out is a remedy."""
+        return self.may_pass
+
+    @property
+    def is_mild(self) -> bool:
+        """Whether training may go on without the rows it is about: rewards that are no numbers."""
+        return self.site == "reward"
+
+    def __str__(self) -> str:
+        if self.kind == "not a number":
+            return f"{self.site}: not a number"
+        unit = " nats per token" if "KL" in self.kind else ""
+        return f"{self.kind} {self.measured:.4g}{unit}, limit {self.limit:.4g}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """What the limits compare a step with; plain numbers that survive JSON exactly."""
+
+    grad_norms: tuple[float, ...] = ()
+    num_rewards: int = 0
+    reward: float | None = None
+    """Smoothed."""
+    best_reward: float | None = None
+    best_step: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "History":
+        """Return the history that `to_json` wrote, bit for bit."""
+        return cls(**{**values, "grad_norms": tuple(values["grad_norms"])})
+
+
+def with_reward(history: History, step: int, reward: float | None) -> History:
+    """Return the history after a step's mean reward; one that is not a number changes nothing."""
+    if reward is None or not math.isfinite(reward):
+        return history
+    before = reward if history.reward is None else history.reward
+    smoothed = SMOOTHING * before + (1 - SMOOTHING) * reward
+    history = replace(history, reward=smoothed, num_rewards=history.num_rewards + 1)
+    if history.num_rewards < ENOUGH:  # the first few are one lucky batch
+        return history
+    if history.best_reward is None or smoothed > history.best_reward:
+        return replace(history, best_reward=smoothed, best_step=step)
+    return history
+
+
+def with_grad_norm(history: History, grad_norm: float) -> History:
+    """Return the history after a gradient that was used."""
+    return replace(history, grad_norms=(*history.grad_norms, grad_norm)[-WINDOW:])
+
+
+def usual_norm(history: History) -> float | None:
+    """Return the 90% quantile of recent gradient norms, once there are enough."""
+    if len(history.grad_norms) < ENOUGH:
+        return None
+    return float(np.quantile(history.grad_norms, QUANTILE))
+
+
+def not_a_number(sites: Mapping[str, bool], *, damaged: bool = False) -> Trouble | None:
+    """Return trouble at the first site, causes first, whose values are not all numbers."""
+    for site in SITES:
+        if not sites.get(site, True):
+            held = damaged or site in HELD
+            return Trouble(kind="not a number", site=site, damaged=held)
+    return None
+
+
+def of_gradient(limits: Limits, history: History, grad_norm: float) -> Trouble | None:
+    """Return trouble where a gradient is far longer than gradients of late."""
+    usual = usual_norm(history)
+    if limits.grad_norm is None or usual is None:
+        return None
+    return _above("gradient norm", grad_norm, limits.grad_norm * usual)
+
+
+def of_update(limits: Limits, update_kl: float | None) -> Trouble | None:
+    """Return trouble where the updates of a batch took the policy much too far."""
+    if limits.update_kl is None or update_kl is None:
+        return None
+    trouble = _above("update KL", update_kl, BLOW_UP * limits.update_kl)
+    return None if trouble is None else replace(trouble, damaged=True)
+
+
+def of_policy(limits: Limits, history: History, kl: float | None) -> Trouble | None:
+    """Return trouble that earlier steps made: too far from the reference, or a lost reward."""
+    if limits.kl is not None and kl is not None and kl > limits.kl:
+        return Trouble(kind="KL", measured=kl, limit=limits.kl, damaged=True)
+    if limits.reward_drop is None or history.best_reward is None or history.reward is None:
+        return None
+    least = history.best_reward - limits.reward_drop
+    if history.reward >= least:
+        return None
+    return Trouble(kind="reward", measured=history.reward, limit=least, damaged=True)
+
+
+def _above(kind: Kind, measured: float, limit: float) -> Trouble | None:
+    if measured <= limit:
+        return None
+    return Trouble(kind=kind, measured=measured, limit=limit)

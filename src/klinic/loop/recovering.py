@@ -1,0 +1,74 @@
+"""Carrying out what recovery decides: the plan on disk first, then the deed.
+
+`recovery.json` in the run's folder holds the plan. It is written before anything is done, so a run
+that is killed in between finds there what was decided.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from klinic.doctor.recovery import Brakes, Decision, Plan, decide
+from klinic.doctor.trouble import History, Limits, Trouble
+from klinic.evidence.files import json_bytes, read_json, write_atomically
+from klinic.loop import checkpoint
+from klinic.recipe.recovery import RecoverySection
+
+PLAN = "recovery.json"
+
+
+class Recovering:
+    """The plan of a run, and the decisions that make it grow."""
+
+    def __init__(self, folder: Path, section: RecoverySection | None) -> None:
+        self._folder = folder
+        self._section = section
+        path = folder / PLAN
+        self.plan = Plan.from_json(read_json(path)) if path.exists() else Plan()
+
+    @property
+    def limits(self) -> Limits | None:
+        """What counts as trouble; None where nothing is done about any."""
+        section = self._section
+        if section is None:
+            return None
+        return Limits(
+            kl=section.kl_limit,
+            update_kl=section.update_kl_limit,
+            grad_norm=section.grad_norm_limit,
+            reward_drop=section.reward_drop,
+        )
+
+    def decide(
+        self, trouble: Trouble, history: History, *, step: int, places: Sequence[int]
+    ) -> Decision:
+        """Decide what to do about trouble, and write it down before anybody does it."""
+        section = self._section
+        assert section is not None  # noqa: S101 - without it nobody raises trouble
+        brakes = Brakes(
+            lr_factor=section.lr_factor,
+            lr_steps=section.lr_steps,
+            max_consecutive=section.max_consecutive,
+        )
+        target = self._target(trouble, history, step)
+        decision = decide(brakes, self.plan, trouble, step=step, places=places, checkpoint=target)
+        self._keep(decision.plan)
+        return decision
+
+    def arrived(self) -> None:
+        """Write down that a rollback is done."""
+        if self.plan.back_to is not None:
+            self._keep(self.plan.without_rollback())
+
+    def _target(self, trouble: Trouble, history: History, step: int) -> int:
+        """Choose a checkpoint: the newest, or an older one if that is too late or did not help."""
+        steps = checkpoint.steps(self._folder)
+        if trouble.kind == "reward":
+            return max((s for s in steps if s <= history.best_step), default=min(steps))
+        here = step <= self.plan.last_step
+        older = self.plan.consecutive if here else 0
+        return sorted(steps)[max(0, len(steps) - 1 - older)]
+
+    def _keep(self, plan: Plan) -> None:
+        if plan != self.plan:
+            self.plan = plan
+            write_atomically(self._folder / PLAN, json_bytes(plan.to_json()) + b"\n")

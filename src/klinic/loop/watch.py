@@ -1,0 +1,98 @@
+"""Looking for trouble while a step is made; whoever finds some leaves the step by an exception."""
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from klinic.doctor.trouble import (
+    History,
+    Limits,
+    Trouble,
+    not_a_number,
+    of_gradient,
+    of_policy,
+    of_update,
+    with_grad_norm,
+    with_reward,
+)
+from klinic.evidence.metrics import kl_metrics
+from klinic.evidence.record import StepRecord
+from klinic.learner.protocol import Prepared
+from klinic.loop.gather import Gathered
+
+
+class InTroubleError(Exception):
+    """A step cannot be gone on with; somebody decides what happens instead."""
+
+    def __init__(
+        self, trouble: Trouble, places: tuple[int, ...], metrics: dict[str, float]
+    ) -> None:
+        super().__init__(str(trouble))
+        self.trouble = trouble
+        self.places = places
+        """Of the data: which batches the step was about."""
+        self.metrics = metrics
+        """What was known of the step."""
+
+
+class Watch:
+    """One step's lookout. Without limits nobody can act on trouble, so nothing is raised."""
+
+    def __init__(
+        self, limits: Limits | None, history: History, *, known: tuple[str, ...], place: int
+    ) -> None:
+        self._limits = limits
+        self._known = known
+        self.history = history
+        self.places: tuple[int, ...] = (place,)
+        self.metrics: dict[str, float] = {}
+        self._committed = 0
+
+    def held(self, finite: Mapping[str, bool]) -> None:
+        """Look at what outlives a step: weights and the optimiser's moments."""
+        self._raise(not_a_number(finite, damaged=True))
+
+    def logits(self) -> None:
+        """Hear from the sampler that logits are not numbers."""
+        self._raise(not_a_number({"logits": False}))
+
+    def judged(self, gathered: Gathered, record: StepRecord) -> None:
+        """Look at rewards and advantages."""
+        self.places = gathered.places
+        reward, advantage = record.reward, record.advantage
+        sites = {"reward": not gathered.scores.num_nonfinite}
+        if reward is not None and advantage is not None:
+            given = ~np.isnan(reward)
+            self.metrics["reward"] = float(reward[given].mean()) if given.any() else np.nan
+            sites["advantage"] = bool(np.isfinite(advantage[given]).all())
+        self._raise(not_a_number(sites))
+
+    def prepared(self, prepared: Prepared, step: int) -> None:
+        """Look at a gradient before it is used."""
+        self.metrics |= prepared.metrics
+        damaged = self._committed > 0
+        self._raise(not_a_number(prepared.finite_at, damaged=damaged))
+        if self._limits is None or self._committed:
+            return
+        grad_norm = prepared.metrics.get("grad_norm", 0.0)
+        self._raise(of_gradient(self._limits, self.history, grad_norm))
+        self.history = with_reward(self.history, step, self.metrics.get("reward"))
+        kl = None if self._limits.kl is None else kl_metrics(prepared.record).get("kl")
+        self._raise(of_policy(self._limits, self.history, kl))
+        self.history = with_grad_norm(self.history, grad_norm)
+
+    def committed(self) -> None:
+        """Note that an update was made: from now on dropping the step is not enough."""
+        self._committed += 1
+
+    def moved(self, finite: Mapping[str, bool], update_kl: float | None) -> None:
+        """Look at the weights after the updates of a batch."""
+        self._raise(not_a_number(finite, damaged=True))
+        if self._limits is not None:
+            self._raise(of_update(self._limits, update_kl))
+
+    def _raise(self, trouble: Trouble | None) -> None:
+        if trouble is None or self._limits is None:
+            return
+        if not (trouble.is_mild and trouble.site in self._known):
+            raise InTroubleError(trouble, self.places, self.metrics)

@@ -1,0 +1,113 @@
+"""What is done about trouble: the order, the plan, and that it always ends."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klinic.doctor.recovery import LONGEST_CUT, Brakes, Cut, Plan, decide, passed
+from klinic.doctor.trouble import Trouble
+
+BRAKES = Brakes(lr_factor=0.1, lr_steps=50, max_consecutive=5)
+GRADIENT = Trouble(kind="not a number", site="gradient")
+WEIGHTS = Trouble(kind="not a number", site="weights", damaged=True)
+REWARDS = Trouble(kind="not a number", site="reward")
+LOST = Trouble(kind="reward", measured=0.1, limit=0.4, damaged=True)
+
+
+def decided(plan, trouble, step=57, places=(57,), checkpoint=50):
+    return decide(BRAKES, plan, trouble, step=step, places=places, checkpoint=checkpoint)
+
+
+def test_first_again_then_without_the_batch_then_back_and_in_the_end_it_stops():
+    again = decided(Plan(), GRADIENT)
+    assert (again.act, again.plan.skipped, again.plan.cuts) == ("again", (), ())
+    assert again.says == ("gradient: not a number. Nothing was committed; running the step again.")
+    skip = decided(again.plan, GRADIENT)
+    assert (skip.act, skip.plan.skipped) == ("skip", (57,))
+    assert skip.plan.cuts == (Cut(first=57, last=106, factor=0.1),)
+    assert skip.says == (
+        "gradient: not a number, again: persistent. batch 57 is left out, learning rate x 0.1 for "
+        "steps 57 to 106."
+    )
+    acts, plan, place = [], skip.plan, 58
+    while "stop" not in acts:
+        decision = decided(plan, GRADIENT, places=(place,))
+        acts.append(decision.act)
+        plan, place = decision.plan.without_rollback(), decision.plan.next_place(57)
+    assert acts == ["again", "roll back"] * 3 + ["again", "stop"]
+    assert plan.consecutive == 5
+    assert plan.skipped == (57, 58, 59, 60)  # the fifth is not left out: the run has stopped
+
+
+def test_weights_are_loaded_again_before_anything_is_blamed():
+    replay = decided(Plan(), WEIGHTS)
+    assert (replay.act, replay.plan.back_to, replay.plan.skipped) == ("replay", 50, ())
+    assert replay.plan.cuts == ()
+    back = decided(replay.plan.without_rollback(), WEIGHTS)
+    assert (back.act, back.plan.back_to, back.plan.skipped) == ("roll back", 50, (57,))
+    assert back.plan.cuts == (Cut(first=51, last=100, factor=0.1),)
+
+
+def test_rewards_that_are_no_numbers_cost_one_more_try_and_then_only_their_rows():
+    again = decided(Plan(), REWARDS)
+    known = decided(again.plan, REWARDS)
+    assert (again.act, known.act, known.plan.known) == ("again", "go on", ("reward",))
+    assert known.plan.skipped == ()
+    later = decided(known.plan, REWARDS, step=80, places=(80,))
+    assert (later.act, later.plan) == ("go on", known.plan)
+
+
+def test_a_lost_reward_is_nobodys_batch():
+    back = decided(Plan(), LOST)
+    assert (back.act, back.plan.skipped, back.plan.back_to) == ("roll back", (), 50)
+
+
+def test_every_cut_lasts_twice_as_long_as_the_one_before_up_to_a_limit():
+    plan, step, lengths = Plan(), 10, []
+    for _ in range(8):
+        plan = decided(plan, LOST, step=step, checkpoint=step - 5).plan.without_rollback()
+        lengths.append(plan.cuts[-1].last - plan.cuts[-1].first + 1)
+        step += 100
+    assert lengths == [50 * min(2**n, LONGEST_CUT) for n in range(8)]
+
+
+def test_a_step_beyond_the_last_trouble_starts_the_count_anew():
+    plan = decided(Plan(), LOST, step=57).plan
+    assert decided(plan, LOST, step=57).plan.consecutive == 2
+    assert decided(plan, LOST, step=58).plan.consecutive == 1
+
+
+def test_only_the_step_that_was_run_again_has_passed():
+    plan = decided(Plan(), GRADIENT).plan
+    assert passed(plan, step=57, places=(57,))
+    assert not passed(plan, step=57, places=(58,))
+    assert not passed(plan, step=56, places=(57,))
+
+
+TROUBLES = st.sampled_from([GRADIENT, WEIGHTS, REWARDS, LOST])
+
+
+@given(st.lists(st.tuples(TROUBLES, st.integers(1, 30)), max_size=30))
+def test_a_plan_only_grows_and_survives_json(found):
+    plan = Plan()
+    for trouble, step in found:
+        after = decided(plan, trouble, step=step, places=(plan.next_place(step - 1),)).plan
+        assert after.skipped[: len(plan.skipped)] == plan.skipped
+        assert after.cuts[: len(plan.cuts)] == plan.cuts
+        assert Plan.from_json(json.loads(json.dumps(after.to_json()))) == after
+        plan = after.without_rollback()
+
+
+@given(TROUBLES, st.integers(1, 100))
+def test_trouble_without_end_ends_the_run(trouble, step):
+    """Whatever it is, as long as it is not mild, a step that never comes out well is stopped at."""
+    plan, place = Plan(), step
+    for number in range(2 * BRAKES.max_consecutive + 1):
+        decision = decided(plan, trouble, step=step, places=(place,), checkpoint=step - 1)
+        plan = decision.plan.without_rollback()
+        place = plan.next_place(step - 1)
+        if decision.act == "stop" or (trouble.is_mild and decision.act == "go on"):
+            break
+    else:
+        raise AssertionError(number)

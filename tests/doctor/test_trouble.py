@@ -1,0 +1,115 @@
+"""What counts as trouble, by exact small cases."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klinic.doctor.trouble import (
+    ENOUGH,
+    SITES,
+    WINDOW,
+    History,
+    Limits,
+    not_a_number,
+    of_gradient,
+    of_policy,
+    of_update,
+    usual_norm,
+    with_grad_norm,
+    with_reward,
+)
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False, width=32)
+
+
+def after(rewards):
+    history = History()
+    for step, reward in enumerate(rewards, 1):
+        history = with_reward(history, step, reward)
+    return history
+
+
+@given(st.sets(st.sampled_from(SITES), min_size=1))
+def test_the_first_cause_is_named_and_not_what_it_led_to(broken):
+    trouble = not_a_number({site: site not in broken for site in SITES})
+    assert trouble.site == min(broken, key=SITES.index)
+    assert trouble.damaged == (trouble.site in {"weights", "optimizer"})
+
+
+def test_numbers_are_no_trouble():
+    assert not_a_number(dict.fromkeys(SITES, True)) is None
+    assert not_a_number({}) is None
+
+
+def test_a_gradient_is_held_against_recent_ones_once_there_are_enough():
+    history, limits = History(), Limits(grad_norm=3.0)
+    for number in range(ENOUGH):
+        assert of_gradient(limits, history, 1e9) is None, number
+        history = with_grad_norm(history, 2.0)
+    assert usual_norm(history) == 2.0
+    assert of_gradient(limits, history, 6.0) is None
+    trouble = of_gradient(limits, history, 6.1)
+    assert (trouble.measured, trouble.limit, trouble.damaged) == (6.1, 6.0, False)
+    assert str(trouble) == "gradient norm 6.1, limit 6"
+    assert of_gradient(Limits(), history, 1e9) is None
+
+
+def test_the_quantile_forgets():
+    history = History(grad_norms=(9.0,) * WINDOW)
+    for _ in range(WINDOW):
+        history = with_grad_norm(history, 1.0)
+    assert usual_norm(history) == 1.0
+
+
+def test_a_few_long_gradients_do_not_raise_the_bar():
+    history = History(grad_norms=(1.0,) * 46 + (100.0,) * 4)
+    assert usual_norm(history) == 1.0
+
+
+def test_only_an_update_that_ruined_the_policy_is_trouble():
+    limits = Limits(update_kl=0.02)
+    assert of_update(limits, 0.2) is None  # one update too many is what the limit itself is for
+    trouble = of_update(limits, 0.21)
+    assert (trouble.kind, trouble.damaged) == ("update KL", True)
+    assert of_update(Limits(), 1e9) is None
+    assert of_update(limits, None) is None
+
+
+def test_too_far_from_the_reference():
+    assert of_policy(Limits(kl=0.5), History(), 0.5) is None
+    assert str(of_policy(Limits(kl=0.5), History(), 0.51)) == ("KL 0.51 nats per token, limit 0.5")
+    assert of_policy(Limits(kl=0.5), History(), None) is None
+
+
+def test_a_reward_that_is_lost():
+    well = after([0.8] * 20)
+    assert of_policy(Limits(reward_drop=0.3), well, None) is None
+    lost = after([0.8] * 20 + [0.0] * 5)
+    assert lost.reward == pytest.approx(0.8 * 0.9**5)
+    assert (lost.best_reward, lost.best_step) == (pytest.approx(0.8), well.best_step)
+    assert of_policy(Limits(reward_drop=0.33), lost, None) is None
+    trouble = of_policy(Limits(reward_drop=0.32), lost, None)
+    assert (trouble.kind, trouble.may_pass, trouble.blames_batch) == ("reward", False, False)
+
+
+def test_one_lucky_batch_at_the_start_is_no_best():
+    assert after([1.0] + [0.0] * (ENOUGH - 2)).best_reward is None
+
+
+@given(st.lists(st.one_of(NUMBERS, st.just(math.nan), st.none()), max_size=30), NUMBERS)
+def test_what_is_not_a_number_changes_nothing(rewards, more):
+    history = after(rewards)
+    for bad in (math.nan, math.inf, -math.inf, None):
+        assert with_reward(history, 99, bad) == history
+    assert with_reward(history, 99, more).num_rewards == history.num_rewards + 1
+
+
+@given(st.lists(NUMBERS, max_size=30), st.lists(NUMBERS, max_size=60))
+def test_history_survives_json_bit_for_bit(rewards, norms):
+    history = after(rewards)
+    for norm in norms:
+        history = with_grad_norm(history, norm)
+    assert History.from_json(json.loads(json.dumps(history.to_json()))) == history
