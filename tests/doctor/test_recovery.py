@@ -103,11 +103,11 @@ def test_a_plan_only_grows_and_survives_json(found):
 def test_trouble_without_end_ends_the_run(trouble, step):
     """Whatever it is, as long as it is not mild, a step that never comes out well is stopped at."""
     plan, place = Plan(), step
-    for number in range(2 * BRAKES.max_consecutive + 1):
+    for _ in range(2 * BRAKES.max_consecutive + 1):
         decision = decided(plan, trouble, step=step, places=(place,), checkpoint=step - 1)
         plan = decision.plan.without_rollback()
         place = plan.next_place(step - 1)
         if decision.act == "stop" or (trouble.is_mild and decision.act == "go on"):
             break
     else:
-        raise AssertionError(number)
+        raise AssertionError("it never stopped")

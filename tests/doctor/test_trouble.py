@@ -14,6 +14,7 @@ from klinic.doctor.trouble import (
     History,
     Limits,
     not_a_number,
+    of_batch,
     of_gradient,
     of_policy,
     of_update,
@@ -95,6 +96,20 @@ def test_a_reward_that_is_lost():
     assert (trouble.kind, trouble.may_pass, trouble.blames_batch) == ("reward", False, False)
 
 
+def test_a_batch_that_earns_far_less_than_its_noise_explains():
+    noisy = History(rewards=(0.5, 0.7) * 10)
+    spread = 3.5 * math.sqrt(20 * 0.01 / 19)
+    limits = Limits(reward_drop=0.1)
+    assert of_batch(limits, noisy, 0.6 - spread + 1e-9) is None
+    trouble = of_batch(limits, noisy, 0.6 - spread - 1e-9)
+    assert (trouble.kind, trouble.may_pass, trouble.damaged) == ("batch reward", True, False)
+    assert of_batch(Limits(reward_drop=0.4), noisy, 0.21) is None  # a fall that does not matter
+    assert of_batch(Limits(reward_drop=0.4), noisy, 0.19) is not None
+    assert of_batch(Limits(), noisy, -9.0) is None
+    assert of_batch(limits, History(rewards=(0.5,) * (ENOUGH - 1)), 0.0) is None
+    assert of_batch(limits, noisy, math.nan) is None
+
+
 def test_one_lucky_batch_at_the_start_is_no_best():
     assert after([1.0] + [0.0] * (ENOUGH - 2)).best_reward is None
 
@@ -104,7 +119,7 @@ def test_what_is_not_a_number_changes_nothing(rewards, more):
     history = after(rewards)
     for bad in (math.nan, math.inf, -math.inf, None):
         assert with_reward(history, 99, bad) == history
-    assert with_reward(history, 99, more).num_rewards == history.num_rewards + 1
+    assert with_reward(history, 99, more).rewards[-1] == more
 
 
 @given(st.lists(NUMBERS, max_size=30), st.lists(NUMBERS, max_size=60))

@@ -47,7 +47,8 @@ def environment(cache: Path) -> dict[str, str]:
 
 def run_whole(folder: Path, cache: Path, *more: str) -> subprocess.CompletedProcess[str]:
     folder.mkdir(exist_ok=True)
-    (folder / "recipe.yaml").write_text(RECIPE)
+    if not (folder / "recipe.yaml").exists():
+        (folder / "recipe.yaml").write_text(RECIPE)
     done = subprocess.run(
         command(folder, *more), env=environment(cache), capture_output=True, text=True, check=False
     )
@@ -55,10 +56,11 @@ def run_whole(folder: Path, cache: Path, *more: str) -> subprocess.CompletedProc
     return done
 
 
-def run_killed(folder: Path, cache: Path, when: "Moment", *more: str) -> str:
+def run_killed(folder: Path, cache: Path, when: "Moment | GoingBack", *more: str) -> str:
     """Start a run and kill it at a moment; return what it was doing, by what it left behind."""
     folder.mkdir(exist_ok=True)
-    (folder / "recipe.yaml").write_text(RECIPE)
+    if not (folder / "recipe.yaml").exists():
+        (folder / "recipe.yaml").write_text(RECIPE)
     process = subprocess.Popen(
         command(folder, *more),
         env=environment(cache),
@@ -89,6 +91,17 @@ class Moment:
         if not (run / "recipe.yaml").exists() or num_steps(run) < self.step:
             return False  # before its recipe is written there is no run yet
         return not self.saving or any((run / "checkpoints").glob("*.unfinished"))
+
+
+@dataclass(frozen=True)
+class GoingBack:
+    """On the way back to a checkpoint: decided and written down, and not yet there."""
+
+    delay: float = 0.0
+
+    def has_come(self, run: Path) -> bool:
+        path = run / "recovery.json"
+        return path.exists() and json.loads(path.read_text())["back_to"] is not None
 
 
 def num_steps(run: Path) -> int:

@@ -170,7 +170,7 @@ def test_a_checkpoint_waits_for_the_records_before_it(monkeypatch):
 
     monkeypatch.setattr(checkpoint, "write", looking)
     train("run")
-    assert seen == [(1, [1]), (2, [1, 2]), (3, [1, 2, 3])]
+    assert seen == [(0, []), (1, [1]), (2, [1, 2]), (3, [1, 2, 3])]
 
 
 def test_a_controller_can_raise_a_coefficient_that_starts_at_zero():

@@ -4,11 +4,14 @@
     not a number   a weight, a moment of the optimiser, a reward, an           before the update,
                    advantage, a logit, a log-prob, the loss or the gradient    weights also after
     gradient norm  above `grad_norm_limit` x the 90% quantile of recent ones   before the update
+    batch reward   below the mean of recent ones by `reward_drop` and by       before the update
+                   3.5 standard deviations
     update KL      KL(new || old) above 10 x `update_kl_limit`                 after the update
     KL             mean KL(policy || reference) above `kl_limit`               before the update
+    sequence KL    every completion is above `kl.rollout_limit`                before the update
     reward         the smoothed reward is `reward_drop` below its best         before the update
 
-The first three are a step's own and may be chance, so the step is worth another try. KL and reward
+The first four are a step's own and may be chance, so the step is worth another try. The others
 have a history: running the same step again would find the same.
 """
 
@@ -19,13 +22,16 @@ from typing import Any, Literal
 
 import numpy as np
 
-WINDOW = 50  # gradient norms that are remembered
-ENOUGH = 10  # norms before their quantile says anything, and steps before a best reward does
+WINDOW = 50  # gradient norms and rewards that are remembered
+ENOUGH = 10  # of them before they say anything
 QUANTILE = 0.9
+DEVIATIONS = 3.5  # of normal noise: one false alarm in 4,300 steps
 SMOOTHING = 0.9  # of the reward: about ten steps
 BLOW_UP = 10.0  # times `update_kl_limit`: not one update too many, but one that ruined the policy
 
-Kind = Literal["not a number", "gradient norm", "update KL", "KL", "reward"]
+Kind = Literal[
+    "not a number", "gradient norm", "batch reward", "update KL", "KL", "sequence KL", "reward"
+]
 
 SITES = (
     *("weights", "optimizer", "reward", "advantage"),
@@ -61,7 +67,7 @@ class Trouble:
     @property
     def may_pass(self) -> bool:
         """Whether the same step could come out well the second time."""
-        return self.kind not in {"KL", "reward"}
+        return self.kind not in {"KL", "sequence KL", "reward"}
 
     @property
     def blames_batch(self) -> bool:
@@ -76,8 +82,8 @@ class Trouble:
     def __str__(self) -> str:
         if self.kind == "not a number":
             return f"{self.site}: not a number"
-        unit = " nats per token" if "KL" in self.kind else ""
-        return f"{self.kind} {self.measured:.4g}{unit}, limit {self.limit:.4g}"
+        unit = {"KL": " nats per token", "update KL": " nats per token", "sequence KL": " nats"}
+        return f"{self.kind} {self.measured:.4g}{unit.get(self.kind, '')}, limit {self.limit:.4g}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +91,8 @@ class History:
     """What the limits compare a step with; plain numbers that survive JSON exactly."""
 
     grad_norms: tuple[float, ...] = ()
-    num_rewards: int = 0
+    rewards: tuple[float, ...] = ()
+    """Of recent steps."""
     reward: float | None = None
     """Smoothed."""
     best_reward: float | None = None
@@ -98,7 +105,8 @@ class History:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "History":
         """Return the history that `to_json` wrote, bit for bit."""
-        return cls(**{**values, "grad_norms": tuple(values["grad_norms"])})
+        lists = {name: tuple(values[name]) for name in ("grad_norms", "rewards")}
+        return cls(**{**values, **lists})
 
 
 def with_reward(history: History, step: int, reward: float | None) -> History:
@@ -107,8 +115,9 @@ def with_reward(history: History, step: int, reward: float | None) -> History:
         return history
     before = reward if history.reward is None else history.reward
     smoothed = SMOOTHING * before + (1 - SMOOTHING) * reward
-    history = replace(history, reward=smoothed, num_rewards=history.num_rewards + 1)
-    if history.num_rewards < ENOUGH:  # the first few are one lucky batch
+    rewards = (*history.rewards, reward)[-WINDOW:]
+    history = replace(history, reward=smoothed, rewards=rewards)
+    if len(rewards) < ENOUGH:  # the first few are one lucky batch
         return history
     if history.best_reward is None or smoothed > history.best_reward:
         return replace(history, best_reward=smoothed, best_step=step)
@@ -142,6 +151,17 @@ def of_gradient(limits: Limits, history: History, grad_norm: float) -> Trouble |
     if limits.grad_norm is None or usual is None:
         return None
     return _above("gradient norm", grad_norm, limits.grad_norm * usual)
+
+
+def of_batch(limits: Limits, history: History, reward: float | None) -> Trouble | None:
+    """Return trouble where a batch earns far less than batches of late."""
+    if limits.reward_drop is None or reward is None or len(history.rewards) < ENOUGH:
+        return None
+    noise = DEVIATIONS * float(np.std(history.rewards, ddof=1))
+    least = float(np.mean(history.rewards)) - max(limits.reward_drop, noise)
+    if not reward < least:
+        return None
+    return Trouble(kind="batch reward", measured=reward, limit=least)
 
 
 def of_update(limits: Limits, update_kl: float | None) -> Trouble | None:

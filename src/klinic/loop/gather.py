@@ -8,7 +8,7 @@ Source: Yu et al., "DAPO" (2025), section 3.2.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -49,6 +49,11 @@ class Gathered:
     """Where in the data their prompts stand."""
     num_dropped: int
     """Groups that were sampled and left out."""
+
+    def without(self, rows: Sequence[int]) -> "Gathered":
+        """Return the same with some of the chosen completions left out."""
+        out = set(rows)
+        return replace(self, chosen=[c for row, c in enumerate(self.chosen) if row not in out])
 
 
 def gather(run: Gathering, *, step: int, position: int, clock: Clock) -> Gathered:

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
+
 from klinic.doctor.trouble import History
 from klinic.errors import LogitsError
 from klinic.evidence.metrics import update_kl
@@ -117,13 +119,19 @@ def one_step(parts: Parts, state: LoopState, kl: KLSection | None) -> tuple[Step
         raise
     with clock.over("reward"):
         record = parts.judge(gathered, step)
-        facts = {"weights_published": weights.fingerprint, "weights_loaded": loaded}
-        record = replace(record, facts={**record.facts, **facts})
         watch.judged(gathered, record)
     with clock.over("learn"):
         scored = parts.learner.score(record, needs_reference=due(kl, state))
+        if far := too_far(parts.learner, scored, kl, watch):
+            gathered = gathered.without(far)
+            record = parts.judge(gathered, step)
+            scored = parts.learner.score(record, needs_reference=True)
         done = learn(parts, record, scored, watch, kl_coef=kl_coef(kl, state))
     done.rollouts = [gathered.rollouts[row] for row in gathered.chosen]
+    facts = {"weights_published": weights.fingerprint, "weights_loaded": loaded}
+    done.record = replace(done.record, facts={**done.record.facts, **facts})
+    if kl is not None and kl.rollout_limit is not None:
+        done.metrics["completions/kl_dropped"] = float(len(far))
     done.places = gathered.places
     done.seconds = clock.seconds
     after = LoopState(
@@ -133,6 +141,19 @@ def one_step(parts: Parts, state: LoopState, kl: KLSection | None) -> tuple[Step
         history=watch.history,
     )
     return done, after
+
+
+def too_far(learner: Learner, scored: Any, kl: KLSection | None, watch: Watch) -> list[int]:
+    """Return the rows to leave out: those whose summed KL to the reference is above its limit."""
+    limit = None if kl is None else kl.rollout_limit
+    apart = None if limit is None else learner.sequence_kl(scored)
+    if limit is None or apart is None:
+        return []
+    far = np.flatnonzero(apart > limit).tolist()
+    if len(far) < len(apart):
+        return far
+    watch.all_too_far(float(np.median(apart)), limit)
+    return []
 
 
 def learn(
@@ -159,7 +180,7 @@ def learn(
     after = None if limit is None else parts.learner.update_kl(scored)
     watch.moved(parts.learner.sound(), after)
     if after is not None:
-        done.metrics |= {"update_kl": after, "updates_left": float(done.updates_left)}
+        done.metrics |= {"kl_new_old": after, "updates_left": float(done.updates_left)}
     return done
 
 
@@ -174,7 +195,7 @@ def due(kl: KLSection | None, state: LoopState) -> bool:
     """Whether the next step needs the reference: for the loss, or because it is time to look."""
     if kl is None or state.kl is None:
         return False
-    if state.kl.coef > 0 or kl.controller != "fixed":
+    if state.kl.coef > 0 or kl.controller != "fixed" or kl.rollout_limit is not None:
         return True
     return kl.monitor_every > 0 and state.step % kl.monitor_every == 0
 

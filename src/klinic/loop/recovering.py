@@ -64,8 +64,8 @@ class Recovering:
         steps = checkpoint.steps(self._folder)
         if trouble.kind == "reward":
             return max((s for s in steps if s <= history.best_step), default=min(steps))
-        here = step <= self.plan.last_step
-        older = self.plan.consecutive if here else 0
+        stuck = step <= self.plan.last_step
+        older = max(0, self.plan.consecutive - 1) if stuck else 0
         return sorted(steps)[max(0, len(steps) - 1 - older)]
 
     def _keep(self, plan: Plan) -> None:

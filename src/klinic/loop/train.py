@@ -192,7 +192,7 @@ def _make_start(start: Path, recipe: Recipe, source: Source, console: Console) -
 def start_reference(recipe: Recipe, policy: Policy, where: str) -> Reference | None:
     """Return what the KL ties to; nothing is loaded or copied where no KL is asked for."""
     kl = recipe.kl
-    if kl is None or (kl.coef == 0 and not kl.monitor_every and kl.controller == "fixed"):
+    if kl is None or not kl.needs_reference:
         return None
     if path := recipe.reference.path:
         return frozen(load_scorer(path, like=policy, seed=recipe.seed), source=path)

@@ -9,6 +9,7 @@ from klinic.doctor.trouble import (
     Limits,
     Trouble,
     not_a_number,
+    of_batch,
     of_gradient,
     of_policy,
     of_update,
@@ -67,6 +68,10 @@ class Watch:
             sites["advantage"] = bool(np.isfinite(advantage[given]).all())
         self._raise(not_a_number(sites))
 
+    def all_too_far(self, sequence_kl: float, limit: float) -> None:
+        """Hear that no completion of a step is near enough to the reference to be trained on."""
+        self._raise(Trouble(kind="sequence KL", measured=sequence_kl, limit=limit, damaged=True))
+
     def prepared(self, prepared: Prepared, step: int) -> None:
         """Look at a gradient before it is used."""
         self.metrics |= prepared.metrics
@@ -75,8 +80,10 @@ class Watch:
         if self._limits is None or self._committed:
             return
         grad_norm = prepared.metrics.get("grad_norm", 0.0)
+        reward = self.metrics.get("reward")
         self._raise(of_gradient(self._limits, self.history, grad_norm))
-        self.history = with_reward(self.history, step, self.metrics.get("reward"))
+        self._raise(of_batch(self._limits, self.history, reward))
+        self.history = with_reward(self.history, step, reward)
         kl = None if self._limits.kl is None else kl_metrics(prepared.record).get("kl")
         self._raise(of_policy(self._limits, self.history, kl))
         self.history = with_grad_norm(self.history, grad_norm)

@@ -47,6 +47,12 @@ class KLSection(Section):
     monitor_every: CountOrZero = 0
     """At coefficient 0, measure the KL every so many steps; 0 is never."""
 
+    @property
+    def needs_reference(self) -> bool:
+        """Whether anything is ever compared with the reference."""
+        looks = self.monitor_every > 0 or self.rollout_limit is not None
+        return self.coef > 0 or self.controller != "fixed" or looks
+
     @model_validator(mode="after")
     def _the_controller_can_work(self) -> "KLSection":
         if self.controller == "fixed" and "target" in self.model_fields_set:

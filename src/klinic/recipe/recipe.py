@@ -176,8 +176,8 @@ def _reference_is_used(recipe: Recipe) -> Iterator[str]:
 
 def _limits_can_be_seen(recipe: Recipe) -> Iterator[str]:
     limit = None if recipe.recovery is None else recipe.recovery.kl_limit
-    if limit is not None and recipe.kl is None:
+    if limit is not None and (recipe.kl is None or not recipe.kl.needs_reference):
         yield (
-            f"recovery.kl_limit is {limit}, but kl is not given: without a reference no KL is "
-            "measured. Add kl, with coef 0 and monitor_every: 1 to only look."
+            f"recovery.kl_limit is {limit}, but no KL is measured: kl is off, or its coef is 0. "
+            "Set kl.coef, or kl.coef 0 with kl.monitor_every 1 to only look."
         )

@@ -21,7 +21,7 @@ class RecoverySection(Section):
     ) = None
     """Trouble above so many times the 90% quantile of recent gradient norms; null is none."""
     reward_drop: Annotated[float, within("it is a fall of the reward", above=0)] | None = None
-    """Trouble when the smoothed reward is so far below its best so far; null is none."""
+    """Trouble when the smoothed reward falls so far below its best, or a batch below all noise."""
     lr_factor: Annotated[
         float, within("the learning rate is multiplied by it", above=0, high=1)
     ] = 0.1
