@@ -7,10 +7,18 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from klinic.evidence.record import StepRecord
 from klinic.learner import checkpoint
-from klinic.learner.findings import completed, denominator, detached, first_of_groups, moved
+from klinic.learner.findings import (
+    completed,
+    denominator,
+    detached,
+    first_of_groups,
+    kl_to_start,
+    moved,
+)
 from klinic.learner.gradient_share import KLApart, share_facts
 from klinic.learner.objective import (
     Objective,
@@ -31,6 +39,7 @@ from klinic.learner.update import (
     set_rate,
 )
 from klinic.model.loading import Policy
+from klinic.model.moving_reference import MovingReference
 from klinic.model.reference import Reference
 from klinic.model.scorer import RefHidden, TokenScores
 from klinic.model.weights import Weights, fingerprint
@@ -58,6 +67,8 @@ class Scored:
     targets: Targets
     ref_hidden: list[RefHidden | None]
     """A sample of the reference's hidden states, a part a micro-batch."""
+    logp_start: Tensor | None = None
+    """Under the policy as the run started, where the reference has left it and it is time."""
 
 
 class LocalLearner:
@@ -111,7 +122,22 @@ class LocalLearner:
             ]
             targets = replace(targets, logp_ref=torch.cat(logp_ref))
         sample = [first_of_groups(record, b, h) for b, h in zip(batches, hidden, strict=True)]
-        return Scored(record=record, batches=batches, targets=targets, ref_hidden=sample)
+        return Scored(
+            record=record,
+            batches=batches,
+            targets=targets,
+            ref_hidden=sample,
+            logp_start=self._logp_start(record.step, batches),
+        )
+
+    def _logp_start(self, step: int, batches: list[MicroBatch]) -> Tensor | None:
+        moving = self._reference
+        if not isinstance(moving, MovingReference) or moving.step == 0:
+            return None
+        if step % LOOK_EVERY != 1 and step != moving.jumped + 1:
+            return None
+        start = moving.start
+        return torch.cat([start.logp(start.hidden(b.layout), b.layout.target_ids) for b in batches])
 
     def _with_old(
         self,
@@ -197,6 +223,7 @@ class LocalLearner:
         }
         facts = self._facts(scored, kl_coef) | share_facts(share)
         record = completed(scored.record, scored.targets, found)
+        metrics |= kl_to_start(record, scored.logp_start)
         record = replace(record, facts={**record.facts, **facts})
         finite = bool(np.isfinite([policy_loss, self._grad_norm]).all())
         return Prepared(record=record, metrics=metrics, finite=finite)
@@ -213,6 +240,7 @@ class LocalLearner:
             "num_empty_micro_batches": sum(not bool(mask.any()) for mask in masks),
             "grad_norm": self._grad_norm,
             "reference_digest": None if self._reference is None else self._reference.digest,
+            "reference_step": None if self._reference is None else self._reference.step,
         }
 
     def commit(self) -> dict[str, float]:
@@ -233,13 +261,26 @@ class LocalLearner:
         """Drop the gradient that was prepared."""
         self._optimizer.zero_grad(set_to_none=True)
 
+    def move_reference(
+        self, step: int, *, keep: float, forget_moments: bool
+    ) -> dict[str, Any] | None:
+        """Draw the reference to the policy after a step; return which it is then."""
+        if not isinstance(self._reference, MovingReference):
+            return None
+        self._reference.move(step=step, keep=keep)
+        if forget_moments:
+            self._optimizer.state.clear()
+        return self._reference.identity()
+
     def save(self, folder: Path) -> dict[str, Any]:
         """Write weights and optimiser; return the rest of the state as plain JSON values."""
         checkpoint.save(folder, self._policy, self._optimizer)
-        return {"num_updates": self._num_updates}
+        moving = checkpoint.save_reference(folder, self._reference)
+        return {"num_updates": self._num_updates, **moving}
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
         """Go back to what `save` wrote."""
         checkpoint.load(folder, self._policy, self._optimizer)
+        checkpoint.load_reference(folder, self._reference, state)
         self._num_updates = int(state["num_updates"])
         self.discard()

@@ -1,15 +1,17 @@
 """The loop: sample, score, prepare, commit or discard, keep. Everything else is somewhere else."""
 
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.learner.protocol import Learner
 from klinic.loop.clock import Clock
 from klinic.loop.gather import Gathered, gather
+from klinic.loop.reference_rule import follow
 from klinic.maths.kl_coef import KLCoefRule, KLCoefState, linear_warmup, update
 from klinic.recipe.kl import KLSection
+from klinic.recipe.reference import ReferenceSection
 from klinic.rewards.scores import Scores
 from klinic.sampler.protocol import Sampler
 
@@ -24,6 +26,7 @@ class Parts(Protocol):
     updates_per_batch: int
 
     extra_rounds: int
+    reference_rule: ReferenceSection
 
     def prompts(self, position: int) -> list[Prompt]:
         """Return the batch of prompts at a place of the data, counted from 1."""
@@ -37,6 +40,9 @@ class Parts(Protocol):
     def keep(self, done: "StepDone", state: "LoopState") -> bool:
         """Write down a step; return whether to go on."""
 
+    def event(self, step: int, name: str, sentence: str, **facts: Any) -> None:
+        """Write down that something happened, and tell everybody in a sentence."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopState:
@@ -47,6 +53,8 @@ class LoopState:
     position: int = 0
     """Batches of prompts taken from the data; more than steps where some were sampled again."""
     kl: KLCoefState | None = None
+    rewards: tuple[float | None, ...] = ()
+    """Mean rewards of the last steps, where the reference is reset on a plateau of them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -82,7 +90,8 @@ def run_loop(parts: Parts, state: LoopState, kl: KLSection | None) -> LoopState:
         done.rollouts = [gathered.rollouts[row] for row in gathered.chosen]
         done.seconds = clock.seconds
         kl_state = adapted(kl, state.kl, done.record)
-        state = LoopState(step=step, position=gathered.position, kl=kl_state)
+        rewards = follow(parts, done, gathered.scores, state.rewards)
+        state = LoopState(step=step, position=gathered.position, kl=kl_state, rewards=rewards)
         if not parts.keep(done, state):
             break
     return state

@@ -46,7 +46,7 @@ class Run:
     data: Prompts
     trackers: list[Tracker]
     reference: dict[str, Any]
-    """Kind, source and digest of the reference."""
+    """Kind, source and digest of the reference at the start; the learner knows where it is now."""
     base: str | None
     """Digest of the weights under an adapter, which checkpoints do not hold."""
     stopping: Stopping = field(default_factory=Stopping)
@@ -58,6 +58,7 @@ class Run:
         self.max_steps = self.recipe.loop.max_steps
         self.updates_per_batch = self.recipe.learner.updates_per_batch
         self.extra_rounds = self.recipe.loop.extra_rounds
+        self.reference_rule = self.recipe.reference
         self.journal = Journal(self.folder / METRICS)
         self.events = Journal(self.folder / EVENTS)
         self._open = ExitStack()
@@ -173,6 +174,7 @@ class Run:
                 "learner": self.learner.save(folder),
                 "kl": None if state.kl is None else state.kl.to_json(),
                 "reference": self.reference,
+                **({"rewards": list(state.rewards)} if state.rewards else {}),
                 "base": self.base,
                 "random_streams": {"seed": self.recipe.seed, "next_step": state.step + 1},
                 "data": {"digest": self.data.digest, "position": state.position},
@@ -202,6 +204,7 @@ class Run:
             step=saved.step,
             position=saved.state["data"]["position"],
             kl=None if kl is None else KLCoefState.from_json(kl),
+            rewards=tuple(saved.state.get("rewards", ())),
         )
 
 
