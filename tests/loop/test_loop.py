@@ -12,6 +12,7 @@ from klinic.loop.watch import Watch
 from klinic.maths.kl_coef import KLCoefState
 from klinic.model.weights import Weights
 from klinic.recipe.kl import KLSection
+from klinic.recipe.reference import ReferenceSection
 from klinic.rewards.scores import Scores
 from small import batch_of, rollouts
 
@@ -22,11 +23,15 @@ GROUPS = [MADE[:2], MADE[2:]]
 class Pretend:
     """Parts that write down what they are asked."""
 
-    def __init__(self, *, max_steps=3, updates=1, finite=lambda _step: True, stop_after=None):
+    def __init__(
+        self, *, max_steps=3, updates=1, finite=lambda _step: True, stop_after=None, rule=None
+    ):
         self.max_steps = max_steps
         self.updates_per_batch = updates
         self.extra_rounds = 0
         self.update_kl_limit = None
+        self.reference_rule = rule or ReferenceSection()
+        self.moves, self.events = [], []
         self.learner = self.sampler = self
         self.calls, self.coefs, self.asked = [], [], []
         self.rows: list[list[int]] = []
@@ -94,6 +99,14 @@ class Pretend:
 
     def discard(self):
         self.calls.append("discard")
+
+    def move_reference(self, step, *, keep, forget_moments):
+        self.calls.append(f"move {step}")
+        self.moves.append((step, keep, forget_moments))
+        return {"kind": "copy", "digest": f"v{self._version}", "step": step, "jumped": step}
+
+    def event(self, step, name, sentence, **facts):
+        self.events.append((step, name, sentence, facts))
 
     def keep(self, done, state):
         self.calls.append(f"keep {done.step}")
@@ -169,3 +182,33 @@ def test_it_stops_when_told_and_goes_on_where_it_was():
         "keep 4",
         "keep 5",
     ]
+
+
+def test_a_reference_is_reset_after_its_steps_and_before_they_are_kept():
+    parts = Pretend(max_steps=5, rule=ReferenceSection(reset_every=2, reset_optimizer=True))
+    run_loop(parts, LoopState(), None)
+    assert parts.moves == [(2, 0.0, True), (4, 0.0, True)]
+    assert [(step, name) for step, name, _, _ in parts.events] == [
+        (2, "reference"),
+        (4, "reference"),
+    ]
+    _, _, sentence, facts = parts.events[0]
+    assert sentence == "the reference is now the policy after step 2; AdamW starts anew."
+    assert facts == {"kind": "copy", "digest": "v2"}
+    calls = parts.calls
+    assert calls.index("move 2") == calls.index("keep 2") - 1
+
+
+def test_an_average_moves_after_every_step_that_was_committed():
+    parts = Pretend(max_steps=4, finite=lambda step: step != 2, rule=ReferenceSection(ema=0.9))
+    run_loop(parts, LoopState(), None)
+    assert parts.moves == [(step, 0.9, False) for step in (1, 3, 4)]
+
+
+def test_a_plateau_is_remembered_from_step_to_step_and_no_longer_than_needed():
+    parts = Pretend(max_steps=7, rule=ReferenceSection(reset_every=2, on_plateau=True))
+    state = run_loop(parts, LoopState(), None)
+    # every step has the same reward, and the first two have none before them
+    assert [step for step, _, _ in parts.moves] == [4, 6]
+    assert state.rewards == (1.5,) * 4
+    assert "mean reward 1.5000 in the last 2 steps, 1.5000 before" in parts.events[0][2]

@@ -217,7 +217,8 @@ CAUSES = (
         28,
         "moved-reference",
         "the reference follows the policy, or is the policy",
-        f"{TO_REFERENCE} facts.reference_digest facts.distance_from_start run.reference",
+        f"{TO_REFERENCE} facts.reference_digest facts.reference_step facts.distance_from_start "
+        "run.reference",
     ),
     _cause(
         29,

@@ -11,6 +11,7 @@ FACTS = {
     "weights_published": "fingerprint of the weights that the learner handed out for this step",
     "weights_loaded": "fingerprint of the weights as the sampler reports them after loading",
     "reference_digest": "digest of the reference weights that scored this step",
+    "reference_step": "the step after which the reference last changed; 0 for never",
     "loss": "value of the whole loss",
     "loss_denominator": "what the summed loss was divided by",
     "micro_batch_size": "rows in a forward pass that carries the gradient",
@@ -43,7 +44,8 @@ RUN_KEYS = {
     "policy": "`name`, `digest` of the weights at the start, `num_parameters`, `num_trainable`, "
     "`dtype`, `dropout` (the largest probability found)",
     "reference": "`kind` (copy, adapter_off, adapter_frozen or none), `source`, `digest`, "
-    "`sync_every` (steps, or null)",
+    "`sync_every` (steps from reset to reset, or null), `ema` (share that stays in a step, or "
+    "null)",
     "sampler": "`kind`, `dtype`, `max_version_lag`",
     "estimator": "name of the KL estimator, or null",
     "loss": "name of the policy loss, its clip range and its aggregation",

@@ -106,7 +106,7 @@ class StepRecord:
     logp_old: Float[np.ndarray, "N"] | None = None
     """Learner, weights at the start of the step."""
     logp_ref: Float[np.ndarray, "N"] | None = None
-    """The frozen reference."""
+    """The reference, as it stood in this step."""
     entropy: Float[np.ndarray, "N"] | None = None
     """Of the policy's whole distribution at this place, in nats."""
     kl_exact: Float[np.ndarray, "N"] | None = None

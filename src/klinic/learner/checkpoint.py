@@ -1,4 +1,8 @@
-"""Weights and optimiser as files: safetensors, and a model that `from_pretrained` loads."""
+"""Weights and optimiser as files: safetensors, and a model that `from_pretrained` loads.
+
+A reference that moves is saved as well, the tensors of it that can move; one that stands still is
+found again where it was.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -11,9 +15,12 @@ from klinic.errors import CheckpointError
 from klinic.model.adapter_files import save_adapter
 from klinic.model.adapters import TRAINED, is_adapted, restore
 from klinic.model.loading import Policy, quiet
+from klinic.model.moving_reference import MovingReference
+from klinic.model.reference import Reference
 
 MODEL = "model"
 OPTIMIZER = "optimizer.safetensors"
+REFERENCE = "reference.safetensors"
 
 
 def save(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
@@ -49,6 +56,27 @@ def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None
     optimizer.state.clear()
     for parameter, fields in state.items():
         optimizer.state[parameter] = dict(fields)
+
+
+def save_reference(folder: Path, reference: Reference | None) -> dict[str, Any]:
+    """Write a reference that moves; return its part of the learner's state."""
+    if not isinstance(reference, MovingReference):
+        return {}
+    tensors = {name: p.detach().contiguous() for name, p in reference.theirs.items()}
+    save_file(tensors, folder / REFERENCE)
+    return {"reference": reference.identity()}
+
+
+def load_reference(folder: Path, reference: Reference | None, state: dict[str, Any]) -> None:
+    """Put back a reference that moves, and prove that it is the one that was saved."""
+    if not isinstance(reference, MovingReference):
+        return
+    if "reference" not in state:
+        raise CheckpointError(
+            f"{folder} is of a run whose reference stood still, and the recipe lets it move. "
+            "Resume with the recipe the run was started with."
+        )
+    reference.go_back(load_file(folder / REFERENCE), state["reference"])
 
 
 def load_weights(folder: Path, policy: Policy) -> None:

@@ -11,6 +11,7 @@ from klinic.evidence.record import StepRecord
 from klinic.learner.objective import Targets
 from klinic.learner.packing import MicroBatch
 from klinic.learner.update import norm
+from klinic.maths import kl
 from klinic.model.scorer import RefHidden, TokenScores
 
 
@@ -72,6 +73,15 @@ def finite_at(record: StepRecord, *, loss: float, grad_norm: float) -> dict[str,
         "loss": bool(np.isfinite(loss)),
         "gradient": bool(np.isfinite(grad_norm)),
     }
+
+
+def kl_to_start(record: StepRecord, logp_start: Tensor | None) -> dict[str, float]:
+    """Return k3 of policy against the policy as the run started, mean over trained tokens."""
+    if logp_start is None or record.logp_old is None or not record.loss_mask.any():
+        return {}
+    start = logp_start.cpu().numpy().astype(np.float64)
+    k3 = kl.k3(logp_p=record.logp_old.astype(np.float64), logp_q=start)
+    return {"kl_to_start": float(k3[record.loss_mask].mean())}
 
 
 def denominator(weights: Tensor) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from klinic.evidence.metrics import update_kl
 from klinic.evidence.record import StepRecord
@@ -17,6 +18,7 @@ from klinic.learner.findings import (
     detached,
     finite_at,
     first_of_groups,
+    kl_to_start,
     moved,
 )
 from klinic.learner.gradient_share import KLApart, share_facts
@@ -42,6 +44,7 @@ from klinic.learner.update import (
 from klinic.maths.arrays import row_of_token, segment_sum
 from klinic.maths.kl import k1
 from klinic.model.loading import Policy
+from klinic.model.moving_reference import MovingReference
 from klinic.model.reference import Reference
 from klinic.model.scorer import RefHidden, TokenScores
 from klinic.model.weights import Weights, fingerprint
@@ -69,6 +72,8 @@ class Scored:
     targets: Targets
     ref_hidden: list[RefHidden | None]
     """A sample of the reference's hidden states, a part a micro-batch."""
+    logp_start: Tensor | None = None
+    """Under the policy as the run started, where the reference has left it and it is time."""
 
 
 class LocalLearner:
@@ -123,7 +128,22 @@ class LocalLearner:
             ]
             targets = replace(targets, logp_ref=torch.cat(logp_ref))
         sample = [first_of_groups(record, b, h) for b, h in zip(batches, hidden, strict=True)]
-        return Scored(record=record, batches=batches, targets=targets, ref_hidden=sample)
+        return Scored(
+            record=record,
+            batches=batches,
+            targets=targets,
+            ref_hidden=sample,
+            logp_start=self._logp_start(record.step, batches),
+        )
+
+    def _logp_start(self, step: int, batches: list[MicroBatch]) -> Tensor | None:
+        moving = self._reference
+        if not isinstance(moving, MovingReference) or moving.step == 0:
+            return None
+        if step % LOOK_EVERY != 1 and step != moving.jumped + 1:
+            return None
+        start = moving.start
+        return torch.cat([start.logp(start.hidden(b.layout), b.layout.target_ids) for b in batches])
 
     def _with_old(
         self,
@@ -210,6 +230,7 @@ class LocalLearner:
         }
         facts = self._facts(scored, kl_coef) | share_facts(share)
         record = completed(scored.record, scored.targets, found)
+        metrics |= kl_to_start(record, scored.logp_start)
         record = replace(record, facts={**record.facts, **facts})
         finite = finite_at(record, loss=policy_loss, grad_norm=self._grad_norm)
         return Prepared(record=record, metrics=metrics, finite_at=finite)
@@ -226,6 +247,7 @@ class LocalLearner:
             "num_empty_micro_batches": sum(not bool(mask.any()) for mask in masks),
             "grad_norm": self._grad_norm,
             "reference_digest": None if self._reference is None else self._reference.digest,
+            "reference_step": None if self._reference is None else self._reference.step,
         }
 
     def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:
@@ -271,13 +293,26 @@ class LocalLearner:
         """Drop the gradient that was prepared."""
         self._optimizer.zero_grad(set_to_none=True)
 
+    def move_reference(
+        self, step: int, *, keep: float, forget_moments: bool
+    ) -> dict[str, Any] | None:
+        """Draw the reference to the policy after a step; return which it is then."""
+        if not isinstance(self._reference, MovingReference):
+            return None
+        self._reference.move(step=step, keep=keep)
+        if forget_moments:
+            self._optimizer.state.clear()
+        return self._reference.identity()
+
     def save(self, folder: Path) -> dict[str, Any]:
         """Write weights and optimiser; return the rest of the state as plain JSON values."""
         checkpoint.save(folder, self._policy, self._optimizer)
-        return {"num_updates": self._num_updates}
+        moving = checkpoint.save_reference(folder, self._reference)
+        return {"num_updates": self._num_updates, **moving}
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
         """Go back to what `save` wrote."""
         checkpoint.load(folder, self._policy, self._optimizer)
+        checkpoint.load_reference(folder, self._reference, state)
         self._num_updates = int(state["num_updates"])
         self.discard()

@@ -55,6 +55,14 @@ class Learner(Protocol):
     def discard(self) -> None:
         """Drop the gradient that was prepared."""
 
+    def move_reference(
+        self, step: int, *, keep: float, forget_moments: bool
+    ) -> dict[str, Any] | None:
+        """Draw the reference to the policy after a step; return which it is then.
+
+        `keep` is the share that stays: 0 sets it to the policy. None where there is no reference.
+        """
+
     def save(self, folder: Path) -> dict[str, Any]:
         """Write weights and optimiser; return the rest of the state as plain JSON values."""
 

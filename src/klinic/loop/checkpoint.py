@@ -3,6 +3,7 @@
     checkpoints/step=000050/
         model/               loads with `from_pretrained`
         optimizer.safetensors
+        reference.safetensors    only where the reference moves
         state.json           step, KL controller, learner, where random streams and data stand
         manifest.json        digest of every file above, and of itself; written last
 

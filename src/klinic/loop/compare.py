@@ -13,6 +13,7 @@ from klinic.loop.folder import RECIPE, START
 from klinic.loop.reading import Row
 from klinic.loop.rows import read_rows
 from klinic.loop.source import FROM_PYTHON, Given, Source, find_source
+from klinic.model.adapter_files import is_adapter
 from klinic.model.determinism import settle_kernels
 from klinic.model.loading import Policy, load_policy
 from klinic.model.reference import frozen
@@ -81,8 +82,10 @@ def _of_run(saved: Path, run: Path) -> Subject:
         source = str(start) if start.is_dir() else recipe.model.name
     elif not Path(source).is_dir() and start.is_dir():
         source = str(start)  # the folder was moved with its run
-    # switched off, an adapter's model has other names than a model without one
-    kept = state["reference"]["digest"] if state["reference"]["kind"] != "adapter_off" else None
+    # the model of a fresh adapter has other names than the same model without one
+    kind = state["reference"]["kind"]
+    fresh = kind == "adapter_off" or (kind == "adapter_frozen" and not is_adapter(source))
+    kept = None if fresh else state["reference"]["digest"]
     return Subject(model=str(saved / MODEL), recipe=recipe, reference=source, digest=kept)
 
 

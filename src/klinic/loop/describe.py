@@ -40,7 +40,11 @@ def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict
             "dropout": 0.0,
             **num_parameters(policy.lm),
         },
-        "reference": {**reference, "sync_every": None},
+        "reference": {
+            **reference,
+            "sync_every": recipe.reference.reset_every or None,
+            "ema": recipe.reference.ema or None,
+        },
         "sampler": {"kind": "transformers", "dtype": recipe.model.dtype, "max_version_lag": 0},
         "estimator": None if recipe.kl is None else recipe.kl.estimator,
         "loss": {

@@ -65,7 +65,12 @@ def _prompt_collection() -> Iterator[None]:
 
 
 def _forecast(recipe: Recipe) -> Forecast:
-    bare = bare_policy(recipe.model, temperature=recipe.sampling.temperature, tied=_tied(recipe))
+    bare = bare_policy(
+        recipe.model,
+        temperature=recipe.sampling.temperature,
+        tied=_tied(recipe),
+        moves=recipe.reference.moves,
+    )
     lengths = find_lengths(recipe, window=bare.policy.context_window)
     learner = make_learner(recipe, bare.policy, bare.reference)
     left_out = None

@@ -13,9 +13,11 @@ from klinic.evidence.rollout import Prompt, Rollout
 from klinic.learner.protocol import Learner
 from klinic.loop.clock import Clock
 from klinic.loop.gather import Gathered, gather
+from klinic.loop.reference_rule import follow
 from klinic.loop.watch import InTroubleError, Watch
 from klinic.maths.kl_coef import KLCoefRule, KLCoefState, linear_warmup, update
 from klinic.recipe.kl import KLSection
+from klinic.recipe.reference import ReferenceSection
 from klinic.rewards.scores import Scores
 from klinic.sampler.protocol import Sampler
 
@@ -31,6 +33,7 @@ class Parts(Protocol):
 
     extra_rounds: int
     update_kl_limit: float | None
+    reference_rule: ReferenceSection
 
     def watch(self, state: "LoopState") -> Watch:
         """Return the lookout of the next step."""
@@ -56,6 +59,9 @@ class Parts(Protocol):
     def keep(self, done: "StepDone", state: "LoopState") -> bool:
         """Write down a step; return whether to go on."""
 
+    def event(self, step: int, name: str, sentence: str, **facts: Any) -> None:
+        """Write down that something happened, and tell everybody in a sentence."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopState:
@@ -67,6 +73,8 @@ class LoopState:
     """Batches of prompts taken from the data; more than steps where some were sampled again."""
     kl: KLCoefState | None = None
     history: History = field(default_factory=History)
+    rewards: tuple[float | None, ...] = ()
+    """Mean rewards of the last steps, where the reference is reset on a plateau of them."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -139,6 +147,7 @@ def one_step(parts: Parts, state: LoopState, kl: KLSection | None) -> tuple[Step
         position=gathered.places[-1],
         kl=adapted(kl, state.kl, done.record),
         history=watch.history,
+        rewards=follow(parts, done, gathered.scores, state.rewards),
     )
     return done, after
 

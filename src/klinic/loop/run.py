@@ -55,7 +55,7 @@ class Run:
     data: Prompts
     trackers: list[Tracker]
     reference: dict[str, Any]
-    """Kind, source and digest of the reference."""
+    """Kind, source and digest of the reference at the start; the learner knows where it is now."""
     base: str | None
     """Digest of the weights under an adapter, which checkpoints do not hold."""
     stopping: Stopping = field(default_factory=Stopping)
@@ -70,6 +70,7 @@ class Run:
         self.recovering = Recovering(self.folder, self.recipe.recovery)
         limits = self.recovering.limits
         self.update_kl_limit = None if limits is None else limits.update_kl
+        self.reference_rule = self.recipe.reference
         self.journal = Journal(self.folder / METRICS)
         self.events = Journal(self.folder / EVENTS)
         self._open = ExitStack()
@@ -249,6 +250,7 @@ class Run:
                 "kl": None if state.kl is None else state.kl.to_json(),
                 "history": state.history.to_json(),
                 "reference": self.reference,
+                **({"rewards": list(state.rewards)} if state.rewards else {}),
                 "base": self.base,
                 "random_streams": {"seed": self.recipe.seed, "next_step": state.step + 1},
                 "data": {"digest": self.data.digest, "position": state.position},
@@ -279,6 +281,7 @@ class Run:
             position=saved.state["data"]["position"],
             kl=None if kl is None else KLCoefState.from_json(kl),
             history=History.from_json(saved.state["history"]),
+            rewards=tuple(saved.state.get("rewards", ())),
         )
 
 

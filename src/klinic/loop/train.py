@@ -32,6 +32,7 @@ from klinic.model.adapters import base_digest
 from klinic.model.chat import PromptEncoder
 from klinic.model.determinism import settle_kernels
 from klinic.model.loading import BUILT_IN, Policy, load_policy, load_scorer, load_whole
+from klinic.model.moving_reference import moving
 from klinic.model.reference import Reference, as_it_starts, frozen
 from klinic.recipe.recipe import Recipe
 from klinic.sampler.conversation import Conversing, Reply
@@ -194,13 +195,16 @@ def start_reference(recipe: Recipe, policy: Policy, where: str) -> Reference | N
     kl = recipe.kl
     if kl is None or not kl.needs_reference:
         return None
+    moves = recipe.reference.moves
     if path := recipe.reference.path:
-        return frozen(load_scorer(path, like=policy, seed=recipe.seed), source=path)
-    return as_it_starts(policy.scorer, source=where)
+        reference = frozen(load_scorer(path, like=policy, seed=recipe.seed), source=path)
+    else:
+        reference = as_it_starts(policy.scorer, source=where, moves=moves)
+    return moving(policy.scorer, reference, source=where) if moves else reference
 
 
 def identity(reference: Reference | None) -> dict[str, Any]:
-    """Return which reference this is, for records and checkpoints."""
+    """Return which reference a run starts with, for run.json and checkpoints."""
     if reference is None:
         return {"kind": "none", "source": None, "digest": None}
     return {"kind": reference.kind, "source": reference.source, "digest": reference.digest}

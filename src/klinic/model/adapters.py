@@ -1,7 +1,8 @@
 """Low-rank adapters on a model in memory: put on, loaded, frozen beside, merged in.
 
 A policy has one adapter that is trained (PEFT's `default`). The reference may be the same model
-with it switched off, or with a frozen copy of it in force (`reference`); the base is never copied.
+with it switched off, or with a frozen copy of it in force (`reference`); where that copy moves,
+another one stays where the run started (`start`). The base is never copied.
 """
 
 import copy
@@ -22,6 +23,7 @@ from klinic.model.weights import digest
 
 TRAINED = "default"
 FROZEN = "reference"
+START = "start"
 LAYERS = "all-linear"
 OWN = ("lora_", ".modules_to_save.")  # in the names of weights that belong to an adapter
 
@@ -93,7 +95,7 @@ def starts_at_zero(lm: Any) -> bool:
     return plain and not any(bool(p.any()) for p in last)
 
 
-def freeze_beside(lm: Any) -> None:
+def freeze_beside(lm: Any, name: str = FROZEN) -> None:
     """Put a frozen copy of the trained adapter beside it."""
     from peft import get_peft_model_state_dict, set_peft_model_state_dict
 
@@ -101,17 +103,17 @@ def freeze_beside(lm: Any) -> None:
     config.init_lora_weights = True  # others would take their start out of the base once more
     config.inference_mode = True
     with torch.random.fork_rng(), _checked_here():
-        lm.add_adapter(FROZEN, config)
+        lm.add_adapter(name, config)
     weights = get_peft_model_state_dict(lm, adapter_name=TRAINED, save_embedding_layers=False)
-    set_peft_model_state_dict(lm, weights, adapter_name=FROZEN)
-    lm.set_adapter(TRAINED)  # also says which of the two is trained
+    set_peft_model_state_dict(lm, weights, adapter_name=name)
+    lm.set_adapter(TRAINED)  # also says which of them is trained
     silence_dropout(lm)
 
 
 @contextmanager
-def frozen_in_force(lm: Any) -> Iterator[None]:
-    """Let the frozen copy take the trained adapter's place for a while."""
-    lm.set_adapter(FROZEN)
+def frozen_in_force(lm: Any, name: str = FROZEN) -> Iterator[None]:
+    """Let a frozen copy take the trained adapter's place for a while."""
+    lm.set_adapter(name)
     try:
         yield
     finally:
@@ -129,7 +131,20 @@ def _checked_here() -> Iterator[None]:
 
 def policy_digest(lm: Any) -> str:
     """Return a hash of a policy's weights: base and trained adapter, without a frozen copy."""
-    return digest({n: p for n, p in lm.state_dict().items() if not (_is_own(n) and _frozen(n))})
+    return digest({n: p for n, p in lm.state_dict().items() if not _is_frozen(n)})
+
+
+def frozen_state(lm: Any) -> dict[str, Tensor]:
+    """Return the base and the frozen copy, under the names that the trained adapter has."""
+    state = lm.state_dict()
+    theirs = {name: state[_twin(name)] for name in state if _is_own(name) and not _is_frozen(name)}
+    return {name: theirs.get(name, p) for name, p in state.items() if not _is_frozen(name)}
+
+
+def frozen_twins(lm: Any) -> dict[str, Tensor]:
+    """Return the tensors of the frozen copy by the names of the trained ones."""
+    parameters = dict(lm.named_parameters())
+    return {name: parameters[_twin(name)] for name, p in parameters.items() if p.requires_grad}
 
 
 def base_digest(lm: Any) -> str | None:
@@ -143,8 +158,12 @@ def _is_own(name: str) -> bool:
     return any(part in name for part in OWN)
 
 
-def _frozen(name: str) -> bool:
-    return FROZEN in name.split(".")
+def _is_frozen(name: str) -> bool:
+    return _is_own(name) and not {FROZEN, START}.isdisjoint(name.split("."))
+
+
+def _twin(name: str) -> str:
+    return ".".join(FROZEN if part == TRAINED else part for part in name.split("."))
 
 
 def _named(lm: Any, base: str) -> Any:

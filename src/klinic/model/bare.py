@@ -11,10 +11,11 @@ from torch import Tensor
 
 from klinic.errors import ConfigError
 from klinic.model.adapter_files import base_of, is_adapter
-from klinic.model.adapters import freeze_beside, is_adapted, with_lora
+from klinic.model.adapters import START, freeze_beside, is_adapted, with_lora
 from klinic.model.dropout import silence_dropout
 from klinic.model.loading import BUILT_IN, LOADING_ERRORS, Policy, num_parameters
 from klinic.model.memory import ACTIVATIONS, COPIES, GRADIENTS, LOGITS, REFERENCE, WEIGHTS
+from klinic.model.moving_reference import MovingReference
 from klinic.model.reference import Kind, Reference
 from klinic.model.scorer import TokenScorer
 from klinic.model.weightless import META, Meter, Weightless, without_weights
@@ -48,9 +49,14 @@ class BareScorer(TokenScorer):
         return super().decode(**inputs)
 
 
-def bare_policy(section: "ModelSection", *, temperature: float, tied: str | bool) -> Bare:
-    """Return the policy of a recipe, and what it is tied to: nothing, itself or another model."""
-    lm = _model(section, tied_to_itself=tied is True)
+def bare_policy(
+    section: "ModelSection", *, temperature: float, tied: str | bool, moves: bool = False
+) -> Bare:
+    """Return the policy of a recipe, and what it is tied to: nothing, itself or another model.
+
+    Where that moves, the policy as it starts is held as well.
+    """
+    lm = _model(section, tied_to_itself=tied is True, moves=moves)
     meter = Meter(kinds_of(lm))
     with meter.label(WEIGHTS):
         without_weights(lm, meter)
@@ -69,21 +75,27 @@ def bare_policy(section: "ModelSection", *, temperature: float, tied: str | bool
         remote=section.trust_remote_code,
         context_window=getattr(lm.config.get_text_config(), "max_position_embeddings", None),
     )
+    reference = _reference(policy, meter, tied)
+    if moves and reference is not None:
+        reference = _with_start(policy, meter, reference)
     return Bare(
         meter=meter,
         policy=policy,
-        reference=_reference(policy, meter, tied),
+        reference=reference,
         largest_layer=_largest_layer(lm),
         **num_parameters(lm),
     )
 
 
-def _model(section: "ModelSection", *, tied_to_itself: bool) -> Any:
-    """Return the model with the adapter it would have."""
+def _model(section: "ModelSection", *, tied_to_itself: bool, moves: bool) -> Any:
+    """Return the model with the adapter it would have, and frozen copies of it."""
     lm = architecture(section.name, remote=section.trust_remote_code)
     if section.lora_rank is not None:
         with META:
-            return with_lora(lm, rank=section.lora_rank, alpha=section.lora_alpha, seed=0)
+            lm = with_lora(lm, rank=section.lora_rank, alpha=section.lora_alpha, seed=0)
+            if tied_to_itself and moves:
+                freeze_beside(lm)
+        return lm
     if not is_adapter(section.name):
         return lm
     from peft import PeftConfig, get_peft_model
@@ -94,6 +106,8 @@ def _model(section: "ModelSection", *, tied_to_itself: bool) -> Any:
         lm = get_peft_model(lm, config)
         if tied_to_itself:
             freeze_beside(lm)
+            if moves:
+                freeze_beside(lm, START)
     return lm
 
 
@@ -149,6 +163,23 @@ def _reference(policy: Policy, meter: Meter, tied: str | bool) -> Reference | No
         return _frozen(ours, "adapter_frozen" if continued else "adapter_off")
     with meter.label(REFERENCE):
         return _frozen(copy.deepcopy(ours), "copy")
+
+
+def _with_start(policy: Policy, meter: Meter, reference: Reference) -> Reference:
+    """Return a reference beside which the policy as it starts is kept."""
+    start = reference  # of an adapter it is switched off, or a copy that the model has already
+    if not is_adapted(policy.lm):
+        with meter.label(REFERENCE):
+            start = _frozen(copy.deepcopy(policy.scorer), "copy")
+    return MovingReference(
+        scorer=reference.scorer,
+        kind=reference.kind,
+        source="",
+        digest="",
+        start=start,
+        ours={},
+        theirs={},
+    )
 
 
 def _frozen(scorer: TokenScorer, kind: Kind) -> Reference:

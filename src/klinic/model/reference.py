@@ -7,7 +7,8 @@
                      adapter in force
 
 A policy with an adapter starts at `adapter_off` only if its adapter adds exactly nothing. One that
-was trained before starts elsewhere, and so does its reference.
+was trained before starts elsewhere, and so does its reference. A reference that is to move
+(`moving_reference.py`) needs weights of its own: never `adapter_off`.
 """
 
 import copy
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from klinic.errors import PolicyError
 from klinic.model.adapters import (
+    FROZEN,
     base_digest,
     freeze_beside,
     frozen_in_force,
@@ -44,6 +46,10 @@ class Reference:
     source: str
     """Where its weights can be found again."""
     digest: str
+    adapter: str = FROZEN
+    """Which frozen copy is in force, of `adapter_frozen`."""
+    step: int = 0
+    """The step after which it last changed; 0 is the start."""
     num_forwards: int = 0
 
     @torch.no_grad()
@@ -74,14 +80,14 @@ class Reference:
                 off: AbstractContextManager[Any] = lm.disable_adapter()
                 return off
             case "adapter_frozen":
-                return frozen_in_force(lm)
+                return frozen_in_force(lm, self.adapter)
 
 
-def as_it_starts(policy: TokenScorer, *, source: str) -> Reference:
-    """Return the policy as it is now, to stay so, and prove that it is."""
+def as_it_starts(policy: TokenScorer, *, source: str, moves: bool = False) -> Reference:
+    """Return the policy as it is now, and prove that it is; one that moves has its own weights."""
     if not is_adapted(policy.lm):
         return frozen_copy(policy, source=source)
-    if starts_at_zero(policy.lm):
+    if starts_at_zero(policy.lm) and not moves:
         return _proven(adapter_off(policy, source=source))
     return _proven(adapter_frozen(policy, source=source))
 
@@ -102,16 +108,25 @@ def frozen(scorer: TokenScorer, *, source: str) -> Reference:
 
 def adapter_off(policy: TokenScorer, *, source: str) -> Reference:
     """Return the policy's own base weights: no copy, right only for an adapter that starts at 0."""
+    if not starts_at_zero(policy.lm):
+        raise PolicyError(
+            f"the adapter of {source} does not start at 0, so the model with its adapter switched "
+            "off is not where the policy starts: the KL would be large before the first step, and "
+            "pull back to the base. Leave `reference` out for a frozen copy of the adapter, or, if "
+            "the base is what you want to stay near to, name it: reference.path."
+        )
     base = base_digest(policy.lm)
     assert base is not None  # noqa: S101 - it has an adapter
     return Reference(scorer=policy, kind="adapter_off", source=source, digest=base)
 
 
-def adapter_frozen(policy: TokenScorer, *, source: str) -> Reference:
+def adapter_frozen(policy: TokenScorer, *, source: str, adapter: str = FROZEN) -> Reference:
     """Return the policy with its adapter as it is now: a copy of the adapter, none of the base."""
     before = policy_digest(policy.lm)
-    freeze_beside(policy.lm)
-    return Reference(scorer=policy, kind="adapter_frozen", source=source, digest=before)
+    freeze_beside(policy.lm, adapter)
+    return Reference(
+        scorer=policy, kind="adapter_frozen", source=source, digest=before, adapter=adapter
+    )
 
 
 @torch.no_grad()

@@ -28,17 +28,21 @@ def fingerprint(model: nn.Module) -> str:
     An optimiser moves every entry, so a push that changed nothing shows, for the price of a few
     thousand numbers.
     """
-    return _hash(
-        (name, p.reshape(-1)[:: max(1, p.numel() // SAMPLED)])
-        for name, p in model.named_parameters()
-        if p.requires_grad
-    )
+    return sampled_digest({name: p for name, p in model.named_parameters() if p.requires_grad})
 
 
 @torch.no_grad()
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """Return a hash of every entry of the tensors, usually a model's state dict."""
     return _hash(tensors.items())
+
+
+@torch.no_grad()
+def sampled_digest(tensors: Mapping[str, Tensor]) -> str:
+    """Return a hash of evenly spaced entries of every tensor."""
+    return _hash(
+        (name, p.reshape(-1)[:: max(1, p.numel() // SAMPLED)]) for name, p in tensors.items()
+    )
 
 
 def _hash(tensors: Iterable[tuple[str, Tensor]]) -> str:
