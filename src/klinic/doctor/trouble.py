@@ -7,7 +7,7 @@
     batch reward   below the mean of recent ones by `reward_drop` and by       before the update
                    3.5 standard deviations
     update KL      KL(new || old) above 10 x `update_kl_limit`                 after the update
-    KL             mean KL(policy || reference) above `kl_limit`               before the update
+    KL             smoothed KL(policy || reference) above `kl_limit`           before the update
     sequence KL    every completion is above `kl.rollout_limit`                before the update
     reward         the smoothed reward is `reward_drop` below its best         before the update
 
@@ -27,6 +27,8 @@ ENOUGH = 10  # of them before they say anything
 QUANTILE = 0.9
 DEVIATIONS = 3.5  # of normal noise: one false alarm in 4,300 steps
 SMOOTHING = 0.9  # of the reward: about ten steps
+SMOOTHING_KL = 0.8  # of the KL: about five, so that one step which recovers is no trouble
+FIRST_BEST = 5  # steps before a smoothed reward can be the best: one lucky batch is not
 BLOW_UP = 10.0  # times `update_kl_limit`: not one update too many, but one that ruined the policy
 
 Kind = Literal[
@@ -95,6 +97,9 @@ class History:
     """Of recent steps."""
     reward: float | None = None
     """Smoothed."""
+    kl: float | None = None
+    """Smoothed, in nats per token."""
+    num_kls: int = 0
     best_reward: float | None = None
     best_step: int = 0
 
@@ -113,15 +118,23 @@ def with_reward(history: History, step: int, reward: float | None) -> History:
     """Return the history after a step's mean reward; one that is not a number changes nothing."""
     if reward is None or not math.isfinite(reward):
         return history
-    before = reward if history.reward is None else history.reward
-    smoothed = SMOOTHING * before + (1 - SMOOTHING) * reward
     rewards = (*history.rewards, reward)[-WINDOW:]
+    smoothed = _smoothed(history.reward, reward, num=len(rewards), by=SMOOTHING)
     history = replace(history, reward=smoothed, rewards=rewards)
-    if len(rewards) < ENOUGH:  # the first few are one lucky batch
+    if len(rewards) < FIRST_BEST:
         return history
     if history.best_reward is None or smoothed > history.best_reward:
         return replace(history, best_reward=smoothed, best_step=step)
     return history
+
+
+def with_kl(history: History, kl: float | None) -> History:
+    """Return the history after a step's mean k1; one that is not a number changes nothing."""
+    if kl is None or not math.isfinite(kl):
+        return history
+    num = history.num_kls + 1
+    smoothed = _smoothed(history.kl, kl, num=num, by=SMOOTHING_KL)
+    return replace(history, kl=smoothed, num_kls=num)
 
 
 def with_grad_norm(history: History, grad_norm: float) -> History:
@@ -172,16 +185,31 @@ def of_update(limits: Limits, update_kl: float | None) -> Trouble | None:
     return None if trouble is None else replace(trouble, damaged=True)
 
 
-def of_policy(limits: Limits, history: History, kl: float | None) -> Trouble | None:
+def of_policy(limits: Limits, history: History) -> Trouble | None:
     """Return trouble that earlier steps made: too far from the reference, or a lost reward."""
-    if limits.kl is not None and kl is not None and kl > limits.kl:
-        return Trouble(kind="KL", measured=kl, limit=limits.kl, damaged=True)
+    if limits.kl is not None and history.kl is not None and history.kl > limits.kl:
+        return Trouble(kind="KL", measured=history.kl, limit=limits.kl, damaged=True)
     if limits.reward_drop is None or history.best_reward is None or history.reward is None:
         return None
     least = history.best_reward - limits.reward_drop
     if history.reward >= least:
         return None
     return Trouble(kind="reward", measured=history.reward, limit=least, damaged=True)
+
+
+def is_well(limits: Limits, history: History, *, best_reward: float | None) -> bool:
+    """Whether a state is good to go back to: within half of what the limits on history allow."""
+    if limits.kl is not None and history.kl is not None and history.kl > limits.kl / 2:
+        return False
+    if limits.reward_drop is None or best_reward is None or history.reward is None:
+        return True
+    return history.reward >= best_reward - limits.reward_drop / 2
+
+
+def _smoothed(before: float | None, value: float, *, num: int, by: float) -> float:
+    """Return the mean of the first few values, and their moving average from then on."""
+    share = max(1 / num, 1 - by)
+    return value if before is None else (1 - share) * before + share * value
 
 
 def _above(kind: Kind, measured: float, limit: float) -> Trouble | None:

@@ -49,8 +49,18 @@ class Found:
     broken: list[str]
 
 
-def write(run: Path, step: int, *, fill: Callable[[Path], dict[str, Any]], keep: int) -> Path:
-    """Write a checkpoint: `fill` puts files into a folder and returns the state."""
+def write(
+    run: Path,
+    step: int,
+    *,
+    fill: Callable[[Path], dict[str, Any]],
+    keep: int,
+    spare: int | None = None,
+) -> Path:
+    """Write a checkpoint: `fill` puts files into a folder and returns the state.
+
+    The newest `keep` stay on disk, and the one of step `spare`.
+    """
     final = run / FOLDER / name_of(step)
     draft = final.with_name(final.name + UNFINISHED)
     shutil.rmtree(draft, ignore_errors=True)
@@ -66,7 +76,7 @@ def write(run: Path, step: int, *, fill: Callable[[Path], dict[str, Any]], keep:
         shutil.rmtree(final)
     draft.rename(final)
     sync_folder(final.parent)
-    _prune(run, keep)
+    _prune(run, keep, spare)
     return final
 
 
@@ -110,6 +120,11 @@ def steps(run: Path) -> list[int]:
     return sorted(_folders(run))
 
 
+def state_of(run: Path, step: int) -> dict[str, Any]:
+    """Return the state of a checkpoint as it stands there, without a look at the other files."""
+    return _json(run / FOLDER / name_of(step) / STATE)
+
+
 def name_of(step: int) -> str:
     """Return what the folder of a step is called."""
     return f"step={step:06d}"
@@ -147,9 +162,10 @@ def _folders(run: Path) -> dict[int, Path]:
     return found
 
 
-def _prune(run: Path, keep: int) -> None:
-    for _, folder in sorted(_folders(run).items())[:-keep]:
-        shutil.rmtree(folder)
+def _prune(run: Path, keep: int, spare: int | None) -> None:
+    for step, folder in sorted(_folders(run).items())[:-keep]:
+        if step != spare:
+            shutil.rmtree(folder)
 
 
 def _json(path: Path) -> dict[str, Any]:

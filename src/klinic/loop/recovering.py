@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from klinic.doctor.recovery import Brakes, Decision, Plan, decide
-from klinic.doctor.trouble import History, Limits, Trouble
+from klinic.doctor.trouble import History, Limits, Trouble, is_well
 from klinic.evidence.files import json_bytes, read_json, write_atomically
 from klinic.loop import checkpoint
 from klinic.recipe.recovery import RecoverySection
@@ -62,11 +62,29 @@ class Recovering:
     def _target(self, trouble: Trouble, history: History, step: int) -> int:
         """Choose a checkpoint: the newest, or an older one if that is too late or did not help."""
         steps = checkpoint.steps(self._folder)
-        if trouble.kind == "reward":
-            return max((s for s in steps if s <= history.best_step), default=min(steps))
+        if not trouble.may_pass:  # it came slowly, and the newest may be spoilt already
+            steps = self._well(history) or steps[:1]
         stuck = step <= self.plan.last_step
-        older = max(0, self.plan.consecutive - 1) if stuck else 0
-        return sorted(steps)[max(0, len(steps) - 1 - older)]
+        older = max(0, self.plan.consecutive - trouble.may_pass) if stuck else 0
+        return steps[max(0, len(steps) - 1 - older)]
+
+    def spare(self, history: History) -> int | None:
+        """Return the newest checkpoint that is good to go back to, not to be thrown away."""
+        limits = self.limits
+        if limits is None or (limits.kl is None and limits.reward_drop is None):
+            return None
+        return max(self._well(history), default=None)
+
+    def _well(self, history: History) -> list[int]:
+        """Return the steps whose checkpoints are good to go back to, by what they remember."""
+        limits = self.limits
+        assert limits is not None  # noqa: S101 - without them there is no trouble
+        found = []
+        for step in checkpoint.steps(self._folder):
+            before = History.from_json(checkpoint.state_of(self._folder, step)["history"])
+            if is_well(limits, before, best_reward=history.best_reward):
+                found.append(step)
+        return found
 
     def _keep(self, plan: Plan) -> None:
         if plan != self.plan:

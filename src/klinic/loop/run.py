@@ -258,7 +258,8 @@ class Run:
             }
 
         keep = self.recipe.loop.keep_checkpoints
-        return checkpoint.write(self.folder, state.step, fill=fill, keep=keep)
+        spare = self.recovering.spare(state.history)
+        return checkpoint.write(self.folder, state.step, fill=fill, keep=keep, spare=spare)
 
     def restore(self, saved: checkpoint.Checkpoint) -> LoopState:
         """Go back to a checkpoint, if it is of this run."""

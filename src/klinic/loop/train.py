@@ -20,7 +20,7 @@ from klinic.loop.data import Prompts
 from klinic.loop.describe import run_facts
 from klinic.loop.folder import METRICS, START, locked, open_folder, write_recipe
 from klinic.loop.loop import LoopState, run_loop
-from klinic.loop.run import Run
+from klinic.loop.run import TROUBLE, Run
 from klinic.loop.source import Given, Source, find_source
 from klinic.loop.trackers.chosen import chosen, refuse_missing
 from klinic.loop.trackers.console import WarmStartProgress
@@ -262,8 +262,11 @@ def _begin(run: Run) -> LoopState:
 
 def _continue(run: Run, console: Console) -> LoopState:
     """Go back to the newest checkpoint that is whole, and forget what came after it."""
-    if run.recovering.plan.back_to is not None:  # it was killed on the way back
-        checkpoint.forget_after(run.folder, run.recovering.plan.back_to)
+    back_to = run.recovering.plan.back_to
+    if back_to is not None:
+        says = f"Killed on the way back to the checkpoint of step {back_to}: going there now."
+        run.events.append({"step": back_to, "event": TROUBLE, "act": "roll back", "says": says})
+        checkpoint.forget_after(run.folder, back_to)
         run.recovering.arrived()
     found = checkpoint.newest_good(run.folder)
     for problem in found.broken:

@@ -14,6 +14,7 @@ from klinic.doctor.trouble import (
     of_policy,
     of_update,
     with_grad_norm,
+    with_kl,
     with_reward,
 )
 from klinic.evidence.metrics import kl_metrics
@@ -84,8 +85,9 @@ class Watch:
         self._raise(of_gradient(self._limits, self.history, grad_norm))
         self._raise(of_batch(self._limits, self.history, reward))
         self.history = with_reward(self.history, step, reward)
-        kl = None if self._limits.kl is None else kl_metrics(prepared.record).get("kl")
-        self._raise(of_policy(self._limits, self.history, kl))
+        if self._limits.kl is not None:
+            self.history = with_kl(self.history, kl_metrics(prepared.record).get("kl_k1/mean"))
+        self._raise(of_policy(self._limits, self.history))
         self.history = with_grad_norm(self.history, grad_norm)
 
     def committed(self) -> None:

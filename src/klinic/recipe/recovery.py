@@ -13,7 +13,7 @@ class RecoverySection(Section):
     """Limits of what is well, and how hard to brake. `recovery: null` only discards NaN updates."""
 
     kl_limit: Annotated[float, within("it is a KL in nats per token", above=0)] | None = None
-    """Mean KL(policy || reference) of a step above which it is trouble; null is none."""
+    """Trouble above this KL(policy || reference), smoothed over five steps; null is none."""
     update_kl_limit: Annotated[float, within("it is a KL in nats per token", above=0)] | None = None
     """KL(new || old) per token above which the updates of a batch end; null is none."""
     grad_norm_limit: (
