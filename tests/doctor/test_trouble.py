@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from klinic.doctor.trouble import (
     ENOUGH,
+    ENOUGH_REWARDS,
     SITES,
     WINDOW,
     History,
@@ -122,15 +123,15 @@ def test_a_reward_that_is_lost():
 
 def test_a_batch_that_earns_far_less_than_its_noise_explains():
     noisy = History(rewards=(0.5, 0.7) * 10)
-    spread = 3.5 * math.sqrt(20 * 0.01 / 19)
+    spread = 4 * math.sqrt(20 * 0.01 / 19)
     limits = Limits(reward_drop=0.1)
     assert of_batch(limits, noisy, 0.6 - spread + 1e-9) is None
     trouble = of_batch(limits, noisy, 0.6 - spread - 1e-9)
     assert (trouble.kind, trouble.may_pass, trouble.damaged) == ("batch reward", True, False)
-    assert of_batch(Limits(reward_drop=0.4), noisy, 0.21) is None  # a fall that does not matter
-    assert of_batch(Limits(reward_drop=0.4), noisy, 0.19) is not None
+    assert of_batch(Limits(reward_drop=0.5), noisy, 0.11) is None  # a fall that does not matter
+    assert of_batch(Limits(reward_drop=0.5), noisy, 0.09) is not None
     assert of_batch(Limits(), noisy, -9.0) is None
-    assert of_batch(limits, History(rewards=(0.5,) * (ENOUGH - 1)), 0.0) is None
+    assert of_batch(limits, History(rewards=(0.5,) * (ENOUGH_REWARDS - 1)), 0.0) is None
     assert of_batch(limits, noisy, math.nan) is None
 
 

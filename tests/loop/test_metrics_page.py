@@ -11,6 +11,7 @@ from small import batch_of, drifted_reference, learner_of, rollouts, small_polic
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 ELSEWHERE = {
+    *("kl_new_old", "updates_left", "completions/kl_dropped"),
     *("loss", "kl_penalty", "discarded", "completions/parse_rate", "kl_to_start"),
     *("time/sample", "time/reward", "time/learn"),
     *("eval/accuracy", "eval/accuracy/SKILL", "eval/retention", "eval/reward"),

@@ -26,7 +26,7 @@ LIMITS = "recovery: {grad_norm_limit: 20, reward_drop: 0.3}\n"
 
 def settings(folder):
     recipe = RECIPE.replace("graduated", f"{folder}/rewards.py:scored")
-    return recipe.replace("max_steps: 12", "max_steps: 18") + LIMITS
+    return recipe.replace("max_steps: 12", "max_steps: 26") + LIMITS
 
 
 def write(folder, spoilt=(), change="v"):
@@ -62,15 +62,15 @@ def clean(tmp_path_factory, cache):
 
 @pytest.mark.parametrize("kind", CHANGES)
 def test_it_is_left_out_and_the_next_batch_takes_its_place(tmp_path, cache, clean, kind):
-    folder = write(tmp_path / "one", prompts_of(clean, 13), CHANGES[kind])
+    folder = write(tmp_path / "one", prompts_of(clean, 22), CHANGES[kind])
     run_whole(folder, cache)
     run = folder / "run"
     again, skip = trouble(run)
-    assert (again["act"], skip["act"], skip["step"], skip["places"]) == ("again", "skip", 13, [13])
+    assert (again["act"], skip["act"], skip["step"], skip["places"]) == ("again", "skip", 22, [22])
     assert again["kind"] == {"scaled": "gradient norm", "inverted": "batch reward"}[kind]
     assert all_numbers(run)
-    assert prompts_of(run, 12) == prompts_of(clean, 12)
-    for step in range(13, 18):
+    assert prompts_of(run, 21) == prompts_of(clean, 21)
+    for step in range(22, 26):
         assert prompts_of(run, step) == prompts_of(clean, step + 1)
 
 

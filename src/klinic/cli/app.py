@@ -14,7 +14,7 @@ from klinic.cli.eval import evaluate
 from klinic.cli.export import export
 from klinic.cli.train import FLAGS, train
 from klinic.cli.verify import verify
-from klinic.errors import KlinicError
+from klinic.errors import KlinicError, RunStoppedError
 
 app = typer.Typer(
     name="klinic",
@@ -64,7 +64,7 @@ def main() -> None:
         app()
     except KlinicError as error:
         typer.echo(_harmless(f"{type(error).__name__}: {error}"), err=True)
-        sys.exit(2)
+        sys.exit(1 if isinstance(error, RunStoppedError) else 2)
     except Exception as error:
         if "KLINIC_DEBUG" in os.environ:
             raise

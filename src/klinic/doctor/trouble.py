@@ -5,7 +5,7 @@
                    advantage, a logit, a log-prob, the loss or the gradient    weights also after
     gradient norm  above `grad_norm_limit` x the 90% quantile of recent ones   before the update
     batch reward   below the mean of recent ones by `reward_drop` and by       before the update
-                   3.5 standard deviations
+                   4 standard deviations
     update KL      KL(new || old) above 10 x `update_kl_limit`                 after the update
     KL             smoothed KL(policy || reference) above `kl_limit`           before the update
     sequence KL    every completion is above `kl.rollout_limit`                before the update
@@ -23,9 +23,10 @@ from typing import Any, Literal
 import numpy as np
 
 WINDOW = 50  # gradient norms and rewards that are remembered
-ENOUGH = 10  # of them before they say anything
+ENOUGH = 10  # gradient norms before they say anything
+ENOUGH_REWARDS = 20  # rewards before their spread is known well enough
 QUANTILE = 0.9
-DEVIATIONS = 3.5  # of normal noise: one false alarm in 4,300 steps
+DEVIATIONS = 4.0  # of noise, its spread estimated: a false alarm in some thousand steps
 SMOOTHING = 0.9  # of the reward: about ten steps
 SMOOTHING_KL = 0.8  # of the KL: about five, so that one step which recovers is no trouble
 FIRST_BEST = 5  # steps before a smoothed reward can be the best: one lucky batch is not
@@ -168,7 +169,7 @@ def of_gradient(limits: Limits, history: History, grad_norm: float) -> Trouble |
 
 def of_batch(limits: Limits, history: History, reward: float | None) -> Trouble | None:
     """Return trouble where a batch earns far less than batches of late."""
-    if limits.reward_drop is None or reward is None or len(history.rewards) < ENOUGH:
+    if limits.reward_drop is None or reward is None or len(history.rewards) < ENOUGH_REWARDS:
         return None
     noise = DEVIATIONS * float(np.std(history.rewards, ddof=1))
     least = float(np.mean(history.rewards)) - max(limits.reward_drop, noise)

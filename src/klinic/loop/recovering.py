@@ -64,7 +64,7 @@ class Recovering:
         steps = checkpoint.steps(self._folder)
         if not trouble.may_pass:  # it came slowly, and the newest may be spoilt already
             steps = self._well(history) or steps[:1]
-        stuck = step <= self.plan.last_step
+        stuck = trouble.damaged and step <= self.plan.last_step
         older = max(0, self.plan.consecutive - trouble.may_pass) if stuck else 0
         return steps[max(0, len(steps) - 1 - older)]
 

@@ -1,0 +1,45 @@
+"""A run that cannot be brought back to health ends with a sentence and exit code 1."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+KLINIC = Path(sys.executable).with_name("klinic")
+RECIPE = """
+model: tiny
+threads: 1
+data: rows.jsonl
+rewards: [rewards.py:huge]
+sampling: {max_new_tokens: 4}
+loop: {max_steps: 20, prompts_per_step: 1, group_size: 2, checkpoint_every: 4}
+recovery: {grad_norm_limit: 2}
+output: {dir: run, trackers: []}
+"""
+REWARDS = """
+calls = 0
+
+def huge(prompts, completions, **_):
+    global calls
+    calls += 1
+    scale = 1e6 if calls > 12 else 1.0
+    return [scale * n for n, _ in enumerate(completions)]
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_it_says_why_and_keeps_what_was_well(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    (tmp_path / "rewards.py").write_text(REWARDS)
+    (tmp_path / "rows.jsonl").write_text("\n".join(f'{{"prompt": "{n}+"}}' for n in range(30)))
+    done = subprocess.run(
+        [KLINIC, "train", "recipe.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("RunStoppedError: run: gradient norm ")
+    assert "batch 5 in trouble without a step between. Stopped at step 13" in line
+    assert "Traceback" not in done.stdout
+    assert (tmp_path / "run" / "checkpoints" / "step=000012" / "model").is_dir()
