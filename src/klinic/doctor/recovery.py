@@ -7,9 +7,9 @@
                   on without the batch, at the lower rate
     4  stop       too many in a row
 
-All that was decided is in a plan, which only grows: which batches are left out, and at which steps
-the rate is lower. A run is a function of recipe, seed and plan, so one that is killed in the middle
-of a rollback and resumed comes to the same weights.
+All that was decided is in a plan: which batches are left out, and at which steps the rate is lower.
+A run is a function of recipe, seed and plan, so one that is killed in the middle of a rollback and
+resumed comes to the same weights.
 """
 
 from collections.abc import Mapping, Sequence
@@ -48,6 +48,8 @@ class Plan:
     skipped: tuple[int, ...] = ()
     """Places in the data whose batches are left out."""
     cuts: tuple[Cut, ...] = ()
+    num_cuts: int = 0
+    """How often the rate was cut; a rollback makes cuts void that came after its checkpoint."""
     known: tuple[str, ...] = ()
     """Sites of mild trouble that stays: not worth another try each time."""
     tried: tuple[int, ...] | None = None
@@ -156,10 +158,11 @@ def _again(plan: Plan, trouble: Trouble, checkpoint: int) -> Decision:
 
 def _cut(brakes: Brakes, plan: Plan, *, first: int) -> Plan:
     """Cut the rate from a step on, for twice as long as the last time."""
-    times = min(2 ** len(plan.cuts), LONGEST_CUT)
+    times = min(2**plan.num_cuts, LONGEST_CUT)
     last = first + times * brakes.lr_steps - 1
     cut = Cut(first=first, last=last, factor=brakes.lr_factor)
-    return replace(plan, cuts=(*plan.cuts, cut))
+    earlier = tuple(c for c in plan.cuts if c.first < first or plan.back_to is None)
+    return replace(plan, cuts=(*earlier, cut), num_cuts=plan.num_cuts + 1)
 
 
 def _skipped(trouble: Trouble, plan: Plan) -> str:
