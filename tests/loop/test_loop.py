@@ -28,6 +28,7 @@ class Pretend:
         self.learner = self.sampler = self
         self.calls, self.coefs, self.asked = [], [], []
         self.rows: list[list[int]] = []
+        self.events, self.metrics = [], []
         self._finite, self._stop_after, self._version = finite, stop_after, 0
 
     def publish(self):
@@ -75,7 +76,11 @@ class Pretend:
     def keep(self, done, state):
         self.calls.append(f"keep {done.step}")
         self.done = done
+        self.metrics.append(done.metrics)
         return done.step != self._stop_after
+
+    def event(self, step, name, sentence, **facts):
+        self.events.append((step, name, sentence, facts))
 
 
 def test_a_step_loads_what_the_last_one_committed_and_rows_are_in_order():
@@ -116,8 +121,41 @@ def test_the_controller_moves_the_coefficient_of_the_next_step():
     parts = Pretend(max_steps=3)
     kl = KLSection(coef=0.1, controller="ziegler", target=0.05)
     state = run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), kl)
-    assert parts.coefs[0] == 0.1
-    assert parts.coefs[0] < parts.coefs[1] < parts.coefs[2] < state.kl.coef
+    # the KL of step 1 is that before any update
+    assert parts.coefs[0] == parts.coefs[1] == 0.1
+    assert parts.coefs[1] < parts.coefs[2] < state.kl.coef
+
+
+@pytest.mark.parametrize("controller", ["band", "ziegler", "dual_ascent", "log_pi"])
+def test_a_controller_waits_for_the_first_kl_that_its_own_coefficient_made(controller):
+    parts = Pretend(max_steps=4)
+    kl = KLSection(coef=0.1, controller=controller, target=0.05, warmup_steps=2)
+    state = run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), kl)
+    assert parts.coefs == pytest.approx([0.0, 0.05, 0.1, 0.1])
+    assert state.kl.num_updates == 1
+
+
+def test_a_cap_holds_every_controller_and_a_long_stay_is_told_once():
+    for controller in ("band", "ziegler", "dual_ascent", "log_pi"):
+        parts = Pretend(max_steps=60)
+        kl = KLSection(coef=0.1, controller=controller, target=0.05, max_coef=0.11)
+        run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), kl)
+        assert parts.coefs[-1] == 0.11
+        ((step, name, sentence, facts),) = parts.events
+        assert name == "kl coefficient held"
+        assert parts.coefs[step - 10 : step] == [0.11] * 10
+        assert parts.coefs[step - 11] < 0.11
+        assert "held at 0.11, its upper bound (kl.max_coef), for 11 steps" in sentence
+        assert facts["kl"] == pytest.approx(0.2)
+        sides = [metrics["kl_coef/saturated"] for metrics in parts.metrics]
+        assert sides == [float(coef == 0.11) for coef in parts.coefs]
+
+
+def test_a_fixed_coefficient_has_no_controller_to_show():
+    parts = Pretend(max_steps=20)
+    run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), KLSection(coef=0.1))
+    assert parts.events == []
+    assert not any("kl_target" in metrics for metrics in parts.metrics)
 
 
 def test_an_update_that_is_not_a_number_is_not_made():

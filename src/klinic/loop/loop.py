@@ -1,14 +1,16 @@
 """The loop: sample, score, prepare, commit or discard, keep. Everything else is somewhere else."""
 
 from dataclasses import dataclass, field, replace
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
+from klinic.evidence.metrics import mean_k1
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.learner.protocol import Learner
 from klinic.loop.clock import Clock
 from klinic.loop.gather import Gathered, gather
-from klinic.maths.kl_coef import KLCoefRule, KLCoefState, linear_warmup, update
+from klinic.loop.kl_control import adapted, controller_metrics, held
+from klinic.maths.kl_coef import KLCoefState, linear_warmup
 from klinic.recipe.kl import KLSection
 from klinic.rewards.scores import Scores
 from klinic.sampler.protocol import Sampler
@@ -36,6 +38,9 @@ class Parts(Protocol):
 
     def keep(self, done: "StepDone", state: "LoopState") -> bool:
         """Write down a step; return whether to go on."""
+
+    def event(self, step: int, name: str, sentence: str, **facts: Any) -> None:
+        """Write down that something happened, and tell everybody in a sentence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +86,8 @@ def run_loop(parts: Parts, state: LoopState, kl: KLSection | None) -> LoopState:
             done = learn(parts, record, kl_coef=kl_coef(kl, state), measure=due(kl, state))
         done.rollouts = [gathered.rollouts[row] for row in gathered.chosen]
         done.seconds = clock.seconds
-        kl_state = adapted(kl, state.kl, done.record)
+        done.metrics |= controller_metrics(kl, state.kl)
+        kl_state = steered(parts, kl, state, done)
         state = LoopState(step=step, position=gathered.position, kl=kl_state)
         if not parts.keep(done, state):
             break
@@ -130,20 +136,12 @@ def due(kl: KLSection | None, state: LoopState) -> bool:
     return kl.monitor_every > 0 and state.step % kl.monitor_every == 0
 
 
-def adapted(
-    kl: KLSection | None, before: KLCoefState | None, record: StepRecord
+def steered(
+    parts: Parts, kl: KLSection | None, state: LoopState, done: StepDone
 ) -> KLCoefState | None:
-    """Return the controller's state after a step's KL."""
-    if kl is None or before is None:
-        return before
-    measured = mean_k1(record)
-    if measured is None:
-        return before
-    return update(KLCoefRule(rule=kl.controller, target=kl.target), before, measured)
-
-
-def mean_k1(record: StepRecord) -> float | None:
-    """Return what a controller steers by: the mean of k1 at `logp_old`, in nats per token."""
-    from klinic.evidence.metrics import kl_metrics
-
-    return kl_metrics(record).get("kl_k1/mean")
+    """Return the controller's state after a step; say so where it can do no more."""
+    measured = mean_k1(done.record)
+    after = adapted(kl, state.kl, measured, done_steps=state.step)
+    if measured is not None and (stay := held(kl, state.kl, after, measured)):
+        parts.event(done.step, "kl coefficient held", stay.sentence, **stay.facts)
+    return after

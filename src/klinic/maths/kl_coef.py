@@ -29,6 +29,7 @@ BAND_UP, BAND_DOWN = 1.5, 0.75
 ZIEGLER_CLIP = 0.2  # Ziegler et al. (2019), section 2.2
 SMOOTHING = 0.9  # of the KL, in log_pi: about ten steps, shorter than the policy's own response
 
+LOWEST = 1e-5  # no tie to speak of, and a rule that multiplies can still come back from it
 LARGEST_LOG = 700.0  # exp of more overflows a double
 
 Rule = Literal["fixed", "band", "ziegler", "dual_ascent", "log_pi"]
@@ -41,7 +42,7 @@ class KLCoefRule:
     rule: Rule = "fixed"
     target: float = 0.05
     """Mean KL(policy || reference) to hold, in nats per token."""
-    low: float = 1e-5
+    low: float = LOWEST
     high: float = 100.0
     every: int = 20
     """Steps between two changes of `band`; at every step it oscillates."""
@@ -98,6 +99,8 @@ class KLCoefState:
     error: float | None = None
     saturated: Literal["low", "high"] | None = None
     """At which bound the coefficient is held, if at one."""
+    num_held: int = 0
+    """Measurements in a row that left it at that bound."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.coef < math.inf:
@@ -149,8 +152,10 @@ def update(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
     moved = RULES[rule.rule](rule, replace(state, num_updates=state.num_updates + 1), kl)
     held = min(max(moved.coef, rule.low), rule.high)
     if rule.rule == "fixed" or rule.low < moved.coef < rule.high:
-        return replace(moved, saturated=None)
-    return replace(moved, coef=held, saturated="low" if moved.coef <= rule.low else "high")
+        return replace(moved, saturated=None, num_held=0)
+    bound: Literal["low", "high"] = "low" if moved.coef <= rule.low else "high"
+    num_held = state.num_held + 1 if state.saturated == bound else 1
+    return replace(moved, coef=held, saturated=bound, num_held=num_held)
 
 
 def _fixed(_: KLCoefRule, state: KLCoefState, __: float) -> KLCoefState:
