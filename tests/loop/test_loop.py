@@ -24,11 +24,11 @@ class Pretend:
     def __init__(self, *, max_steps=3, updates=1, finite=lambda _step: True, stop_after=None):
         self.max_steps = max_steps
         self.updates_per_batch = updates
-        self.extra_rounds = 0
+        self.extra_rounds, self.reward_warmup_steps = 0, 0
         self.learner = self.sampler = self
         self.calls, self.coefs, self.asked = [], [], []
         self.rows: list[list[int]] = []
-        self.events, self.metrics = [], []
+        self.events, self.metrics, self.scales = [], [], []
         self._finite, self._stop_after, self._version = finite, stop_after, 0
 
     def publish(self):
@@ -59,8 +59,9 @@ class Pretend:
         self.asked.append(needs_reference)
         return record
 
-    def prepare(self, scored, *, kl_coef):
+    def prepare(self, scored, *, kl_coef, reward_scale):
         self.coefs.append(kl_coef)
+        self.scales.append(reward_scale)
         logp = np.full(scored.num_tokens, -1.0)
         record = replace(scored, logp_old=logp, logp=logp, logp_ref=logp - 0.2)
         return Prepared(record=record, metrics={}, finite=self._finite(scored.step))
@@ -115,6 +116,29 @@ def test_warm_up_scales_what_is_used_and_still_measures():
     run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), kl)
     assert parts.coefs == pytest.approx([0.0, 0.05, 0.1, 0.1])
     assert parts.asked == [True] * 4
+
+
+def test_a_warm_up_of_the_reward_rises_from_zero_and_leaves_the_coefficient_alone():
+    parts = Pretend(max_steps=6)
+    parts.reward_warmup_steps = 4
+    run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), KLSection(coef=0.1))
+    assert parts.scales == [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    assert parts.coefs == [0.1] * 6
+    assert [metrics["reward_scale"] for metrics in parts.metrics] == parts.scales
+
+
+def test_a_warm_up_of_the_reward_goes_on_where_it_was():
+    parts = Pretend(max_steps=4)
+    parts.reward_warmup_steps = 4
+    run_loop(parts, LoopState(step=2), None)
+    assert parts.scales == [0.5, 0.75]
+
+
+def test_without_a_warm_up_the_reward_counts_in_full_and_nothing_is_shown():
+    parts = Pretend()
+    run_loop(parts, LoopState(), None)
+    assert parts.scales == [1.0] * 3
+    assert not any("reward_scale" in metrics for metrics in parts.metrics)
 
 
 def test_the_controller_moves_the_coefficient_of_the_next_step():

@@ -14,7 +14,7 @@ from small import batch_of, drifted_reference, learner_of, rollouts, small_polic
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 ELSEWHERE = {
-    *("loss", "kl_penalty", "discarded", "completions/parse_rate"),
+    *("loss", "kl_penalty", "reward_scale", "discarded", "completions/parse_rate"),
     *("time/sample", "time/reward", "time/learn"),
     *("eval/accuracy", "eval/accuracy/SKILL", "eval/retention", "eval/reward"),
     *("eval/retention_reward", "sampling/rounds", "sampling/groups_dropped"),

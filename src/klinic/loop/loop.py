@@ -24,7 +24,7 @@ class Parts(Protocol):
     sampler: Sampler
     max_steps: int
     updates_per_batch: int
-
+    reward_warmup_steps: int
     extra_rounds: int
 
     def prompts(self, position: int) -> list[Prompt]:
@@ -83,7 +83,13 @@ def run_loop(parts: Parts, state: LoopState, kl: KLSection | None) -> LoopState:
             facts = {"weights_published": weights.fingerprint, "weights_loaded": loaded}
             record = replace(record, facts={**record.facts, **facts})
         with clock.over("learn"):
-            done = learn(parts, record, kl_coef=kl_coef(kl, state), measure=due(kl, state))
+            done = learn(
+                parts,
+                record,
+                kl_coef=kl_coef(kl, state),
+                reward_scale=reward_scale(parts, state),
+                measure=due(kl, state),
+            )
         done.rollouts = [gathered.rollouts[row] for row in gathered.chosen]
         done.seconds = clock.seconds
         done.metrics |= controller_metrics(kl, state.kl)
@@ -94,14 +100,16 @@ def run_loop(parts: Parts, state: LoopState, kl: KLSection | None) -> LoopState:
     return state
 
 
-def learn(parts: Parts, record: StepRecord, *, kl_coef: float, measure: bool) -> StepDone:
+def learn(
+    parts: Parts, record: StepRecord, *, kl_coef: float, reward_scale: float, measure: bool
+) -> StepDone:
     """Make the updates of one batch."""
     scored = parts.learner.score(record, needs_reference=measure)
     records: list[StepRecord] = []
-    metrics: dict[str, float] = {}
+    metrics = {"reward_scale": reward_scale} if parts.reward_warmup_steps else {}
     discarded = 0
     for _ in range(parts.updates_per_batch):
-        prepared = parts.learner.prepare(scored, kl_coef=kl_coef)
+        prepared = parts.learner.prepare(scored, kl_coef=kl_coef, reward_scale=reward_scale)
         records.append(prepared.record)
         metrics |= prepared.metrics
         if prepared.finite:
@@ -125,6 +133,11 @@ def kl_coef(kl: KLSection | None, state: LoopState) -> float:
     if kl is None or state.kl is None:
         return 0.0
     return linear_warmup(state.kl.coef, step=state.step, warmup_steps=kl.warmup_steps)
+
+
+def reward_scale(parts: Parts, state: LoopState) -> float:
+    """Return what the policy term of the next step is multiplied by; the KL term is not."""
+    return linear_warmup(1.0, step=state.step, warmup_steps=parts.reward_warmup_steps)
 
 
 def due(kl: KLSection | None, state: LoopState) -> bool:

@@ -57,6 +57,7 @@ class Run:
     def __post_init__(self) -> None:
         self.max_steps = self.recipe.loop.max_steps
         self.updates_per_batch = self.recipe.learner.updates_per_batch
+        self.reward_warmup_steps = self.recipe.learner.reward_warmup_steps
         self.extra_rounds = self.recipe.loop.extra_rounds
         self.journal = Journal(self.folder / METRICS)
         self.events = Journal(self.folder / EVENTS)
