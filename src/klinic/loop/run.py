@@ -8,6 +8,14 @@ from typing import Any
 
 import numpy as np
 
+from klinic.doctor.warning_signs import (
+    Exam,
+    Signs,
+    Watched,
+    limits_of,
+    watch_retention,
+    watch_step,
+)
 from klinic.errors import CheckpointError
 from klinic.evidence.files import Journal
 from klinic.evidence.metrics import clip_metrics, penalized_reward, step_metrics
@@ -52,6 +60,8 @@ class Run:
     stopping: Stopping = field(default_factory=Stopping)
     evaluated: dict[str, float] | None = None
     """Held-out metrics before the first step."""
+    signs: Signs = field(default_factory=Signs)
+    """What warning signs are seen by."""
     _rewards: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -119,6 +129,7 @@ class Run:
             self._writer.put(_with_facts(done, metrics))
         if done.discarded:
             self.events.append({"step": done.step, "event": "discarded", "num": done.discarded})
+        self._watch(done.step, watch_step(self.signs, metrics, limits_of(self.recipe.kl)))
         last = done.step == self.max_steps
         if _due(self.recipe.loop.eval_every, done.step) or last:
             self.evaluate(done.step)
@@ -162,7 +173,20 @@ class Run:
             self.journal.append({"step": step, **metrics})
             for tracker in self.trackers:
                 tracker.metrics(step, metrics)
+            before = self.evaluated or {}
+            self._watch(step, watch_retention(self.signs, metrics, before, self._exam()))
         return metrics
+
+    def _exam(self) -> Exam:
+        num, kept = self.recipe.loop.eval_prompts, self.source.kept
+        return Exam(
+            num=num if kept is None else min(num, len(kept.rows)), trained=self.source.skill
+        )
+
+    def _watch(self, step: int, watched: Watched) -> None:
+        self.signs = watched.signs
+        for sign in watched.new:
+            self.event(step, sign.name, sign.sentence, **sign.facts)
 
     def save(self, state: LoopState) -> Path:
         """Write a checkpoint of everything that matters."""
@@ -178,6 +202,7 @@ class Run:
                 "random_streams": {"seed": self.recipe.seed, "next_step": state.step + 1},
                 "data": {"digest": self.data.digest, "position": state.position},
                 "evaluated": self.evaluated,
+                "signs": self.signs.to_json(),
             }
 
         keep = self.recipe.loop.keep_checkpoints
@@ -198,6 +223,7 @@ class Run:
                 )
         self.learner.load(saved.folder, saved.state["learner"])
         self.evaluated = saved.state["evaluated"]
+        self.signs = Signs.from_json(saved.state["signs"])
         kl = saved.state["kl"]
         return LoopState(
             step=saved.step,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from klinic.doctor.warning_signs import Signs
 from klinic.errors import ConfigError, EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
@@ -251,6 +252,7 @@ def _begin(run: Run) -> LoopState:
     """Write what a new run begins with."""
     write_run_facts(run.folder, run_facts(run.recipe, run.policy, run.reference))
     write_tokens(run.folder, _token_texts(run.policy))
+    run.signs = Signs()
     kl = run.recipe.kl
     return LoopState(kl=None if kl is None else KLCoefState(coef=kl.coef))
 

@@ -6,11 +6,18 @@
     band         x 1.5 above 1.5 target, x 0.75 below 0.5 target              PPO's rule, softened
     ziegler      coef * (1 + clip(kl / target - 1, +-0.2) * rate)             Ziegler et al. (2019)
     dual_ascent  max(0, coef + step * (kl - target))                          Lagrange multiplier
-    log_pi       ln coef + ki e + kp (e - e_prev), e = clip(ln(m/target),+-1) PI control, log space
+    log_pi       ln coef + ki g e + kp (e - e_prev), with                     PI control, log space
+                 e = clip(ln(m / target), +-1), m the smoothed KL, g below
 
 The measured KL is the mean of k1 at `logp_old`, in nats per token. It integrates what the policy
 does, so a rule that multiplies at every step is an integrator on an integrator: it swings. Change
 little per step, or add the proportional part that `log_pi` has.
+
+How much a coefficient does depends on where it is: far below its place it does next to nothing,
+there it halves the KL when it doubles. Gains that are quiet there are slow on the way. So `log_pi`
+has g = 1, and more, up to 3, the longer the KL stays above the target: evidently the coefficient
+does little. Only above: a tie that is too strong costs time, one that is too weak the policy. That
+the gain grows with time and not with the error is what keeps it from swinging.
 
 One NaN changes nothing: a measurement that is not finite leaves the state as it was. Every rule is
 held between `low` and `high`, and says when it is held there. The state is plain numbers and
@@ -28,6 +35,8 @@ BAND = 0.5  # the band is the target plus and minus this share of it
 BAND_UP, BAND_DOWN = 1.5, 0.75
 ZIEGLER_CLIP = 0.2  # Ziegler et al. (2019), section 2.2
 SMOOTHING = 0.9  # of the KL, in log_pi: about ten steps, shorter than the policy's own response
+STAYS_ABOVE = 0.25  # as an error of log_pi: 28% above target, beyond the noise of a smoothed KL
+GAIN_STEPS, MOST_GAIN = 10, 3.0  # its gain g grows by 1 in as many steps as it smooths over
 
 LOWEST = 1e-5  # no tie to speak of, and a rule that multiplies can still come back from it
 LARGEST_LOG = 700.0  # exp of more overflows a double
@@ -50,7 +59,8 @@ class KLCoefRule:
     """Largest share by which `ziegler` moves in a step, divided by its clip of 0.2."""
     step: float = 0.1
     """Step size of `dual_ascent`, in coefficient per nat per token."""
-    integral: float = 0.02
+    integral: float = 0.03
+    """Of `log_pi`, for an error that is small or new: 3% a step at most."""
     proportional: float = 0.4
 
     def __post_init__(self) -> None:
@@ -97,6 +107,8 @@ class KLCoefState:
     """Finite measurements seen."""
     smoothed_kl: float | None = None
     error: float | None = None
+    num_above: float = 0.0
+    """Measurements for which `log_pi` has seen the KL stay above; halved by each that it is not."""
     saturated: Literal["low", "high"] | None = None
     """At which bound the coefficient is held, if at one."""
     num_held: int = 0
@@ -188,10 +200,12 @@ def _log_pi(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
     # k1 can average below zero by chance; that is "far too low", not a logarithm to take
     error = -1.0 if smoothed <= 0 else min(max(math.log(smoothed / rule.target), -1.0), 1.0)
     change = 0.0 if state.error is None else error - state.error
+    num_above = state.num_above + 1 if error > STAYS_ABOVE else state.num_above / 2
+    gain = min(1 + num_above / GAIN_STEPS, MOST_GAIN) if error > 0 else 1.0
     log_coef = math.log(max(state.coef, rule.low))
-    log_coef += rule.integral * error + rule.proportional * change
+    log_coef += rule.integral * gain * error + rule.proportional * change
     coef = math.exp(min(log_coef, LARGEST_LOG))
-    return replace(state, coef=coef, smoothed_kl=smoothed, error=error)
+    return replace(state, coef=coef, smoothed_kl=smoothed, error=error, num_above=num_above)
 
 
 RULES: dict[str, Callable[[KLCoefRule, KLCoefState, float], KLCoefState]] = {
