@@ -35,8 +35,9 @@ BAND = 0.5  # the band is the target plus and minus this share of it
 BAND_UP, BAND_DOWN = 1.5, 0.75
 ZIEGLER_CLIP = 0.2  # Ziegler et al. (2019), section 2.2
 SMOOTHING = 0.9  # of the KL, in log_pi: about ten steps, shorter than the policy's own response
-STAYS_ABOVE = 0.25  # as an error of log_pi: 28% above target, beyond the noise of a smoothed KL
-GAIN_STEPS, MOST_GAIN = 10, 3.0  # its gain g grows by 1 in as many steps as it smooths over
+STAYS_ABOVE = 0.15  # as an error of log_pi: the noise of a KL of 50% a step, smoothed
+GAIN_STEPS, MOST_GAIN = 5, 3.0  # g grows by 1 in so many steps; at most 9% a step
+FORGETTING = 0.8  # of the steps above, with each that is not: a dip is not the end of a stay
 
 LOWEST = 1e-5  # no tie to speak of, and a rule that multiplies can still come back from it
 LARGEST_LOG = 700.0  # exp of more overflows a double
@@ -108,7 +109,7 @@ class KLCoefState:
     smoothed_kl: float | None = None
     error: float | None = None
     num_above: float = 0.0
-    """Measurements for which `log_pi` has seen the KL stay above; halved by each that it is not."""
+    """Measurements for which `log_pi` saw the KL stay above; a fifth is lost when it is not."""
     saturated: Literal["low", "high"] | None = None
     """At which bound the coefficient is held, if at one."""
     num_held: int = 0
@@ -200,7 +201,7 @@ def _log_pi(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
     # k1 can average below zero by chance; that is "far too low", not a logarithm to take
     error = -1.0 if smoothed <= 0 else min(max(math.log(smoothed / rule.target), -1.0), 1.0)
     change = 0.0 if state.error is None else error - state.error
-    num_above = state.num_above + 1 if error > STAYS_ABOVE else state.num_above / 2
+    num_above = state.num_above + 1 if error > STAYS_ABOVE else FORGETTING * state.num_above
     gain = min(1 + num_above / GAIN_STEPS, MOST_GAIN) if error > 0 else 1.0
     log_coef = math.log(max(state.coef, rule.low))
     log_coef += rule.integral * gain * error + rule.proportional * change
