@@ -1,9 +1,10 @@
 """Signs that a run goes wrong, from the numbers of its steps: each a figure, a limit and a unit.
 
-    sign               figure                                    limit                    and
-    drift too fast     median KL of the last 10 measured steps   > 0.2 (or 4 x target)    no rise
-    not learning       the same                                  < 0.01 (or target / 4)   no rise
-    retention dropping eval/retention below its start            > 0.05                   2 errors
+    sign             figure                                    limit                    and
+    drift too fast   median KL of the last 10 measured steps   > 0.2 (or 4 x target)    no rise
+    not learning     the same                                  < 0.01 (or target / 4)   no rise
+
+(The third, skills that are lost, is in `retention.py`.)
 
 KL is the mean of k1 at `logp_old`, in nats per token. With a controller the limit is the laxer of
 the two. A high KL alone is no sign: a policy that learns fast is far from its reference, and stays
@@ -38,10 +39,8 @@ FALL_MEMORY = 50  # steps in which the reward's noise is looked for
 FALL_SHARE = 0.1  # and so much of the reward: near its top, chance is not Gaussian
 MIN_LEARNABLE = 100  # steps that had something to teach: at 50, healthy slow runs look still
 RISE = 1.0  # standard errors: above it, a reward may well rise
-RETENTION = 0.05  # of what the policy could do before the first step
-RETENTION_ERRORS = 2.0  # and so many standard errors
 
-DRIFT, STILL, FORGETTING = "drift too fast", "not learning", "retention dropping"
+DRIFT, STILL = "drift too fast", "not learning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,37 +112,10 @@ def watch_step(signs: Signs, metrics: Mapping[str, float], limits: Limits) -> Wa
     if len(signs.kls) < WINDOW:
         return Watched(signs=signs, new=[])
     kl = float(np.median(signs.kls))
-    drift = _told(signs, DRIFT, _drifts(signs, kl, limits), lambda: _drift_sign(kl, limits))
+    drift = told(signs, DRIFT, _drifts(signs, kl, limits), lambda: _drift_sign(kl, limits))
     still = _stands_still(signs, kl, limits) if _learnable(metrics) else None
-    both = _told(drift.signs, STILL, still, lambda: _still_sign(kl, limits))
+    both = told(drift.signs, STILL, still, lambda: _still_sign(kl, limits))
     return Watched(signs=both.signs, new=drift.new + both.new)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exam:
-    """What was asked at every evaluation."""
-
-    num: int
-    """Prompts for each skill, or of the retention rows."""
-    trained: str | None = None
-    """The skill that is trained: it is not part of what is retained."""
-
-
-def watch_retention(
-    signs: Signs, now: Mapping[str, float], before: Mapping[str, float], exam: Exam
-) -> Watched:
-    """Return the state after an evaluation, and the sign if it is new.
-
-    `before` is the evaluation before the first step. Accuracies, or mean rewards between 0 and 1:
-    of others the error is not known from the mean, and there is no sign.
-    """
-    kept = now.get("eval/retention")
-    pairs = [(before[name], now[name]) for name in _others(now, before, exam.trained)]
-    if kept is None or not pairs or not all(0 <= p <= 1 for pair in pairs for p in pair):
-        return Watched(signs=signs, new=[])
-    error = _error_of_retention(pairs, exam.num)
-    lost, limit = 1 - kept, max(RETENTION, RETENTION_ERRORS * error)
-    return _told(signs, FORGETTING, lost > limit, lambda: _forgetting_sign(lost, limit, error))
 
 
 def _remembered(signs: Signs, metrics: Mapping[str, float], limits: Limits) -> Signs:
@@ -240,33 +212,7 @@ def _variance(values: Sequence[float]) -> float:
     return float(np.var(values, ddof=1))
 
 
-def _error_of_retention(pairs: Sequence[tuple[float, float]], num: int) -> float:
-    """Return the standard error of the mean of now / before.
-
-    Formula: sqrt(sum (v(now) + v(before)) / before^2) / k, v(p) = q (1 - q) / (n + 2) with
-    q = (n p + 1) / (n + 2): a share of 0 or 1 out of few prompts is not known exactly.
-    Source: Agresti and Caffo, "Simple and effective confidence intervals for proportions" (2000).
-    """
-
-    def variance(share: float) -> float:
-        adjusted = (num * share + 1) / (num + 2)
-        return adjusted * (1 - adjusted) / (num + 2)
-
-    total = sum((variance(now) + variance(before)) / before**2 for before, now in pairs)
-    return math.sqrt(total) / len(pairs)
-
-
-def _others(
-    now: Mapping[str, float], before: Mapping[str, float], trained: str | None
-) -> list[str]:
-    """Return the metrics that retention is made of: what is not trained, and was there at first."""
-    names = [name for name in before if name.startswith("eval/accuracy/")]
-    names = [name for name in names if name != f"eval/accuracy/{trained}"]
-    names = names or ["eval/retention_reward"]
-    return [name for name in names if before.get(name, 0.0) > 0 and name in now]
-
-
-def _told(signs: Signs, name: str, there: bool | None, sign: Callable[[], Sign]) -> Watched:
+def told(signs: Signs, name: str, there: bool | None, sign: Callable[[], Sign]) -> Watched:
     """Return the sign if it is there and was not before; forget it when it is gone."""
     standing = name in signs.standing
     if there is None or there == standing:
@@ -299,16 +245,4 @@ def _still_sign(kl: float, limits: Limits) -> Sign:
             "kl.coef."
         ),
         facts={"figure": kl, "limit": limits.near, "unit": "nats per token"},
-    )
-
-
-def _forgetting_sign(lost: float, limit: float, error: float) -> Sign:
-    return Sign(
-        name=FORGETTING,
-        sentence=(
-            f"Retention fell by {lost:.3f} since the first step (limit {limit:.3f}, standard error "
-            f"{error:.3f}): what is not trained is being forgotten. Raise kl.coef, or go back to "
-            "an earlier checkpoint."
-        ),
-        facts={"figure": lost, "limit": limit, "unit": "share of the start", "error": error},
     )

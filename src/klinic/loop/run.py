@@ -8,14 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from klinic.doctor.warning_signs import (
-    Exam,
-    Signs,
-    Watched,
-    limits_of,
-    watch_retention,
-    watch_step,
-)
+from klinic.doctor.retention import Exam, watch_retention
+from klinic.doctor.warning_signs import Signs, Watched, limits_of, watch_step
 from klinic.errors import CheckpointError
 from klinic.evidence.files import Journal
 from klinic.evidence.metrics import clip_metrics, penalized_reward, step_metrics
