@@ -219,3 +219,26 @@ def test_the_learning_rate_rises_and_falls_as_told():
     cosine = LearningRate(peak=2.0, schedule="cosine", warmup_steps=2, total_steps=10)
     assert [cosine.at(n) for n in (0, 1, 2, 6, 10, 99)] == pytest.approx([1, 2, 2, 1, 0, 0])
     assert LearningRate(peak=2.0, total_steps=1).at(50) == 2.0
+
+
+@pytest.mark.parametrize("loss", ["grpo", "dr_grpo", "bnpo", "dapo", "gspo", "cispo"])
+@pytest.mark.parametrize("number", [2, 11])
+def test_a_reward_scale_multiplies_the_policy_gradient_and_not_the_kl_gradient(made, loss, number):
+    policy = small_policy(double=True)
+    learner = learner_of(policy, drifted_reference(policy), loss=loss)
+    scored = learner.score(batch_of(made, step=number), needs_reference=True)
+
+    def gradient_at(kl_coef, reward_scale):
+        prepared = learner.prepare(scored, kl_coef=kl_coef, reward_scale=reward_scale)
+        return gradient(policy).clone(), prepared
+
+    rewards, plain = gradient_at(0.0, 1.0)
+    kl, _ = gradient_at(1.0, 0.0)
+    for scale in (0.0, 0.25, 1.0):
+        both, scaled = gradient_at(0.3, scale)
+        assert torch.allclose(both, scale * rewards + 0.3 * kl, rtol=1e-12, atol=1e-14)
+        assert scaled.metrics["policy_loss"] == pytest.approx(scale * plain.metrics["policy_loss"])
+        assert np.array_equal(scaled.record.advantage, plain.record.advantage)
+        assert scaled.record.facts["loss_denominator"] == plain.record.facts["loss_denominator"]
+    assert float(rewards.norm()) > 0
+    assert float(kl.norm()) > 0

@@ -7,7 +7,8 @@ import pytest
 
 from klinic.evidence.record import StepRecord
 from klinic.learner.protocol import Prepared
-from klinic.loop.loop import LoopState, run_loop
+from klinic.loop.loop import run_loop
+from klinic.loop.state import LoopState
 from klinic.loop.watch import Watch
 from klinic.maths.kl_coef import KLCoefState
 from klinic.model.weights import Weights
@@ -28,13 +29,14 @@ class Pretend:
     ):
         self.max_steps = max_steps
         self.updates_per_batch = updates
-        self.extra_rounds = 0
+        self.extra_rounds, self.reward_warmup_steps = 0, 0
         self.update_kl_limit = None
         self.reference_rule = rule or ReferenceSection()
         self.moves, self.events = [], []
         self.learner = self.sampler = self
         self.calls, self.coefs, self.asked = [], [], []
         self.rows: list[list[int]] = []
+        self.events, self.metrics, self.scales = [], [], []
         self._finite, self._stop_after, self._version = finite, stop_after, 0
 
     def publish(self):
@@ -89,8 +91,9 @@ class Pretend:
         self.asked.append(needs_reference)
         return record
 
-    def prepare(self, scored, *, kl_coef):
+    def prepare(self, scored, *, kl_coef, reward_scale):
         self.coefs.append(kl_coef)
+        self.scales.append(reward_scale)
         logp = np.full(scored.num_tokens, -1.0)
         record = replace(scored, logp_old=logp, logp=logp, logp_ref=logp - 0.2)
         return Prepared(record=record, metrics={}, finite_at={"loss": self._finite(scored.step)})
@@ -108,13 +111,14 @@ class Pretend:
         self.moves.append((step, keep, forget_moments))
         return {"kind": "copy", "digest": f"v{self._version}", "step": step, "jumped": step}
 
-    def event(self, step, name, sentence, **facts):
-        self.events.append((step, name, sentence, facts))
-
     def keep(self, done, state):
         self.calls.append(f"keep {done.step}")
         self.done = done
+        self.metrics.append(done.metrics)
         return done.step != self._stop_after
+
+    def event(self, step, name, sentence, **facts):
+        self.events.append((step, name, sentence, facts))
 
 
 def test_a_step_loads_what_the_last_one_committed_and_rows_are_in_order():
@@ -151,12 +155,68 @@ def test_warm_up_scales_what_is_used_and_still_measures():
     assert parts.asked == [True] * 4
 
 
+def test_a_warm_up_of_the_reward_rises_from_zero_and_leaves_the_coefficient_alone():
+    parts = Pretend(max_steps=6)
+    parts.reward_warmup_steps = 4
+    run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), KLSection(coef=0.1))
+    assert parts.scales == [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
+    assert parts.coefs == [0.1] * 6
+    assert [metrics["reward_scale"] for metrics in parts.metrics] == parts.scales
+
+
+def test_a_warm_up_of_the_reward_goes_on_where_it_was():
+    parts = Pretend(max_steps=4)
+    parts.reward_warmup_steps = 4
+    run_loop(parts, LoopState(step=2), None)
+    assert parts.scales == [0.5, 0.75]
+
+
+def test_without_a_warm_up_the_reward_counts_in_full_and_nothing_is_shown():
+    parts = Pretend()
+    run_loop(parts, LoopState(), None)
+    assert parts.scales == [1.0] * 3
+    assert not any("reward_scale" in metrics for metrics in parts.metrics)
+
+
 def test_the_controller_moves_the_coefficient_of_the_next_step():
     parts = Pretend(max_steps=3)
     kl = KLSection(coef=0.1, controller="ziegler", target=0.05)
     state = run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), kl)
-    assert parts.coefs[0] == 0.1
-    assert parts.coefs[0] < parts.coefs[1] < parts.coefs[2] < state.kl.coef
+    # the KL of step 1 is that before any update
+    assert parts.coefs[0] == parts.coefs[1] == 0.1
+    assert parts.coefs[1] < parts.coefs[2] < state.kl.coef
+
+
+@pytest.mark.parametrize("controller", ["band", "ziegler", "dual_ascent", "log_pi"])
+def test_a_controller_waits_for_the_first_kl_that_its_own_coefficient_made(controller):
+    parts = Pretend(max_steps=4)
+    kl = KLSection(coef=0.1, controller=controller, target=0.05, warmup_steps=2)
+    state = run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), kl)
+    assert parts.coefs == pytest.approx([0.0, 0.05, 0.1, 0.1])
+    assert state.kl.num_updates == 1
+
+
+def test_a_cap_holds_every_controller_and_a_long_stay_is_told_once():
+    for controller in ("band", "ziegler", "dual_ascent", "log_pi"):
+        parts = Pretend(max_steps=60)
+        kl = KLSection(coef=0.1, controller=controller, target=0.05, max_coef=0.11)
+        run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), kl)
+        assert parts.coefs[-1] == 0.11
+        ((step, name, sentence, facts),) = parts.events
+        assert name == "kl coefficient held"
+        assert parts.coefs[step - 10 : step] == [0.11] * 10
+        assert parts.coefs[step - 11] < 0.11
+        assert "held at 0.11, its upper bound (kl.max_coef), for 11 steps" in sentence
+        assert facts["kl"] == pytest.approx(0.2)
+        sides = [metrics["kl_coef/saturated"] for metrics in parts.metrics]
+        assert sides == [float(coef == 0.11) for coef in parts.coefs]
+
+
+def test_a_fixed_coefficient_has_no_controller_to_show():
+    parts = Pretend(max_steps=20)
+    run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), KLSection(coef=0.1))
+    assert parts.events == []
+    assert not any("kl_target" in metrics for metrics in parts.metrics)
 
 
 def test_an_update_that_is_not_a_number_is_not_made():

@@ -6,13 +6,16 @@ from pathlib import Path
 import numpy as np
 
 from klinic.evidence.metrics import clip_metrics, penalized_reward, step_metrics
+from klinic.loop.kl_control import controller_metrics
+from klinic.maths.kl_coef import KLCoefState
+from klinic.recipe.kl import KLSection
 from klinic.rewards.scores import Scores, statistics
 from small import batch_of, drifted_reference, learner_of, rollouts, small_policy
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 ELSEWHERE = {
     *("kl_new_old", "updates_left", "completions/kl_dropped"),
-    *("loss", "kl_penalty", "discarded", "completions/parse_rate", "kl_to_start"),
+    *("loss", "kl_penalty", "reward_scale", "discarded", "completions/parse_rate", "kl_to_start"),
     *("time/sample", "time/reward", "time/learn"),
     *("eval/accuracy", "eval/accuracy/SKILL", "eval/retention", "eval/reward"),
     *("eval/retention_reward", "sampling/rounds", "sampling/groups_dropped"),
@@ -28,6 +31,7 @@ def measured():
     names = {*step_metrics(prepared.record), *prepared.metrics}
     names |= set(clip_metrics(prepared.record, clip_low=0.2, clip_high=0.2))
     names |= {*penalized_reward(prepared.record, 0.1), *learner.commit()}
+    names |= set(controller_metrics(KLSection(controller="band"), KLCoefState(coef=0.1)))
     scores = Scores(total=np.ones(2), parts={"NAME": np.ones(2)}, num_missing=0, num_nonfinite=0)
     names |= set(statistics(scores))
     return {re.sub(r"^(kl_(k3|k1|exact))/.*", r"\1/…", name) for name in names} | ELSEWHERE

@@ -15,9 +15,10 @@ from klinic.evidence import store
 from klinic.evidence.files import Journal, read_json
 from klinic.evidence.run_facts import read_run_facts
 from klinic.loop import checkpoint, compare
-from klinic.loop.loop import LoopState, run_loop
+from klinic.loop.loop import run_loop
 from klinic.loop.reference_rule import plateaued, share_to_keep
 from klinic.loop.source import FROM_PYTHON, Given
+from klinic.loop.state import LoopState
 from klinic.loop.train import assemble, find_source
 from klinic.maths.kl_coef import KLCoefState
 from klinic.recipe.loading import from_keywords

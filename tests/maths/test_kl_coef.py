@@ -112,7 +112,7 @@ def test_log_pi_takes_no_logarithm_of_a_negative_kl():
     rule = KLCoefRule(rule="log_pi")
     after = update(rule, KLCoefState(coef=0.01), -0.001)
     assert after.error == -1.0
-    assert after.coef == pytest.approx(0.01 * math.exp(-0.02))
+    assert after.coef == pytest.approx(0.01 * math.exp(-0.03))
 
 
 @given(st.floats(1e-4, 1e3), st.sampled_from(["log_pi", "band", "ziegler", "dual_ascent"]))
@@ -127,7 +127,7 @@ def test_every_rule_reaches_its_bounds_and_says_so(high, name):
 
 def test_log_pi_leaves_a_coefficient_of_zero():
     state = update(KLCoefRule(rule="log_pi"), KLCoefState(coef=0.0), 1.0)
-    assert state.coef == pytest.approx(1e-5 * math.exp(0.02))
+    assert state.coef == pytest.approx(1e-5 * math.exp(0.03 * 1.2))
 
 
 def test_rules_are_relative_to_their_own_target():
@@ -147,7 +147,27 @@ def test_log_pi_has_an_integral_and_a_proportional_part():
     assert first.coef == pytest.approx(0.01)
     second = update(rule, first, TARGET * (1 + 10 * (math.e**0.5 - 1)))
     assert second.error == pytest.approx(0.5)
-    assert math.log(second.coef / 0.01) == pytest.approx(0.02 * 0.5 + 0.4 * 0.5)
+    assert math.log(second.coef / 0.01) == pytest.approx(0.03 * 1.2 * 0.5 + 0.4 * 0.5)
+
+
+def test_log_pi_moves_faster_the_longer_the_kl_stays_above_and_not_below():
+    rule = KLCoefRule(rule="log_pi")
+    for kl, gains in ((1.0, [1.2, 1.4, 1.6, 1.8]), (1e-9, [1.0, 1.0, 1.0, 1.0])):
+        state, moves = KLCoefState(coef=0.01), []
+        for _ in range(40):
+            before, state = state, update(rule, state, kl)
+            moves.append(abs(math.log(state.coef / before.coef)))
+        assert moves[:4] == pytest.approx([0.03 * gain for gain in gains])
+        assert moves[-1] == pytest.approx(0.09 if kl == 1.0 else 0.03)
+
+
+def test_log_pi_forgets_a_stay_above_when_it_is_over():
+    rule = KLCoefRule(rule="log_pi")
+    state = KLCoefState(coef=0.01, smoothed_kl=TARGET, error=0.0, num_above=20.0)
+    for _ in range(30):
+        state = update(rule, state, TARGET)
+    assert state.num_above == pytest.approx(20 * 0.8**30)
+    assert state.coef == pytest.approx(0.01)
 
 
 def test_fixed_stays_where_it_is_even_outside_the_bounds():

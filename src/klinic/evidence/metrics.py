@@ -35,6 +35,15 @@ def kl_metrics(record: StepRecord) -> dict[str, float]:
     return metrics
 
 
+def mean_k1(record: StepRecord) -> float | None:
+    """Return `kl_k1/mean` alone, which controllers steer by; None where it was not measured."""
+    if record.logp_ref is None or record.logp_old is None:
+        return None
+    k1 = kl.k1(logp_p=_wide(record.logp_old), logp_q=_wide(record.logp_ref))
+    tokens = k1[record.loss_mask & ~np.isnan(k1)]
+    return float(tokens.mean()) if tokens.size else None
+
+
 def penalized_reward(record: StepRecord, kl_coef: float) -> dict[str, float]:
     """Return the mean reward less the coefficient times the completion's summed k1."""
     if record.reward is None or record.logp_ref is None or record.logp_old is None:

@@ -167,7 +167,7 @@ class LocalLearner:
         kl_exact = torch.cat([s.kl_exact for s in scores if s.kl_exact is not None])
         return replace(targets, kl_baseline=sequence_baseline(kl_exact, targets))
 
-    def prepare(self, scored: Scored, *, kl_coef: float) -> Prepared:
+    def prepare(self, scored: Scored, *, kl_coef: float, reward_scale: float = 1.0) -> Prepared:
         """Compute the loss and its gradient; nothing moves yet."""
         self.discard()
         self._look = scored.record.step % LOOK_EVERY == 1
@@ -179,6 +179,8 @@ class LocalLearner:
             reference = self._ref_hidden(batch, sample, kl_coef)
             forward = partial(self._forward, scored.targets, objective, batch, reference)
             scores, part = forward()
+            # the term and not the advantage, which stays in the record as it is
+            part = replace(part, policy=reward_scale * part.policy)
             self._backward(part, kl_coef, apart)
             if apart is not None:
                 apart.add(forward()[1].kl)

@@ -37,8 +37,8 @@ class Learner(Protocol):
     def score(self, record: StepRecord, *, needs_reference: bool) -> Any:
         """Score a batch with the policy and the reference as they stand before its updates."""
 
-    def prepare(self, scored: Any, *, kl_coef: float) -> Prepared:
-        """Compute the loss and its gradient."""
+    def prepare(self, scored: Any, *, kl_coef: float, reward_scale: float = 1.0) -> Prepared:
+        """Compute the loss and its gradient; `reward_scale` multiplies the policy term alone."""
 
     def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:
         """Make the update that was prepared, at the scheduled rate times a factor."""

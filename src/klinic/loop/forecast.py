@@ -19,7 +19,8 @@ from klinic.evidence.rollout import Prompt, Rollout, Segment, flatten
 from klinic.learner.local import LOOK_EVERY, LocalLearner, Scored
 from klinic.loop.evaluate import BATCH, GREEDY
 from klinic.loop.lengths import Lengths, find_lengths
-from klinic.loop.loop import LoopState, due
+from klinic.loop.state import LoopState
+from klinic.loop.step import due
 from klinic.loop.train import make_learner
 from klinic.maths.kl_coef import KLCoefState
 from klinic.model import memory

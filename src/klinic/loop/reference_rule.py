@@ -5,21 +5,19 @@ to say; that it was moved is an event.
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from klinic.loop.parts import Parts
+from klinic.loop.state import StepDone
 from klinic.recipe.reference import ReferenceSection
 from klinic.rewards.scores import Scores
-
-if TYPE_CHECKING:
-    from klinic.loop.loop import Parts, StepDone
 
 Rewards = tuple[float | None, ...]
 """Mean rewards of the last steps; None for a step without any."""
 
 
-def follow(parts: "Parts", done: "StepDone", scores: Scores, before: Rewards) -> Rewards:
+def follow(parts: Parts, done: StepDone, scores: Scores, before: Rewards) -> Rewards:
     """Move the reference if it is time, and return the rewards to remember."""
     rule = parts.reference_rule
     rewards = remembered(rule, before, scores)

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from klinic.doctor.recovery import passed
+from klinic.doctor.retention import Exam, watch_retention
 from klinic.doctor.trouble import History
+from klinic.doctor.warning_signs import Signs, Watched, limits_of, watch_step
 from klinic.errors import CheckpointError, EvidenceError, RunStoppedError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
@@ -22,9 +24,9 @@ from klinic.loop import checkpoint
 from klinic.loop.data import Prompts
 from klinic.loop.folder import EVENTS, METRICS
 from klinic.loop.gather import Gathered
-from klinic.loop.loop import LoopState, StepDone
 from klinic.loop.recovering import Recovering
 from klinic.loop.source import Source
+from klinic.loop.state import LoopState, StepDone
 from klinic.loop.stopping import Stopping
 from klinic.loop.trackers.protocol import Tracker
 from klinic.loop.watch import InTroubleError, Watch
@@ -61,11 +63,14 @@ class Run:
     stopping: Stopping = field(default_factory=Stopping)
     evaluated: dict[str, float] | None = None
     """Held-out metrics before the first step."""
+    signs: Signs = field(default_factory=Signs)
+    """What warning signs are seen by."""
     _rewards: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.max_steps = self.recipe.loop.max_steps
         self.updates_per_batch = self.recipe.learner.updates_per_batch
+        self.reward_warmup_steps = self.recipe.learner.reward_warmup_steps
         self.extra_rounds = self.recipe.loop.extra_rounds
         self.recovering = Recovering(self.folder, self.recipe.recovery)
         limits = self.recovering.limits
@@ -194,6 +199,7 @@ class Run:
             self.events.append({"step": done.step, "event": "discarded", "num": done.discarded})
         if passed(self.recovering.plan, step=done.step, places=done.places):
             self.event(done.step, TRANSIENT, "Well the second time: the trouble was a transient.")
+        self._watch(done.step, watch_step(self.signs, metrics, limits_of(self.recipe.kl)))
         last = done.step == self.max_steps
         if _due(self.recipe.loop.eval_every, done.step) or last:
             self.evaluate(done.step)
@@ -237,7 +243,20 @@ class Run:
             self.journal.append({"step": step, **metrics})
             for tracker in self.trackers:
                 tracker.metrics(step, metrics)
+            before = self.evaluated or {}
+            self._watch(step, watch_retention(self.signs, metrics, before, self._exam()))
         return metrics
+
+    def _exam(self) -> Exam:
+        num, kept = self.recipe.loop.eval_prompts, self.source.kept
+        return Exam(
+            num=num if kept is None else min(num, len(kept.rows)), trained=self.source.skill
+        )
+
+    def _watch(self, step: int, watched: Watched) -> None:
+        self.signs = watched.signs
+        for sign in watched.new:
+            self.event(step, sign.name, sign.sentence, **sign.facts)
 
     def save(self, state: LoopState) -> Path:
         """Write a checkpoint of everything that matters."""
@@ -255,6 +274,7 @@ class Run:
                 "random_streams": {"seed": self.recipe.seed, "next_step": state.step + 1},
                 "data": {"digest": self.data.digest, "position": state.position},
                 "evaluated": self.evaluated,
+                "signs": self.signs.to_json(),
             }
 
         keep = self.recipe.loop.keep_checkpoints
@@ -276,6 +296,7 @@ class Run:
                 )
         self.learner.load(saved.folder, saved.state["learner"])
         self.evaluated = saved.state["evaluated"]
+        self.signs = Signs.from_json(saved.state["signs"])
         kl = saved.state["kl"]
         return LoopState(
             step=saved.step,

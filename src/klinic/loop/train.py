@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from klinic.doctor.warning_signs import Signs
 from klinic.errors import ConfigError
 from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import write_run_facts, write_tokens
@@ -19,9 +20,10 @@ from klinic.loop import checkpoint
 from klinic.loop.data import Prompts
 from klinic.loop.describe import run_facts
 from klinic.loop.folder import METRICS, START, locked, open_folder, write_recipe
-from klinic.loop.loop import LoopState, run_loop
+from klinic.loop.loop import run_loop
 from klinic.loop.run import TROUBLE, Run
 from klinic.loop.source import Given, Source, find_source
+from klinic.loop.state import LoopState
 from klinic.loop.trackers.chosen import chosen, refuse_missing
 from klinic.loop.trackers.console import WarmStartProgress
 from klinic.loop.warm_start import warm_start
@@ -256,6 +258,7 @@ def _begin(run: Run) -> LoopState:
     """Write what a new run begins with."""
     write_run_facts(run.folder, run_facts(run.recipe, run.policy, run.reference))
     write_tokens(run.folder, _token_texts(run.policy))
+    run.signs = Signs()
     kl = run.recipe.kl
     return LoopState(kl=None if kl is None else KLCoefState(coef=kl.coef))
 

@@ -6,11 +6,18 @@
     band         x 1.5 above 1.5 target, x 0.75 below 0.5 target              PPO's rule, softened
     ziegler      coef * (1 + clip(kl / target - 1, +-0.2) * rate)             Ziegler et al. (2019)
     dual_ascent  max(0, coef + step * (kl - target))                          Lagrange multiplier
-    log_pi       ln coef + ki e + kp (e - e_prev), e = clip(ln(m/target),+-1) PI control, log space
+    log_pi       ln coef + ki g e + kp (e - e_prev), with                     PI control, log space
+                 e = clip(ln(m / target), +-1), m the smoothed KL, g below
 
 The measured KL is the mean of k1 at `logp_old`, in nats per token. It integrates what the policy
 does, so a rule that multiplies at every step is an integrator on an integrator: it swings. Change
 little per step, or add the proportional part that `log_pi` has.
+
+How much a coefficient does depends on where it is: far below its place it does next to nothing,
+there it halves the KL when it doubles. Gains that are quiet there are slow on the way. So `log_pi`
+has g = 1, and more, up to 3, the longer the KL stays above the target: evidently the coefficient
+does little. Only above: a tie that is too strong costs time, one that is too weak the policy. That
+the gain grows with time and not with the error is what keeps it from swinging.
 
 One NaN changes nothing: a measurement that is not finite leaves the state as it was. Every rule is
 held between `low` and `high`, and says when it is held there. The state is plain numbers and
@@ -28,7 +35,11 @@ BAND = 0.5  # the band is the target plus and minus this share of it
 BAND_UP, BAND_DOWN = 1.5, 0.75
 ZIEGLER_CLIP = 0.2  # Ziegler et al. (2019), section 2.2
 SMOOTHING = 0.9  # of the KL, in log_pi: about ten steps, shorter than the policy's own response
+STAYS_ABOVE = 0.15  # as an error of log_pi: the noise of a KL of 50% a step, smoothed
+GAIN_STEPS, MOST_GAIN = 5, 3.0  # g grows by 1 in so many steps; at most 9% a step
+FORGETTING = 0.8  # of the steps above, with each that is not: a dip is not the end of a stay
 
+LOWEST = 1e-5  # no tie to speak of, and a rule that multiplies can still come back from it
 LARGEST_LOG = 700.0  # exp of more overflows a double
 
 Rule = Literal["fixed", "band", "ziegler", "dual_ascent", "log_pi"]
@@ -41,7 +52,7 @@ class KLCoefRule:
     rule: Rule = "fixed"
     target: float = 0.05
     """Mean KL(policy || reference) to hold, in nats per token."""
-    low: float = 1e-5
+    low: float = LOWEST
     high: float = 100.0
     every: int = 20
     """Steps between two changes of `band`; at every step it oscillates."""
@@ -49,7 +60,8 @@ class KLCoefRule:
     """Largest share by which `ziegler` moves in a step, divided by its clip of 0.2."""
     step: float = 0.1
     """Step size of `dual_ascent`, in coefficient per nat per token."""
-    integral: float = 0.02
+    integral: float = 0.03
+    """Of `log_pi`, for an error that is small or new: 3% a step at most."""
     proportional: float = 0.4
 
     def __post_init__(self) -> None:
@@ -96,8 +108,12 @@ class KLCoefState:
     """Finite measurements seen."""
     smoothed_kl: float | None = None
     error: float | None = None
+    num_above: float = 0.0
+    """Measurements for which `log_pi` saw the KL stay above; a fifth is lost when it is not."""
     saturated: Literal["low", "high"] | None = None
     """At which bound the coefficient is held, if at one."""
+    num_held: int = 0
+    """Measurements in a row that left it at that bound."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.coef < math.inf:
@@ -149,8 +165,10 @@ def update(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
     moved = RULES[rule.rule](rule, replace(state, num_updates=state.num_updates + 1), kl)
     held = min(max(moved.coef, rule.low), rule.high)
     if rule.rule == "fixed" or rule.low < moved.coef < rule.high:
-        return replace(moved, saturated=None)
-    return replace(moved, coef=held, saturated="low" if moved.coef <= rule.low else "high")
+        return replace(moved, saturated=None, num_held=0)
+    bound: Literal["low", "high"] = "low" if moved.coef <= rule.low else "high"
+    num_held = state.num_held + 1 if state.saturated == bound else 1
+    return replace(moved, coef=held, saturated=bound, num_held=num_held)
 
 
 def _fixed(_: KLCoefRule, state: KLCoefState, __: float) -> KLCoefState:
@@ -183,10 +201,12 @@ def _log_pi(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
     # k1 can average below zero by chance; that is "far too low", not a logarithm to take
     error = -1.0 if smoothed <= 0 else min(max(math.log(smoothed / rule.target), -1.0), 1.0)
     change = 0.0 if state.error is None else error - state.error
+    num_above = state.num_above + 1 if error > STAYS_ABOVE else FORGETTING * state.num_above
+    gain = min(1 + num_above / GAIN_STEPS, MOST_GAIN) if error > 0 else 1.0
     log_coef = math.log(max(state.coef, rule.low))
-    log_coef += rule.integral * error + rule.proportional * change
+    log_coef += rule.integral * gain * error + rule.proportional * change
     coef = math.exp(min(log_coef, LARGEST_LOG))
-    return replace(state, coef=coef, smoothed_kl=smoothed, error=error)
+    return replace(state, coef=coef, smoothed_kl=smoothed, error=error, num_above=num_above)
 
 
 RULES: dict[str, Callable[[KLCoefRule, KLCoefState, float], KLCoefState]] = {

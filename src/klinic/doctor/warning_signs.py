@@ -1,0 +1,248 @@
+"""Signs that a run goes wrong, from the numbers of its steps: each a figure, a limit and a unit.
+
+    sign             figure                                    limit                    and
+    drift too fast   median KL of the last 10 measured steps   > 0.2 (or 4 x target)    no rise
+    not learning     the same                                  < 0.01 (or target / 4)   no rise
+
+(The third, skills that are lost, is in `retention.py`.)
+
+KL is the mean of k1 at `logp_old`, in nats per token. With a controller the limit is the laxer of
+the two. A high KL alone is no sign: a policy that learns fast is far from its reference, and stays
+there when it has learnt. Nor is one spike, which no median of ten sees. So drift is asked what it
+bought: 100 steps beyond the limit, is the reward above what it was within? Before that only a
+reward that falls, by far more than chance would have it, is a sign.
+
+A sign is told once, until it clears: the KL is back within the limit, or, where nothing was learnt,
+the reward rises. What was not measured is no sign. The state is plain numbers and survives JSON
+exactly.
+
+Source of 0.2 and 0.01: the figures that tutorials of GRPO give without a unit; here the unit is
+nats per token, and neither stands alone.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from klinic.recipe.kl import KLSection
+
+WINDOW = 10  # steps: the median of so many does not see four that are off
+MEMORY = 100  # rewards: a rise of 0.05 over so many stands out of a noise of 0.05 by three errors
+PATIENCE = 100  # steps beyond the limit until the drift must have bought something
+FAR, NEAR = 0.2, 0.01  # nats per token
+OFF_TARGET = 4.0  # times: a controller that settles stays well within
+FALL = 4.0  # standard errors between ten steps and ten: chance alone, once in 30,000
+FALL_MEMORY = 50  # steps in which the reward's noise is looked for
+FALL_SHARE = 0.1  # and so much of the reward: near its top, chance is not Gaussian
+MIN_LEARNABLE = 100  # steps that had something to teach: at 50, healthy slow runs look still
+RISE = 1.0  # standard errors: above it, a reward may well rise
+
+DRIFT, STILL = "drift too fast", "not learning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Between which the KL of a run that learns is, in nats per token."""
+
+    far: float = FAR
+    near: float = NEAR
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """One sign, as it is told."""
+
+    name: str
+    sentence: str
+    facts: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signs:
+    """What is remembered from step to step."""
+
+    kls: tuple[float, ...] = ()
+    """Of the last measured steps."""
+    rewards: tuple[float, ...] = ()
+    within: float | None = None
+    """Mean reward when the KL was last within its limit."""
+    num_beyond: int = 0
+    """Steps since then."""
+    num_learnable: int = 0
+    """Steps in which a group had different rewards, and the policy could move."""
+    standing: tuple[str, ...] = ()
+    """Signs that were told and have not cleared."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> "Signs":
+        """Return the state that `to_json` wrote, bit for bit."""
+        lists = {name: tuple(values[name]) for name in ("kls", "rewards", "standing")}
+        return cls(**{**values, **lists})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watched:
+    """The state after a look, and the signs that are new."""
+
+    signs: Signs
+    new: list[Sign]
+
+
+def limits_of(kl: KLSection | None) -> Limits:
+    """Return the limits of a run; a target that was asked for is never beyond them.
+
+    >>> limits_of(KLSection(controller="log_pi", target=0.1))
+    Limits(far=0.4, near=0.01)
+    """
+    if kl is None or kl.controller == "fixed":
+        return Limits()
+    return Limits(far=max(FAR, OFF_TARGET * kl.target), near=min(NEAR, kl.target / OFF_TARGET))
+
+
+def watch_step(signs: Signs, metrics: Mapping[str, float], limits: Limits) -> Watched:
+    """Return the state after a step's metrics, and the signs that are new with it."""
+    signs = _remembered(signs, metrics, limits)
+    if len(signs.kls) < WINDOW:
+        return Watched(signs=signs, new=[])
+    kl = float(np.median(signs.kls))
+    drift = told(signs, DRIFT, _drifts(signs, kl, limits), lambda: _drift_sign(kl, limits))
+    still = _stands_still(signs, kl, limits) if _learnable(metrics) else None
+    both = told(drift.signs, STILL, still, lambda: _still_sign(kl, limits))
+    return Watched(signs=both.signs, new=drift.new + both.new)
+
+
+def _remembered(signs: Signs, metrics: Mapping[str, float], limits: Limits) -> Signs:
+    kl, reward = metrics.get("kl_k1/mean", math.nan), metrics.get("reward", math.nan)
+    kls, rewards = signs.kls, signs.rewards
+    if math.isfinite(kl):
+        kls = (*kls, kl)[-WINDOW:]
+    if math.isfinite(reward):
+        rewards = (*rewards, reward)[-MEMORY:]
+    beyond = len(kls) == WINDOW and float(np.median(kls)) > limits.far
+    return replace(
+        signs,
+        kls=kls,
+        rewards=rewards,
+        within=signs.within if beyond or not rewards else _mean(rewards),
+        num_beyond=signs.num_beyond + 1 if beyond else 0,
+        num_learnable=signs.num_learnable + _learnable(metrics),
+    )
+
+
+def _learnable(metrics: Mapping[str, float]) -> bool:
+    """Whether a step had something to teach, and was to teach it."""
+    return (
+        metrics.get("frac_reward_zero_std", 1.0) < 1
+        and metrics.get("learning_rate", 0.0) > 0
+        and metrics.get("reward_scale", 1.0) == 1
+    )
+
+
+def _drifts(signs: Signs, kl: float, limits: Limits) -> bool | None:
+    """Whether the sign is there; None where neither it nor its absence is."""
+    if kl <= limits.far:
+        return False
+    return True if _falls(signs.rewards) or _bought_nothing(signs) else None
+
+
+def _falls(rewards: Sequence[float]) -> bool:
+    """Whether the last ten are below the ten before by far more than chance."""
+    last, before = rewards[-WINDOW:], rewards[-2 * WINDOW : -WINDOW]
+    if len(before) < WINDOW:
+        return False
+    fall = _mean(before) - _mean(last)
+    error = math.sqrt(2 * _variance(rewards[-FALL_MEMORY:]) / WINDOW)
+    return fall > FALL * error and fall > FALL_SHARE * abs(_mean(before))
+
+
+def _bought_nothing(signs: Signs) -> bool:
+    """Whether the reward, long beyond the limit, is no better than it was within."""
+    if signs.num_beyond < PATIENCE or signs.within is None:
+        return False
+    error = math.sqrt(2 * _variance(signs.rewards) / len(signs.rewards))
+    return _mean(signs.rewards) <= signs.within + RISE * error
+
+
+def _stands_still(signs: Signs, kl: float, limits: Limits) -> bool:
+    if kl >= limits.near or signs.num_learnable < MIN_LEARNABLE:
+        return False
+    trend = slope(signs.rewards)
+    return trend.value <= RISE * trend.error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slope:
+    """Of a straight line through equally spaced values, with its standard error."""
+
+    value: float
+    error: float
+
+
+def slope(values: Sequence[float]) -> Slope:
+    """Return the least-squares slope per step.
+
+    Formula: sum x y / sum x^2 with x centred; error^2 = sum r^2 / ((n - 2) sum x^2).
+    Symbols: y, the values; r, what the line leaves of them; n, how many, 3 or more.
+    Assumes: noise that is independent from step to step.
+    Source: ordinary least squares.
+
+    >>> slope([1.0, 3.0, 5.0])
+    Slope(value=2.0, error=0.0)
+    """
+    y = np.asarray(values, dtype=np.float64)
+    x = np.arange(y.size) - (y.size - 1) / 2
+    spread = float((x * x).sum())
+    value = float((x * y).sum()) / spread
+    left = y - y.mean() - value * x
+    return Slope(value=value, error=math.sqrt(float((left * left).sum()) / (y.size - 2) / spread))
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _variance(values: Sequence[float]) -> float:
+    return float(np.var(values, ddof=1))
+
+
+def told(signs: Signs, name: str, there: bool | None, sign: Callable[[], Sign]) -> Watched:
+    """Return the sign if it is there and was not before; forget it when it is gone."""
+    standing = name in signs.standing
+    if there is None or there == standing:
+        return Watched(signs=signs, new=[])
+    if there:
+        return Watched(signs=replace(signs, standing=(*signs.standing, name)), new=[sign()])
+    rest = tuple(other for other in signs.standing if other != name)
+    return Watched(signs=replace(signs, standing=rest), new=[])
+
+
+def _drift_sign(kl: float, limits: Limits) -> Sign:
+    return Sign(
+        name=DRIFT,
+        sentence=(
+            f"The KL is {kl:.3g} nats per token (median of {WINDOW} steps, limit "
+            f"{limits.far:.3g}), and the reward does not rise with it: the policy leaves its "
+            "reference for nothing. Raise kl.coef, or lower learner.learning_rate."
+        ),
+        facts={"figure": kl, "limit": limits.far, "unit": "nats per token"},
+    )
+
+
+def _still_sign(kl: float, limits: Limits) -> Sign:
+    return Sign(
+        name=STILL,
+        sentence=(
+            f"The KL is {kl:.3g} nats per token (median of {WINDOW} steps, limit "
+            f"{limits.near:.3g}), and the reward does not rise, though completions of a prompt get "
+            "different rewards: the policy hardly moves. Raise learner.learning_rate, or lower "
+            "kl.coef."
+        ),
+        facts={"figure": kl, "limit": limits.near, "unit": "nats per token"},
+    )

@@ -1,0 +1,154 @@
+"""One step: sample, score, prepare, commit. Everything else is somewhere else."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from klinic.errors import LogitsError
+from klinic.evidence.metrics import mean_k1, update_kl
+from klinic.evidence.record import StepRecord
+from klinic.learner.protocol import Learner
+from klinic.loop.clock import Clock
+from klinic.loop.gather import Gathered, gather
+from klinic.loop.kl_control import adapted, controller_metrics, held
+from klinic.loop.parts import Parts
+from klinic.loop.reference_rule import follow
+from klinic.loop.state import LoopState, StepDone
+from klinic.loop.watch import Watch
+from klinic.maths.kl_coef import KLCoefState, linear_warmup
+from klinic.recipe.kl import KLSection
+
+
+def one_step(parts: Parts, state: LoopState, kl: KLSection | None) -> tuple[StepDone, LoopState]:
+    """Make one step; nothing of it is kept yet."""
+    step, clock = state.step + 1, Clock()
+    watch = parts.watch(state)
+    with clock.over("sample"):
+        watch.held(parts.learner.sound())
+        weights = parts.learner.publish()
+        loaded = parts.sampler.load(weights)
+    gathered = sampled(parts, state, watch, clock)
+    with clock.over("reward"):
+        record = parts.judge(gathered, step)
+        watch.judged(gathered, record)
+    with clock.over("learn"):
+        scored = parts.learner.score(record, needs_reference=due(kl, state))
+        if far := too_far(parts.learner, scored, kl, watch):
+            gathered = gathered.without(far)
+            record = parts.judge(gathered, step)
+            scored = parts.learner.score(record, needs_reference=True)
+        done = learn(
+            parts,
+            record,
+            scored,
+            watch,
+            kl_coef=kl_coef(kl, state),
+            reward_scale=reward_scale(parts, state),
+        )
+    done.rollouts = [gathered.rollouts[row] for row in gathered.chosen]
+    facts = {"weights_published": weights.fingerprint, "weights_loaded": loaded}
+    done.record = replace(done.record, facts={**done.record.facts, **facts})
+    if kl is not None and kl.rollout_limit is not None:
+        done.metrics["completions/kl_dropped"] = float(len(far))
+    done.metrics |= controller_metrics(kl, state.kl)
+    done.places = gathered.places
+    done.seconds = clock.seconds
+    after = LoopState(
+        step=step,
+        position=gathered.places[-1],
+        kl=steered(parts, kl, state, done),
+        history=watch.history,
+        rewards=follow(parts, done, gathered.scores, state.rewards),
+    )
+    return done, after
+
+
+def sampled(parts: Parts, state: LoopState, watch: Watch, clock: Clock) -> Gathered:
+    """Return completions with their rewards."""
+    try:
+        return gather(parts, step=state.step + 1, position=state.position, clock=clock)
+    except LogitsError:
+        watch.logits()
+        raise
+
+
+def too_far(learner: Learner, scored: Any, kl: KLSection | None, watch: Watch) -> list[int]:
+    """Return the rows to leave out: those whose summed KL to the reference is above its limit."""
+    limit = None if kl is None else kl.rollout_limit
+    apart = None if limit is None else learner.sequence_kl(scored)
+    if limit is None or apart is None:
+        return []
+    far = np.flatnonzero(apart > limit).tolist()
+    if len(far) < len(apart):
+        return far
+    watch.all_too_far(float(np.median(apart)), limit)
+    return []
+
+
+def learn(
+    parts: Parts,
+    record: StepRecord,
+    scored: Any,
+    watch: Watch,
+    *,
+    kl_coef: float,
+    reward_scale: float,
+) -> StepDone:
+    """Make the updates of one batch, as many as its limit allows."""
+    done = StepDone(step=record.step, record=record, last_record=record, kl_coef=kl_coef)
+    if parts.reward_warmup_steps:
+        done.metrics["reward_scale"] = reward_scale
+    limit = parts.update_kl_limit
+    for number in range(parts.updates_per_batch):
+        prepared = parts.learner.prepare(scored, kl_coef=kl_coef, reward_scale=reward_scale)
+        watch.prepared(prepared, record.step)
+        if number and limit is not None and update_kl(prepared.record) > limit:
+            done.updates_left = parts.updates_per_batch - number
+            break
+        done.record = done.record if number else prepared.record
+        done.last_record = prepared.record
+        done.metrics |= prepared.metrics
+        if prepared.finite:
+            done.metrics |= parts.learner.commit(lr_factor=parts.lr_factor(record.step))
+            watch.committed()
+        else:
+            parts.learner.discard()
+            done.discarded += 1
+    after = None if limit is None else parts.learner.update_kl(scored)
+    watch.moved(parts.learner.sound(), after)
+    if after is not None:
+        done.metrics |= {"kl_new_old": after, "updates_left": float(done.updates_left)}
+    return done
+
+
+def kl_coef(kl: KLSection | None, state: LoopState) -> float:
+    """Return the coefficient of the next step."""
+    if kl is None or state.kl is None:
+        return 0.0
+    return linear_warmup(state.kl.coef, step=state.step, warmup_steps=kl.warmup_steps)
+
+
+def reward_scale(parts: Parts, state: LoopState) -> float:
+    """Return what the policy term of the next step is multiplied by; the KL term is not."""
+    return linear_warmup(1.0, step=state.step, warmup_steps=parts.reward_warmup_steps)
+
+
+def due(kl: KLSection | None, state: LoopState) -> bool:
+    """Whether the next step needs the reference: for the loss, or because it is time to look."""
+    if kl is None or state.kl is None:
+        return False
+    if state.kl.coef > 0 or kl.controller != "fixed" or kl.rollout_limit is not None:
+        return True
+    return kl.monitor_every > 0 and state.step % kl.monitor_every == 0
+
+
+def steered(
+    parts: Parts, kl: KLSection | None, state: LoopState, done: StepDone
+) -> KLCoefState | None:
+    """Return the controller's state after a step; say so where it can do no more."""
+    measured = mean_k1(done.record)
+    after = adapted(kl, state.kl, measured, done_steps=state.step)
+    if measured is not None and (stay := held(kl, state.kl, after, measured)):
+        parts.event(done.step, "kl coefficient held", stay.sentence, **stay.facts)
+    return after
