@@ -80,10 +80,12 @@ def write(
     return final
 
 
-def newest_good(run: Path) -> Found:
-    """Return the newest checkpoint that is as it was written."""
+def newest_good(run: Path, *, at_most: int | None = None) -> Found:
+    """Return the newest checkpoint, not behind a step, that is as it was written."""
     broken: list[str] = []
     for step, folder in sorted(_folders(run).items(), reverse=True):
+        if at_most is not None and step > at_most:
+            continue
         try:
             return Found(checkpoint=read(folder, step), broken=broken)
         except CheckpointError as error:

@@ -2,13 +2,13 @@
 
 import fcntl
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from klinic.errors import ConfigError
+from klinic.errors import ConfigError, EvidenceError
 from klinic.evidence.files import write_atomically
 from klinic.recipe.loading import dump, load
 from klinic.recipe.recipe import Recipe
@@ -30,7 +30,19 @@ MAY_CHANGE = (
     "loop.checkpoint_",
     "loop.keep_",
     "loop.show_",
+    "recovery",
 )
+
+
+def step_of(entry: Mapping[str, Any], folder: Path) -> int:
+    """Return the step that a line of the metrics is about."""
+    step = entry.get("step")
+    if not isinstance(step, int):
+        raise EvidenceError(
+            f"{folder / METRICS} has a line without a step, so it cannot be cut back to where the "
+            "run goes on. Restore the file from a copy, or delete the line."
+        )
+    return step
 
 
 def open_folder(recipe: Recipe, name: str, *, resume: bool) -> Path:

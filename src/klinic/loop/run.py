@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +12,21 @@ from klinic.doctor.recovery import passed
 from klinic.doctor.retention import Exam, watch_retention
 from klinic.doctor.trouble import History
 from klinic.doctor.warning_signs import Signs, Watched, limits_of, watch_step
-from klinic.errors import CheckpointError, EvidenceError, RunStoppedError
+from klinic.errors import CheckpointError, RunStoppedError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
-from klinic.evidence.metrics import clip_metrics, penalized_reward, step_metrics
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, flatten
 from klinic.evidence.store import RecordWriter
 from klinic.learner.protocol import Learner
 from klinic.loop import checkpoint
 from klinic.loop.data import Prompts
-from klinic.loop.folder import EVENTS, METRICS
+from klinic.loop.folder import EVENTS, METRICS, step_of
 from klinic.loop.gather import Gathered
 from klinic.loop.recovering import Recovering
 from klinic.loop.source import Source
 from klinic.loop.state import LoopState, StepDone
+from klinic.loop.step_metrics import metrics_of, with_facts
 from klinic.loop.stopping import Stopping
 from klinic.loop.trackers.protocol import Tracker
 from klinic.loop.watch import InTroubleError, Watch
@@ -137,14 +137,20 @@ class Run:
         return state
 
     def go_back(self, step: int) -> LoopState:
-        """Load a checkpoint and forget what came after it."""
+        """Load a checkpoint, or the one before where it is broken, and forget what came after."""
         if self._writer is not None:
             self._writer.flush()
-        folder = self.folder / checkpoint.FOLDER / checkpoint.name_of(step)
-        state = self.restore(checkpoint.read(folder, step))
-        self.forget_after(step)
+        found = checkpoint.newest_good(self.folder, at_most=step)
+        for problem in found.broken:
+            self.event(step, "broken checkpoint", f"{problem} Using the one before.")
+        if found.checkpoint is None:
+            raise RunStoppedError(
+                f"{self.folder}: no checkpoint is whole, so there is no way back."
+            )
+        state = self.restore(found.checkpoint)
+        self.forget_after(state.step)
         for tracker in self.trackers:
-            tracker.rewind(step)
+            tracker.rewind(state.step)
         self.recovering.arrived()
         return state
 
@@ -189,12 +195,12 @@ class Run:
     def keep(self, done: StepDone, state: LoopState) -> bool:
         """Write down a step; return whether to go on."""
         asked = self.stopping.asked  # once: a signal from here on stops after the next step
-        metrics = self._metrics(done)
+        metrics = metrics_of(done, self._rewards, self.recipe.learner)
         self.journal.append({"step": done.step, **metrics})
         self._tell(done, metrics)
         every = self.recipe.output.records_every
         if self._writer is not None and (done.step - 1) % every == 0:
-            self._writer.put(_with_facts(done, metrics))
+            self._writer.put(with_facts(done, metrics))
         if done.discarded:
             self.events.append({"step": done.step, "event": "discarded", "num": done.discarded})
         if passed(self.recovering.plan, step=done.step, places=done.places):
@@ -206,23 +212,6 @@ class Run:
         if _due(self.recipe.loop.checkpoint_every, done.step) or last or asked:
             self.save(state)
         return not asked
-
-    def _metrics(self, done: StepDone) -> dict[str, float]:
-        learner = self.recipe.learner
-        metrics = self._rewards | step_metrics(done.record)
-        metrics |= clip_metrics(
-            done.last_record,
-            clip_low=learner.clip_low,
-            clip_high=learner.clip_high,
-            by_sequence=learner.loss == "gspo",
-        )
-        metrics |= done.metrics
-        metrics |= penalized_reward(done.record, done.kl_coef)
-        if "kl" in metrics:
-            metrics["kl_penalty"] = done.kl_coef * metrics["kl"]
-        metrics["loss"] = metrics["policy_loss"] + metrics.get("kl_penalty", 0.0)
-        metrics["discarded"] = float(done.discarded)
-        return metrics | {f"time/{name}": seconds for name, seconds in done.seconds.items()}
 
     def _tell(self, done: StepDone, metrics: Mapping[str, float]) -> None:
         for tracker in self.trackers:
@@ -290,9 +279,9 @@ class Run:
         ):
             if found != expected:
                 raise CheckpointError(
-                    f"{saved.folder}: the {what} of this run had the digest {str(found)[:12]}, and "
-                    f"now have {str(expected)[:12]}. Going on would be another run: restore them, "
-                    "or start anew in another output.dir."
+                    f"{saved.folder}: the digest of the {what} was {str(found)[:12]} in this run, "
+                    f"and is now {str(expected)[:12]}. Going on would be another run: restore what "
+                    "it began with, or start anew in another output.dir."
                 )
         self.learner.load(saved.folder, saved.state["learner"])
         self.evaluated = saved.state["evaluated"]
@@ -305,24 +294,6 @@ class Run:
             history=History.from_json(saved.state["history"]),
             rewards=tuple(saved.state.get("rewards", ())),
         )
-
-
-def step_of(entry: Mapping[str, Any], folder: Path) -> int:
-    """Return the step that a line of the metrics is about."""
-    step = entry.get("step")
-    if not isinstance(step, int):
-        raise EvidenceError(
-            f"{folder / METRICS} has a line without a step, so it cannot be cut back to where the "
-            "run goes on. Restore the file from a copy, or delete the line."
-        )
-    return step
-
-
-def _with_facts(done: StepDone, metrics: Mapping[str, float]) -> StepRecord:
-    # all of the last update, as the metrics are
-    names = ("loss", "grad_norm", "learning_rate", "update_norm", "unchanged_share")
-    known = {name: metrics[name] for name in names if name in metrics}
-    return replace(done.record, facts={**done.record.facts, **known})
 
 
 def _row(rollout: Rollout) -> dict[str, Any]:
