@@ -115,7 +115,7 @@ def test_a_changed_adapter_or_base_is_not_resumed_on(adapter, tmp_path, what, na
         base = policy_of(tmp_path / "base")
         move(base)
         save_model(tmp_path / "base", base)
-    with pytest.raises(CheckpointError, match=f"the {named} of this run had the digest"):
+    with pytest.raises(CheckpointError, match=f"the digest of the {named} was"):
         train("run", adapter, resume=True)
 
 

@@ -1,4 +1,4 @@
-"""The numbers that are told of a step: those of its record, its rewards, its updates and its time."""
+"""The numbers that are told of a step: of its record, its rewards, its updates and its time."""
 
 from collections.abc import Mapping
 from dataclasses import replace
