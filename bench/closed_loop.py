@@ -12,7 +12,6 @@ table is printed, and drawn as DIR/closed-loop.svg.
 """
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,14 +20,12 @@ from statistics import fmean
 
 from rich.console import Console
 
+from bench.arithmetic_runs import column, make, markdown
 from bench.closed_loop_picture import Curve, picture
-from klinic.evidence.files import Journal
-from klinic.loop.folder import METRICS
 
-KLINIC = str(Path(sys.executable).with_name("klinic"))
-RECIPE = Path(__file__).parents[1] / "recipes" / "arithmetic.yaml"
 SEEDS = (0, 1, 2)
 STEPS, LAST = 300, 50
+EVALS = "loop.eval_every=100"
 FREE, HELD = "none", ("log_pi", "band")
 KL, COEF, RETENTION, ACCURACY = "kl_k1/mean", "kl_coef", "eval/retention", "eval/accuracy"
 
@@ -43,26 +40,6 @@ class Entry:
     def folder(self, out: Path) -> Path:
         """Return where the run is."""
         return out / f"{self.controller}-seed{self.seed}"
-
-
-def column(folder: Path, name: str) -> list[float]:
-    """Return a metric of a run, in the order of its steps."""
-    return [entry[name] for entry in Journal(folder / METRICS).entries() if name in entry]
-
-
-def make(entry: Entry, out: Path, *settings: str) -> None:
-    """Train, unless the run is there."""
-    folder = entry.folder(out)
-    if len(column(folder, KL)) == STEPS:
-        return
-    shared = [f"loop.max_steps={STEPS}", "loop.eval_every=100", "threads=1", f"seed={entry.seed}"]
-    with (out / f"{folder.name}.log").open("w") as log:
-        subprocess.run(  # noqa: S603
-            [KLINIC, "train", str(RECIPE), *shared, *settings, f"output.dir={folder}"],
-            check=True,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-        )
 
 
 def target_of(out: Path) -> float:
@@ -93,8 +70,7 @@ HEAD = (
 
 def table(out: Path, target: float) -> str:
     """Return all runs as a Markdown table."""
-    lines = [HEAD, ("---",) * len(HEAD), *rows(out, target)]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return markdown(HEAD, list(rows(out, target)))
 
 
 def curves(out: Path) -> list[Curve]:
@@ -113,12 +89,14 @@ def main(arguments: list[str]) -> None:
     out: Path = parser.parse_args(arguments).out
     out.mkdir(parents=True, exist_ok=True)
     for seed in SEEDS:
-        make(Entry(controller=FREE, seed=seed), out, "kl.coef=0", "kl.monitor_every=1")
+        free = Entry(controller=FREE, seed=seed).folder(out)
+        make(free, "kl.coef=0", "kl.monitor_every=1", EVALS, steps=STEPS, seed=seed)
     target = target_of(out)
     for controller in HELD:
         for seed in SEEDS:
-            held = (f"kl.controller={controller}", f"kl.target={target}")
-            make(Entry(controller=controller, seed=seed), out, *held)
+            held = Entry(controller=controller, seed=seed).folder(out)
+            rule = (f"kl.controller={controller}", f"kl.target={target}")
+            make(held, *rule, EVALS, steps=STEPS, seed=seed)
     (out / "closed-loop.svg").write_text(picture(curves(out), target=target))
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"target: {target:.4f} nats per token\n\n{table(out, target)}", markup=False)

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import pytest
 from bench.closed_loop import FREE, HELD, SEEDS, STEPS, Entry, main, rows, target_of
 
-from bench import closed_loop
+from bench import arithmetic_runs
 from klinic.evidence.files import Journal
 
 
@@ -20,7 +20,9 @@ def out(tmp_path):
             journal = Journal(folder / "metrics.jsonl")
             for step in range(1, STEPS + 1):
                 kl = end if step > STEPS // 2 else 0.0
-                journal.append({"step": step, "kl_k1/mean": kl, "kl_coef": step / STEPS})
+                journal.append(
+                    {"step": step, "kl_k1/mean": kl, "kl_coef": step / STEPS, "loss": 0.0}
+                )
             journal.append({"step": STEPS, "eval/accuracy": 0.8, "eval/retention": 1.0})
     return tmp_path
 
@@ -35,7 +37,7 @@ def test_the_figure_is_the_last_half_over_the_target(out):
 
 
 def test_whole_runs_are_not_made_again_and_the_picture_is_drawn(out, monkeypatch, capsys):
-    monkeypatch.setattr(closed_loop.subprocess, "run", None)
+    monkeypatch.setattr(arithmetic_runs.subprocess, "run", None)
     main(["--out", str(out)])
     printed = capsys.readouterr().out
     assert printed.count("\n|") == 2 + (1 + len(HELD)) * len(SEEDS)
