@@ -4,8 +4,8 @@
 
 The arithmetic recipe, 60 steps, with limits on gradient norm and reward. The batch of step 40 is
 poisoned: its rewards are a million times too large, or it is one prompt eight times with rewards
-turned round. The second is tried with many prompts, since what it can do depends on the prompt: where
-all completions are right, or all wrong, there is nothing to turn round. The table says which
+turned round. The second is tried with many prompts, since what it can do depends on the prompt:
+where all completions are right, or all wrong, there is nothing to turn round. The table says which
 were left out, and how accurate the policy is 20 steps later.
 """
 
@@ -94,9 +94,7 @@ def row(folder: Path, name: str) -> tuple[str, ...]:
     told = [e for e in Journal(folder / EVENTS).entries() if e["event"] == "trouble"]
     here = [e for e in told if PLACE in e["places"]]
     done = here[-1]["act"] if here else "not seen"
-    seen = (
-        f"{here[0]['kind']} {here[0]['measured']:.3g}, limit {here[0]['limit']:.3g}" if here else ""
-    )
+    seen = "{kind} {measured:.3g}, limit {limit:.3g}".format(**here[0]) if here else ""
     accuracy = column(folder, "eval/accuracy")[-1]
     return name, done, seen, str(len(told) - len(here)), f"{accuracy:.3f}"
 
