@@ -28,7 +28,7 @@ def test_first_again_then_without_the_batch_then_back_and_in_the_end_it_stops():
     assert (skip.act, skip.plan.skipped) == ("skip", (57,))
     assert skip.plan.cuts == (Cut(first=57, last=106, factor=0.1),)
     assert skip.says == (
-        "gradient: not a number, again: persistent. batch 57 is left out, learning rate x 0.1 for "
+        "gradient: not a number, again: persistent. batch 57 left out, learning rate x 0.1 for "
         "steps 57 to 106."
     )
     acts, plan, place = [], skip.plan, 58
@@ -80,6 +80,34 @@ def test_going_back_makes_cuts_void_that_came_after():
     assert back.lr_factor(60) == 0.1 * 0.1
     skip = decided(replace(plan, tried=(60, 60)), GRADIENT, step=60, places=(60,)).plan
     assert [cut.first for cut in skip.cuts] == [40, 55, 60]
+
+
+def test_a_rate_is_cut_twice_at_most_and_the_sentence_says_what_it_is():
+    cuts = tuple(Cut(first=1, last=99, factor=0.1) for _ in range(3))
+    assert Plan(cuts=cuts).lr_factor(5) == 0.1 * 0.1
+    plan = Plan(cuts=cuts[:1], num_cuts=1, tried=(9, 9))
+    assert "learning rate x 0.01 for steps 9 to 108" in decided(plan, GRADIENT, 9, (9, 10)).says
+    assert "batches 9, 10 left out" in decided(plan, GRADIENT, 9, (9, 10)).says
+
+
+def test_trouble_that_moves_between_steps_ends_the_run_too():
+    plan, acts = Plan(), []
+    while "stop" not in acts:
+        step = 5 + len(acts) % 2
+        decision = decided(plan, WEIGHTS, step=step, places=(step,), checkpoint=3)
+        acts.append(decision.act)
+        plan = decision.plan.without_rollback()
+        assert len(acts) < 50
+    assert acts[:-1] == ["replay"] * (len(acts) - 1)
+    assert "run again without one beyond step 6" in decision.says
+
+
+def test_new_steps_may_be_run_again_as_often_as_there_are():
+    plan = Plan()
+    for step in range(1, 200):
+        decision = decided(plan, GRADIENT, step=step, places=(step,))
+        assert decision.act == "again"
+        plan = decision.plan
 
 
 def test_a_step_beyond_the_last_trouble_starts_the_count_anew():

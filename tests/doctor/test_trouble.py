@@ -14,6 +14,7 @@ from klinic.doctor.trouble import (
     WINDOW,
     History,
     Limits,
+    is_well,
     not_a_number,
     of_batch,
     of_gradient,
@@ -58,6 +59,35 @@ def test_a_gradient_is_held_against_recent_ones_once_there_are_enough():
     assert (trouble.measured, trouble.limit, trouble.damaged) == (6.1, 6.0, False)
     assert str(trouble) == "gradient norm 6.1, limit 6"
     assert of_gradient(Limits(), history, 1e9) is None
+
+
+def test_gradients_of_nothing_do_not_make_every_other_one_too_long():
+    history = History()
+    for _ in range(WINDOW):
+        history = with_grad_norm(history, 0.0)
+    assert usual_norm(history) is None
+    assert of_gradient(Limits(grad_norm=2.0), history, 1.0) is None
+
+
+def test_behind_an_update_of_the_batch_a_long_gradient_is_damage():
+    history = History(grad_norms=(1.0,) * WINDOW)
+    assert of_gradient(Limits(grad_norm=2.0), history, 3.0, damaged=True).damaged
+
+
+@pytest.mark.parametrize(
+    ("kl", "reward", "well"),
+    [
+        (0.25, 0.6, True),
+        (0.26, 0.6, False),
+        (0.1, 0.5, True),
+        (0.1, 0.49, False),
+        (None, None, True),
+    ],
+)
+def test_a_state_to_go_back_to_is_within_half_of_the_limits(kl, reward, well):
+    limits = Limits(kl=0.5, reward_drop=0.4)
+    assert is_well(limits, History(kl=kl, reward=reward), best_reward=0.7) is well
+    assert is_well(Limits(), History(kl=9.0, reward=-9.0), best_reward=0.7)
 
 
 def test_the_quantile_forgets():

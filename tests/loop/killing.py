@@ -117,12 +117,20 @@ def differences(one: Path, other: Path) -> list[str]:
         found.append(f"recorded steps: {store.steps(one)} and {store.steps(other)}")
     for step in store.steps(one):
         found += [f"step {step}: {name}" for name in _records(one, other, step)]
-    for name in ("model/model.safetensors", "optimizer.safetensors"):
+    for name in sorted({p.relative_to(newest(one)) for p in newest(one).rglob("*.safetensors")}):
         a, b = (load_file(newest(run) / name) for run in (one, other))
         if a.keys() != b.keys():
             found.append(f"{name}: other tensors")
         found += [f"{name}: {key}" for key in a if not np.array_equal(a[key], b[key])]
-    return found
+    a, b = (_state(newest(run)) for run in (one, other))
+    return found + [f"state.json: {key}" for key in a.keys() | b.keys() if a.get(key) != b.get(key)]
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    """Return the state of a checkpoint, without where its run is."""
+    state = json.loads((folder / "state.json").read_text())
+    state["reference"] = {**state["reference"], "source": None}
+    return state
 
 
 def newest(run: Path) -> Path:

@@ -10,9 +10,17 @@ from klinic.learner.local import LocalLearner
 from klinic.loop import run as run_module
 from klinic.loop.run import Run
 from klinic.model.head import Head
+from klinic.model.reference import Reference
 from klinic.model.scorer import TokenScorer
 
 SITES = ("logits", "logp", "reward", "advantage", "gradient", "weights", "optimizer")
+FURTHER = ("logits while learning", "logp_ref", "loss", "weights while saving", "second gradient")
+NAMED = {
+    "logits while learning": "logits",
+    "weights while saving": "weights",
+    "second gradient": "gradient",
+}
+"""What is said of sites that are places in the code."""
 
 
 @dataclass
@@ -47,12 +55,14 @@ class Poison:
         self._patch(monkeypatch, run_module, "with_rewards", self._advantage)
         self._patch(monkeypatch, local, "gradients", self._gradient)
         self._patch(monkeypatch, LocalLearner, "sound", self._held)
+        self._patch(monkeypatch, Reference, "logp", self._logp_ref)
+        self._patch(monkeypatch, local, "loss_parts", self._loss)
 
     def _know_where(self, monkeypatch):
         watch = Run.watch
 
         def watched(run, state):
-            self.here, self.looks = run.next_place(state.position), 0
+            self.here, self.looks, self.gradients = run.next_place(state.position), 0, 0
             return watch(run, state)
 
         monkeypatch.setattr(Run, "watch", watched)
@@ -63,7 +73,8 @@ class Poison:
 
     def _logits(self, real, *args, **kwargs):
         logits = real(*args, **kwargs)
-        if self.strikes("logits"):
+        learning = torch.is_grad_enabled() and self.strikes("logits while learning")
+        if learning or self.strikes("logits"):
             logits = logits.clone()
             logits[0, 0] = self.value
         return logits
@@ -84,14 +95,28 @@ class Poison:
 
     def _gradient(self, real, model):
         found = real(model)
-        if self.strikes("gradient"):
+        self.gradients += 1
+        second = self.gradients == 2 and self.strikes("second gradient")
+        if second or self.strikes("gradient"):
             found[0].view(-1)[0] = self.value
         return found
+
+    def _logp_ref(self, real, *args, **kwargs):
+        logp = real(*args, **kwargs)
+        if self.strikes("logp_ref"):
+            logp = logp.clone()
+            logp[0] = self.value
+        return logp
+
+    def _loss(self, real, *args, **kwargs):
+        parts = real(*args, **kwargs)
+        return replace(parts, policy=parts.policy * self.value) if self.strikes("loss") else parts
 
     def _held(self, real, learner):
         """Weights break before a step, moments behind its update: at first there are none."""
         self.looks += 1
-        if self.looks == 1 and self.strikes("weights"):
+        saving = self.looks == 3 and self.strikes("weights while saving")
+        if saving or (self.looks == 1 and self.strikes("weights")):
             weights = next(p for p in learner._policy.lm.parameters() if p.requires_grad)
             with torch.no_grad():
                 weights.view(-1)[-1] = self.value

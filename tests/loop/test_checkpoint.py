@@ -37,6 +37,28 @@ def test_the_newest_is_found_and_older_ones_go(run):
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["step=000002", "step=000003"]
 
 
+def test_killed_while_one_is_removed_it_is_not_half_there(run, monkeypatch):
+    def killed(folder, **_):
+        if folder.exists():
+            next(folder.rglob("state.json")).unlink()
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.write(run, 3, fill=fill(3), keep=2)
+    assert checkpoint.steps(run) == [2, 3]
+    monkeypatch.undo()
+    checkpoint.forget_unfinished(run)
+    assert len(list((run / "checkpoints").iterdir())) == 2
+
+
+def test_one_more_may_stay(run):
+    for step in (3, 4):
+        checkpoint.write(run, step, fill=fill(step), keep=2, spare=1)
+    assert checkpoint.steps(run) == [1, 3, 4]
+    assert checkpoint.newest_good(run, at_most=3).checkpoint.step == 3
+
+
 def test_a_run_without_checkpoints_has_none(tmp_path):
     assert checkpoint.newest_good(tmp_path) == checkpoint.Found(checkpoint=None, broken=[])
 

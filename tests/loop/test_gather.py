@@ -51,7 +51,8 @@ class Pretend:
 
 
 def gathered(extra_rounds, position=0, **how):
-    return gather(Pretend(extra_rounds, **how), step=1, position=position, clock=Clock())
+    pretend = Pretend(extra_rounds, **how)
+    return gather(pretend, step=1, position=position, clock=Clock(), places=[])
 
 
 def trained_on(found):

@@ -53,7 +53,7 @@ def kill_and_resume(tmp_path, cache, whole, when):
     return doing
 
 
-@pytest.mark.parametrize("when", list(moments(3, seed=0)), ids=str)
+@pytest.mark.parametrize("when", list(moments(3, seed=0))[1:], ids=str)
 def test_killed_and_resumed(tmp_path, cache, whole, when):
     kill_and_resume(tmp_path, cache, whole, when)
 

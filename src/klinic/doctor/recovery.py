@@ -12,6 +12,7 @@ A run is a function of recipe, seed and plan, so one that is killed in the middl
 resumed comes to the same weights.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -19,6 +20,8 @@ from typing import Any, Literal
 from klinic.doctor.trouble import Trouble
 
 LONGEST_CUT = 16  # times `lr_steps`: a cut doubles that often and no further
+DEEPEST = 2  # cuts that count at once: below the second, nothing would be learnt any more
+TRIES = 2  # times `max_consecutive`: second tries without a step beyond all others
 
 Act = Literal["again", "replay", "go on", "skip", "roll back", "stop"]
 
@@ -52,8 +55,11 @@ class Plan:
     """How often the rate was cut; a rollback makes cuts void that came after its checkpoint."""
     known: tuple[str, ...] = ()
     """Sites of mild trouble that stays: not worth another try each time."""
-    tried: tuple[int, ...] | None = None
-    """The step, and the places of its batches, that was last run again."""
+    tried: tuple[int, int] | None = None
+    """The step, and the first place of its batches, that was last run again."""
+    front: int = 0
+    tries: int = 0
+    """Second tries since one of a step beyond `front`."""
     last_step: int = 0
     consecutive: int = 0
     """Batches in trouble since a step beyond `last_step` was made."""
@@ -66,10 +72,8 @@ class Plan:
         >>> Plan(cuts=(Cut(first=3, last=4, factor=0.1),)).lr_factor(4)
         0.1
         """
-        factor = 1.0
-        for cut in self.cuts:
-            factor *= cut.factor if cut.first <= step <= cut.last else 1.0
-        return factor
+        active = sorted(cut.factor for cut in self.cuts if cut.first <= step <= cut.last)
+        return math.prod(active[:DEEPEST], start=1.0)
 
     def next_place(self, place: int) -> int:
         """Return the next place of the data that is not left out.
@@ -81,6 +85,10 @@ class Plan:
         while place in self.skipped:
             place += 1
         return place
+
+    def without_try(self) -> "Plan":
+        """Return the plan once a step that was run again has come out well."""
+        return replace(self, tried=None)
 
     def without_rollback(self) -> "Plan":
         """Return the plan once a rollback is done."""
@@ -121,31 +129,60 @@ def decide(
 
     `checkpoint` is the step of the one that a rollback would go to.
     """
-    here = (step, *places)
+    here = (step, places[0])
     if trouble.is_mild and trouble.site in plan.known:
         return Decision(act="go on", plan=plan, says="")
     if trouble.may_pass and plan.tried != here:
-        return _again(replace(plan, tried=here), trouble, checkpoint)
+        plan = _tried(plan, here)
+        if plan.tries <= TRIES * brakes.max_consecutive:
+            return _again(plan, trouble, checkpoint)
+        return Decision(act="stop", plan=plan, says=_tired(trouble, plan, checkpoint))
     if trouble.is_mild:
         plan = replace(plan, known=(*plan.known, str(trouble.site)), tried=None)
         says = f"{trouble}, again: persistent. Such rows are left out from now on."
         return Decision(act="go on", plan=plan, says=says)
+    return _persistent(brakes, plan, trouble, step=step, places=places, checkpoint=checkpoint)
+
+
+def _persistent(
+    brakes: Brakes,
+    plan: Plan,
+    trouble: Trouble,
+    *,
+    step: int,
+    places: Sequence[int],
+    checkpoint: int,
+) -> Decision:
+    """Return what to do about trouble that another try would not end."""
     consecutive = plan.consecutive + 1 if step <= plan.last_step else 1
     plan = replace(plan, last_step=max(step, plan.last_step), consecutive=consecutive)
     if consecutive >= brakes.max_consecutive:
-        return Decision(act="stop", plan=plan, says=_stopped(trouble, step, consecutive))
+        return Decision(act="stop", plan=plan, says=_stopped(trouble, plan, checkpoint))
     if trouble.blames_batch:
         plan = replace(plan, skipped=(*plan.skipped, *places))
     if not trouble.damaged and consecutive == 1:
         plan = _cut(brakes, plan, first=step)
-        return Decision(act="skip", plan=plan, says=_skipped(trouble, plan))
+        says = f"{trouble}, again: persistent. {_remedy(plan, trouble, places)}."
+        return Decision(act="skip", plan=plan, says=says)
     plan = _cut(brakes, replace(plan, back_to=checkpoint), first=checkpoint + 1)
-    return Decision(act="roll back", plan=plan, says=_rolled_back(trouble, plan))
+    again = ", again: persistent" if trouble.may_pass else ""
+    says = (
+        f"{trouble}{again}. Going back to the checkpoint of step {checkpoint}: "
+        f"{_remedy(plan, trouble, places)}."
+    )
+    return Decision(act="roll back", plan=plan, says=says)
 
 
 def passed(plan: Plan, *, step: int, places: Sequence[int]) -> bool:
     """Whether a step that has come out well is one that was run again."""
-    return plan.tried == (step, *places)
+    return plan.tried == (step, places[0])
+
+
+def _tried(plan: Plan, here: tuple[int, int]) -> Plan:
+    """Count a second try; a step that was never reached before starts the count anew."""
+    further = here[0] > plan.front
+    tries = 1 if further else plan.tries + 1
+    return replace(plan, tried=here, front=max(here[0], plan.front), tries=tries)
 
 
 def _again(plan: Plan, trouble: Trouble, checkpoint: int) -> Decision:
@@ -165,25 +202,31 @@ def _cut(brakes: Brakes, plan: Plan, *, first: int) -> Plan:
     return replace(plan, cuts=(*earlier, cut), num_cuts=plan.num_cuts + 1)
 
 
-def _skipped(trouble: Trouble, plan: Plan) -> str:
-    return f"{trouble}, again: persistent. {_remedy(plan, trouble)}."
-
-
-def _rolled_back(trouble: Trouble, plan: Plan) -> str:
-    again = ", again: persistent" if trouble.may_pass else ""
-    return f"{trouble}{again}. Going back to the checkpoint of step {plan.back_to}: " + (
-        f"{_remedy(plan, trouble)}."
-    )
-
-
-def _remedy(plan: Plan, trouble: Trouble) -> str:
+def _remedy(plan: Plan, trouble: Trouble, places: Sequence[int]) -> str:
     cut = plan.cuts[-1]
-    rate = f"learning rate x {cut.factor:g} for steps {cut.first} to {cut.last}"
-    return f"batch {plan.skipped[-1]} is left out, {rate}" if trouble.blames_batch else rate
+    factor = plan.lr_factor(cut.first)
+    rate = f"learning rate x {factor:g} for steps {cut.first} to {cut.last}"
+    if not trouble.blames_batch:
+        return rate
+    named = ", ".join(map(str, places))
+    return f"batch{'es' if len(places) > 1 else ''} {named} left out, {rate}"
 
 
-def _stopped(trouble: Trouble, step: int, consecutive: int) -> str:
+def _stopped(trouble: Trouble, plan: Plan, checkpoint: int) -> str:
     return (
-        f"{trouble}, and it is batch {consecutive} in trouble without a step between. Stopped at "
-        f"step {step}; the weights are those of the last step that was well."
+        f"{trouble}, and it is batch {plan.consecutive} in trouble without a step beyond step "
+        f"{plan.last_step}. {_ended(trouble, checkpoint)}"
     )
+
+
+def _tired(trouble: Trouble, plan: Plan, checkpoint: int) -> str:
+    return (
+        f"{trouble}, after {plan.tries - 1} steps that had to be run again without one beyond step "
+        f"{plan.front}. {_ended(trouble, checkpoint)} Trouble that moves is often a machine's."
+    )
+
+
+def _ended(trouble: Trouble, checkpoint: int) -> str:
+    if trouble.damaged:
+        return f"Stopped; the checkpoint of step {checkpoint} is the last that was well."
+    return "Stopped and saved; nothing of it was committed."

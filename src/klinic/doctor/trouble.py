@@ -139,7 +139,9 @@ def with_kl(history: History, kl: float | None) -> History:
 
 
 def with_grad_norm(history: History, grad_norm: float) -> History:
-    """Return the history after a gradient that was used."""
+    """Return the history after a gradient that was used; one of 0 says nothing of what is usual."""
+    if grad_norm <= 0:
+        return history
     return replace(history, grad_norms=(*history.grad_norms, grad_norm)[-WINDOW:])
 
 
@@ -159,12 +161,14 @@ def not_a_number(sites: Mapping[str, bool], *, damaged: bool = False) -> Trouble
     return None
 
 
-def of_gradient(limits: Limits, history: History, grad_norm: float) -> Trouble | None:
+def of_gradient(
+    limits: Limits, history: History, grad_norm: float, *, damaged: bool = False
+) -> Trouble | None:
     """Return trouble where a gradient is far longer than gradients of late."""
     usual = usual_norm(history)
     if limits.grad_norm is None or usual is None:
         return None
-    return _above("gradient norm", grad_norm, limits.grad_norm * usual)
+    return _above("gradient norm", grad_norm, limits.grad_norm * usual, damaged=damaged)
 
 
 def of_batch(limits: Limits, history: History, reward: float | None) -> Trouble | None:
@@ -182,8 +186,7 @@ def of_update(limits: Limits, update_kl: float | None) -> Trouble | None:
     """Return trouble where the updates of a batch took the policy much too far."""
     if limits.update_kl is None or update_kl is None:
         return None
-    trouble = _above("update KL", update_kl, BLOW_UP * limits.update_kl)
-    return None if trouble is None else replace(trouble, damaged=True)
+    return _above("update KL", update_kl, BLOW_UP * limits.update_kl, damaged=True)
 
 
 def of_policy(limits: Limits, history: History) -> Trouble | None:
@@ -213,7 +216,7 @@ def _smoothed(before: float | None, value: float, *, num: int, by: float) -> flo
     return value if before is None else (1 - share) * before + share * value
 
 
-def _above(kind: Kind, measured: float, limit: float) -> Trouble | None:
+def _above(kind: Kind, measured: float, limit: float, *, damaged: bool) -> Trouble | None:
     if measured <= limit:
         return None
-    return Trouble(kind=kind, measured=measured, limit=limit)
+    return Trouble(kind=kind, measured=measured, limit=limit, damaged=damaged)

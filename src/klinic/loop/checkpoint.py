@@ -152,7 +152,7 @@ def forget_after(run: Path, step: int) -> None:
     """Remove checkpoints of later steps: a resumed run makes its own."""
     for later, folder in _folders(run).items():
         if later > step:
-            shutil.rmtree(folder)
+            _remove(folder)
 
 
 def _folders(run: Path) -> dict[int, Path]:
@@ -167,7 +167,15 @@ def _folders(run: Path) -> dict[int, Path]:
 def _prune(run: Path, keep: int, spare: int | None) -> None:
     for step, folder in sorted(_folders(run).items())[:-keep]:
         if step != spare:
-            shutil.rmtree(folder)
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint; killed in between, it is not there rather than half there."""
+    away = folder.with_name(folder.name + UNFINISHED)
+    shutil.rmtree(away, ignore_errors=True)
+    folder.rename(away)
+    shutil.rmtree(away)
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -56,12 +56,16 @@ class Gathered:
         return replace(self, chosen=[c for row, c in enumerate(self.chosen) if row not in out])
 
 
-def gather(run: Gathering, *, step: int, position: int, clock: Clock) -> Gathered:
-    """Sample and score until enough groups have something to compare, or no round is left."""
+def gather(
+    run: Gathering, *, step: int, position: int, clock: Clock, places: list[int]
+) -> Gathered:
+    """Sample and score until enough groups have something to compare, or no round is left.
+
+    `places` is filled as batches are taken, so that it is known where an error came from.
+    """
     groups: list[list[Rollout]] = []
     scores: list[Scores] = []
     wanted = 0
-    places: list[int] = []
     for _ in range(1 + run.extra_rounds):
         position = run.next_place(position)
         places.append(position)

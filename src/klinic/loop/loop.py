@@ -12,11 +12,12 @@ def run_loop(parts: Parts, state: LoopState, kl: KLSection | None) -> LoopState:
     while state.step < parts.max_steps:
         try:
             done, after = one_step(parts, state, kl)
+            goes_on = parts.keep(done, after)
         except InTroubleError as found:
             parts.learner.discard()
             state = parts.recover(found, state)
             continue
         state = after
-        if not parts.keep(done, state):
+        if not goes_on:
             break
     return state

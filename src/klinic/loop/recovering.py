@@ -6,14 +6,18 @@ that is killed in between finds there what was decided.
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from klinic.doctor.recovery import Brakes, Decision, Plan, decide
+from klinic.doctor.recovery import Brakes, Decision, Plan, decide, passed
 from klinic.doctor.trouble import History, Limits, Trouble, is_well
+from klinic.errors import CheckpointError, EvidenceError
 from klinic.evidence.files import json_bytes, read_json, write_atomically
 from klinic.loop import checkpoint
+from klinic.loop.watch import InTroubleError
 from klinic.recipe.recovery import RecoverySection
 
 PLAN = "recovery.json"
+TROUBLE = "trouble"  # the event
 
 
 class Recovering:
@@ -23,7 +27,7 @@ class Recovering:
         self._folder = folder
         self._section = section
         path = folder / PLAN
-        self.plan = Plan.from_json(read_json(path)) if path.exists() else Plan()
+        self.plan = _read(path) if path.exists() else Plan()
 
     @property
     def limits(self) -> Limits | None:
@@ -54,6 +58,13 @@ class Recovering:
         self._keep(decision.plan)
         return decision
 
+    def has_passed(self, step: int, places: Sequence[int]) -> bool:
+        """Whether a step that came out well is one that was run again; told once."""
+        if not passed(self.plan, step=step, places=places):
+            return False
+        self._keep(self.plan.without_try())
+        return True
+
     def arrived(self) -> None:
         """Write down that a rollback is done."""
         if self.plan.back_to is not None:
@@ -81,7 +92,10 @@ class Recovering:
         assert limits is not None  # noqa: S101 - without them there is no trouble
         found = []
         for step in checkpoint.steps(self._folder):
-            before = History.from_json(checkpoint.state_of(self._folder, step)["history"])
+            try:
+                before = History.from_json(checkpoint.state_of(self._folder, step)["history"])
+            except (CheckpointError, KeyError):  # broken, or of an earlier version: not to go to
+                continue
             if is_well(limits, before, best_reward=history.best_reward):
                 found.append(step)
         return found
@@ -90,3 +104,30 @@ class Recovering:
         if plan != self.plan:
             self.plan = plan
             write_atomically(self._folder / PLAN, json_bytes(plan.to_json()) + b"\n")
+
+
+def _read(path: Path) -> Plan:
+    try:
+        return Plan.from_json(read_json(path))
+    except (KeyError, TypeError, ValueError) as error:
+        raise EvidenceError(
+            f"{path} is not as it was written: {type(error).__name__} {error}. It says which "
+            "batches are left out; restore it from a copy, or delete it to try them again."
+        ) from error
+
+
+def trouble_event(step: int, decision: Decision, found: InTroubleError) -> dict[str, Any]:
+    """Return what is written down of trouble: what it was, what was known, what is done."""
+    trouble = found.trouble
+    return {
+        "step": step,
+        "event": TROUBLE,
+        "says": decision.says,
+        "act": decision.act,
+        "kind": trouble.kind,
+        "site": trouble.site,
+        "measured": trouble.measured,
+        "limit": trouble.limit,
+        "places": list(found.places),
+        "metrics": found.metrics,
+    }

@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from klinic.doctor.recovery import passed
 from klinic.doctor.retention import Exam, watch_retention
-from klinic.doctor.trouble import History
+from klinic.doctor.trouble import History, not_a_number
 from klinic.doctor.warning_signs import Signs, Watched, limits_of, watch_step
-from klinic.errors import CheckpointError, RunStoppedError
+from klinic.errors import CheckpointError, LogitsError, RunStoppedError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
@@ -23,7 +22,7 @@ from klinic.loop import checkpoint
 from klinic.loop.data import Prompts
 from klinic.loop.folder import EVENTS, METRICS, step_of
 from klinic.loop.gather import Gathered
-from klinic.loop.recovering import Recovering
+from klinic.loop.recovering import TROUBLE, Recovering, trouble_event
 from klinic.loop.source import Source
 from klinic.loop.state import LoopState, StepDone
 from klinic.loop.step_metrics import metrics_of, with_facts
@@ -39,7 +38,7 @@ from klinic.rewards.runner import score
 from klinic.rewards.scores import Scores, statistics, taken
 from klinic.sampler.protocol import Sampler
 
-TROUBLE, TRANSIENT = "trouble", "transient"
+TRANSIENT = "transient"
 LASTING = frozenset({TROUBLE, TRANSIENT})
 """Events that stay when a run goes back behind them: they are why it did."""
 
@@ -115,21 +114,11 @@ class Run:
         """Do something about trouble; return where to go on, or raise to stop."""
         step, trouble = state.step + 1, found.trouble
         decision = self.recovering.decide(trouble, state.history, step=step, places=found.places)
-        self.event(
-            step,
-            TROUBLE,
-            decision.says,
-            act=decision.act,
-            kind=trouble.kind,
-            site=trouble.site,
-            measured=trouble.measured,
-            limit=trouble.limit,
-            places=list(found.places),
-            metrics=found.metrics,
-        )
+        self.events.append(trouble_event(step, decision, found))
         back_to = decision.plan.back_to
         if back_to is not None:
             state = self.go_back(back_to)
+        self._tell_event(step, decision.says)  # after trackers have forgotten later steps
         if decision.act == "stop":
             if not trouble.damaged:
                 self.save(state)
@@ -140,19 +129,28 @@ class Run:
         """Load a checkpoint, or the one before where it is broken, and forget what came after."""
         if self._writer is not None:
             self._writer.flush()
-        found = checkpoint.newest_good(self.folder, at_most=step)
-        for problem in found.broken:
-            self.event(step, "broken checkpoint", f"{problem} Using the one before.")
-        if found.checkpoint is None:
-            raise RunStoppedError(
-                f"{self.folder}: no checkpoint is whole, so there is no way back."
-            )
-        state = self.restore(found.checkpoint)
+        state, problems = self._restore_sound(step)
         self.forget_after(state.step)
+        for problem in problems:
+            self.event(state.step, "broken checkpoint", f"{problem} Using the one before.")
         for tracker in self.trackers:
             tracker.rewind(state.step)
         self.recovering.arrived()
         return state
+
+    def _restore_sound(self, step: int) -> tuple[LoopState, list[str]]:
+        """Restore the newest checkpoint, not behind a step, that is whole and made of numbers."""
+        problems: list[str] = []
+        while True:
+            found = checkpoint.newest_good(self.folder, at_most=step)
+            problems += found.broken
+            if found.checkpoint is None:
+                raise RunStoppedError(f"{self.folder}: no checkpoint is good, so no way back.")
+            state = self.restore(found.checkpoint)
+            if all(self.learner.sound().values()):
+                return state, problems
+            problems.append(f"{found.checkpoint.folder} holds values that are not numbers.")
+            step = state.step - 1
 
     def forget_after(self, step: int) -> None:
         """Forget metrics, records and checkpoints of later steps; what was decided stays known."""
@@ -203,15 +201,28 @@ class Run:
             self._writer.put(with_facts(done, metrics))
         if done.discarded:
             self.events.append({"step": done.step, "event": "discarded", "num": done.discarded})
-        if passed(self.recovering.plan, step=done.step, places=done.places):
+        if self.recovering.has_passed(done.step, done.places):
             self.event(done.step, TRANSIENT, "Well the second time: the trouble was a transient.")
         self._watch(done.step, watch_step(self.signs, metrics, limits_of(self.recipe.kl)))
         last = done.step == self.max_steps
         if _due(self.recipe.loop.eval_every, done.step) or last:
             self.evaluate(done.step)
         if _due(self.recipe.loop.checkpoint_every, done.step) or last or asked:
+            self._refuse_unsound(done, metrics)
             self.save(state)
         return not asked
+
+    def _refuse_unsound(self, done: StepDone, metrics: Mapping[str, float]) -> None:
+        """Keep what is not a number out of checkpoints, whenever it came in."""
+        trouble = not_a_number(self.learner.sound(), damaged=True)
+        if trouble is None:
+            return
+        if self.recovering.limits is None:
+            raise RunStoppedError(
+                f"{self.folder}: {trouble} at step {done.step}, and recovery is null. It was not "
+                "saved: go on from the newest checkpoint with --resume recovery={}."
+            )
+        raise InTroubleError(trouble, done.places, dict(metrics))
 
     def _tell(self, done: StepDone, metrics: Mapping[str, float]) -> None:
         for tracker in self.trackers:
@@ -222,12 +233,15 @@ class Run:
     def event(self, step: int, name: str, sentence: str, **facts: Any) -> None:
         """Write down that something happened, and tell everybody in a sentence."""
         self.events.append({"step": step, "event": name, "says": sentence, **facts})
+        self._tell_event(step, sentence)
+
+    def _tell_event(self, step: int, sentence: str) -> None:
         for tracker in self.trackers:
             tracker.event(step, sentence)
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Measure the policy on what is held out, and tell."""
-        metrics = self.source.evaluate(self.policy, self.recipe, self.evaluated)
+        metrics = self._measured(step)
         if metrics:
             self.journal.append({"step": step, **metrics})
             for tracker in self.trackers:
@@ -235,6 +249,15 @@ class Run:
             before = self.evaluated or {}
             self._watch(step, watch_retention(self.signs, metrics, before, self._exam()))
         return metrics
+
+    def _measured(self, step: int) -> dict[str, float]:
+        """Evaluate, twice if need be; a policy without numbers is the next step's to see."""
+        for _ in range(2):
+            try:
+                return self.source.evaluate(self.policy, self.recipe, self.evaluated)
+            except LogitsError:
+                self.event(step, "evaluation failed", "logits: not a number, in an evaluation.")
+        return {}
 
     def _exam(self) -> Exam:
         num, kept = self.recipe.loop.eval_prompts, self.source.kept
@@ -285,13 +308,14 @@ class Run:
                 )
         self.learner.load(saved.folder, saved.state["learner"])
         self.evaluated = saved.state["evaluated"]
-        self.signs = Signs.from_json(saved.state["signs"])
+        signs, history = saved.state.get("signs"), saved.state.get("history")
+        self.signs = Signs() if signs is None else Signs.from_json(signs)
         kl = saved.state["kl"]
         return LoopState(
             step=saved.step,
             position=saved.state["data"]["position"],
             kl=None if kl is None else KLCoefState.from_json(kl),
-            history=History.from_json(saved.state["history"]),
+            history=History() if history is None else History.from_json(history),
             rewards=tuple(saved.state.get("rewards", ())),
         )
 

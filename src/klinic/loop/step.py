@@ -1,6 +1,6 @@
 """One step: sample, score, prepare, commit. Everything else is somewhere else."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,14 @@ from klinic.maths.kl_coef import KLCoefState, linear_warmup
 from klinic.recipe.kl import KLSection
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scales:
+    """What the two terms of the loss are multiplied by."""
+
+    kl_coef: float
+    reward: float
+
+
 def one_step(parts: Parts, state: LoopState, kl: KLSection | None) -> tuple[StepDone, LoopState]:
     """Make one step; nothing of it is kept yet."""
     step, clock = state.step + 1, Clock()
@@ -34,7 +42,9 @@ def one_step(parts: Parts, state: LoopState, kl: KLSection | None) -> tuple[Step
         watch.judged(gathered, record)
     with clock.over("learn"):
         scored = parts.learner.score(record, needs_reference=due(kl, state))
-        if far := too_far(parts.learner, scored, kl, watch):
+        far = too_far(parts.learner, scored, kl, watch)
+        none_near = len(far) == record.num_rows
+        if far and not none_near:
             gathered = gathered.without(far)
             record = parts.judge(gathered, step)
             scored = parts.learner.score(record, needs_reference=True)
@@ -43,8 +53,8 @@ def one_step(parts: Parts, state: LoopState, kl: KLSection | None) -> tuple[Step
             record,
             scored,
             watch,
-            kl_coef=kl_coef(kl, state),
-            reward_scale=reward_scale(parts, state),
+            scales=Scales(kl_coef=kl_coef(kl, state), reward=reward_scale(parts, state)),
+            only_look=none_near,
         )
     done.rollouts = [gathered.rollouts[row] for row in gathered.chosen]
     facts = {"weights_published": weights.fingerprint, "weights_loaded": loaded}
@@ -67,7 +77,13 @@ def one_step(parts: Parts, state: LoopState, kl: KLSection | None) -> tuple[Step
 def sampled(parts: Parts, state: LoopState, watch: Watch, clock: Clock) -> Gathered:
     """Return completions with their rewards."""
     try:
-        return gather(parts, step=state.step + 1, position=state.position, clock=clock)
+        return gather(
+            parts,
+            step=state.step + 1,
+            position=state.position,
+            clock=clock,
+            places=watch.drawn,
+        )
     except LogitsError:
         watch.logits()
         raise
@@ -80,10 +96,9 @@ def too_far(learner: Learner, scored: Any, kl: KLSection | None, watch: Watch) -
     if limit is None or apart is None:
         return []
     far = np.flatnonzero(apart > limit).tolist()
-    if len(far) < len(apart):
-        return far
-    watch.all_too_far(float(np.median(apart)), limit)
-    return []
+    if len(far) == len(apart):
+        watch.all_too_far(float(np.median(apart)), limit)
+    return far
 
 
 def learn(
@@ -92,16 +107,17 @@ def learn(
     scored: Any,
     watch: Watch,
     *,
-    kl_coef: float,
-    reward_scale: float,
+    scales: Scales,
+    only_look: bool,
 ) -> StepDone:
-    """Make the updates of one batch, as many as its limit allows."""
-    done = StepDone(step=record.step, record=record, last_record=record, kl_coef=kl_coef)
+    """Make the updates of one batch, as many as its limit allows, or none."""
+    how = {"kl_coef": scales.kl_coef, "reward_scale": scales.reward}
+    done = StepDone(step=record.step, record=record, last_record=record, kl_coef=scales.kl_coef)
     if parts.reward_warmup_steps:
-        done.metrics["reward_scale"] = reward_scale
+        done.metrics["reward_scale"] = scales.reward
     limit = parts.update_kl_limit
     for number in range(parts.updates_per_batch):
-        prepared = parts.learner.prepare(scored, kl_coef=kl_coef, reward_scale=reward_scale)
+        prepared = parts.learner.prepare(scored, **how)
         watch.prepared(prepared, record.step)
         if number and limit is not None and update_kl(prepared.record) > limit:
             done.updates_left = parts.updates_per_batch - number
@@ -109,7 +125,7 @@ def learn(
         done.record = done.record if number else prepared.record
         done.last_record = prepared.record
         done.metrics |= prepared.metrics
-        if prepared.finite:
+        if prepared.finite and not only_look:
             done.metrics |= parts.learner.commit(lr_factor=parts.lr_factor(record.step))
             watch.committed()
         else:

@@ -21,7 +21,7 @@ from klinic.loop.data import Prompts
 from klinic.loop.describe import run_facts
 from klinic.loop.folder import METRICS, START, locked, open_folder, write_recipe
 from klinic.loop.loop import run_loop
-from klinic.loop.run import TROUBLE, Run
+from klinic.loop.run import Run
 from klinic.loop.source import Given, Source, find_source
 from klinic.loop.state import LoopState
 from klinic.loop.trackers.chosen import chosen, refuse_missing
@@ -268,7 +268,7 @@ def _continue(run: Run, console: Console) -> LoopState:
     back_to = run.recovering.plan.back_to
     if back_to is not None:
         says = f"Killed on the way back to the checkpoint of step {back_to}: going there now."
-        run.events.append({"step": back_to, "event": TROUBLE, "act": "roll back", "says": says})
+        run.events.append({"step": back_to, "event": "resumed rollback", "says": says})
         checkpoint.forget_after(run.folder, back_to)
         run.recovering.arrived()
     found = checkpoint.newest_good(run.folder)

@@ -46,9 +46,16 @@ class Watch:
         self._limits = limits
         self._known = known
         self.history = history
-        self.places: tuple[int, ...] = (place,)
+        self.drawn: list[int] = []
+        """Places of the data whose batches were taken."""
+        self._expected = place
         self.metrics: dict[str, float] = {}
         self._committed = 0
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """Places that the step is about: those it took batches from, or would."""
+        return tuple(self.drawn) or (self._expected,)
 
     def held(self, finite: Mapping[str, bool]) -> None:
         """Look at what outlives a step: weights and the optimiser's moments."""
@@ -60,7 +67,6 @@ class Watch:
 
     def judged(self, gathered: Gathered, record: StepRecord) -> None:
         """Look at rewards and advantages."""
-        self.places = gathered.places
         reward, advantage = record.reward, record.advantage
         sites = {"reward": not gathered.scores.num_nonfinite}
         if reward is not None and advantage is not None:
@@ -78,11 +84,13 @@ class Watch:
         self.metrics |= prepared.metrics
         damaged = self._committed > 0
         self._raise(not_a_number(prepared.finite_at, damaged=damaged))
-        if self._limits is None or self._committed:
+        if self._limits is None:
             return
         grad_norm = prepared.metrics.get("grad_norm", 0.0)
+        self._raise(of_gradient(self._limits, self.history, grad_norm, damaged=damaged))
+        if damaged:  # the rest is about the batch, and was looked at before its first update
+            return
         reward = self.metrics.get("reward")
-        self._raise(of_gradient(self._limits, self.history, grad_norm))
         self._raise(of_batch(self._limits, self.history, reward))
         self.history = with_reward(self.history, step, reward)
         if self._limits.kl is not None:
