@@ -37,12 +37,18 @@ if not HAS_TORCH:
     collect_ignore += ["src/klinic/cli/verify_tables.py", "tests/small.py"]
 
 
+WHOLE = (
+    *(".md", "test_proof.py", "test_resume.py", "test_poisoned_batch.py", "test_blow_ups.py"),
+    "test_trial.py",
+)
+
+
 class PagesWhole(LoadScopeScheduling):
     """Give each test to any worker, but a page, or tests of one costly fixture, to one."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
-        return path if path.endswith((".md", "test_proof.py", "test_resume.py")) else nodeid
+        return path if path.endswith(WHOLE) else nodeid
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PagesWhole:

@@ -28,14 +28,14 @@ CHANGES = {"scaled": "v * 1e6", "inverted": "1 - v"}
 LIMITS = "recovery: {grad_norm_limit: 20, reward_drop: 0.3}\n"
 
 
-def settings(folder):
+def settings(folder, steps):
     recipe = RECIPE.replace("graduated", f"{folder}/rewards.py:scored")
-    return recipe.replace("max_steps: 12", "max_steps: 26") + LIMITS
+    return recipe.replace("max_steps: 12", f"max_steps: {steps}") + LIMITS
 
 
-def write(folder, spoilt=(), change="v"):
+def write(folder, spoilt=(), change="v", steps=26):
     folder.mkdir()
-    (folder / "recipe.yaml").write_text(settings(folder))
+    (folder / "recipe.yaml").write_text(settings(folder, steps))
     (folder / "rewards.py").write_text(REWARDS.format(spoilt=set(spoilt), change=change))
     return folder
 
@@ -86,13 +86,13 @@ def test_it_is_left_out_and_the_next_batch_takes_its_place(
 def test_killed_on_the_way_back_it_comes_to_the_same_weights(tmp_path, cache, clean):
     """Two in a row are rolled back; the run is killed when that is decided and not yet done."""
     spoilt = prompts_of(clean, 14) | prompts_of(clean, 15)
-    whole = write(tmp_path / "whole", spoilt, CHANGES["scaled"])
+    whole = write(tmp_path / "whole", spoilt, CHANGES["scaled"], steps=17)
     run_whole(whole, cache)
     acts = [(e["step"], e["act"]) for e in trouble(whole / "run")]
     assert acts == [(14, "again"), (14, "skip"), (14, "again"), (14, "roll back")]
     plan = json.loads((whole / "run" / "recovery.json").read_text())
     assert (plan["skipped"], plan["back_to"]) == ([14, 15], None)
-    killed = write(tmp_path / "killed", spoilt, CHANGES["scaled"])
+    killed = write(tmp_path / "killed", spoilt, CHANGES["scaled"], steps=17)
     run_killed(killed, cache, GoingBack())
     plan = json.loads((killed / "run" / "recovery.json").read_text())
     assert plan["back_to"] == 12

@@ -62,8 +62,8 @@ def step_of(policy, reference, taken):
     "section",
     [
         {},
-        {"dtype": "bf16"},
-        {"gradient_checkpointing": True},
+        pytest.param({"dtype": "bf16"}, marks=pytest.mark.slow),
+        pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.slow),
         {"lora_rank": 4},
         {"lora_rank": 4, "gradient_checkpointing": True, "dtype": "bf16"},
     ],

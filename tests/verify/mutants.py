@@ -250,8 +250,8 @@ MUTANTS = (
     Mutant(
         name="a controller that runs away",
         file="kl_coef.py",
-        right="rule.integral * error + rule.proportional * change",
-        wrong="-rule.integral * error - rule.proportional * change",
+        right="rule.integral * gain * error + rule.proportional * change",
+        wrong="-rule.integral * gain * error - rule.proportional * change",
         caught_by="test_kl_coef.py::test_log_pi_has_an_integral_and_a_proportional_part",
     ),
     Mutant(

@@ -38,7 +38,8 @@ class Drawn:
 
 def draw(logits: Float[Tensor, "R V"], uniform: Float[Tensor, "R"], how: Drawing) -> Drawn:
     """Draw a token a row with the given uniform numbers."""
-    if not bool(torch.isfinite(logits.amax(-1)).all()):  # one -inf only rules an outcome out
+    # of the largest, since a -inf only rules an outcome out
+    if bool((~torch.isfinite(logits.amax(-1))).any()):
         raise LogitsError(
             "the policy's logits are not numbers: an update has made some of its weights NaN or "
             "infinite. Lower learner.learning_rate, and go on from a checkpoint before that."
