@@ -183,7 +183,7 @@ def train(function, folder):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("name", "where"), GOING_ON)
+@pytest.mark.parametrize(("name", "where"), GOING_ON[::2])
 def test_training_goes_on_and_counts(function, name, where, tmp_path):
     metrics = train(function(name, where), tmp_path / "run")
     assert [entry["step"] for entry in metrics] == [1, 2]
@@ -199,7 +199,7 @@ def test_training_goes_on_and_counts(function, name, where, tmp_path):
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("name", "where"), STOPPING)
+@pytest.mark.parametrize(("name", "where"), STOPPING[::3])
 def test_training_stops_and_names_function_and_completion(function, name, where, tmp_path):
     with pytest.raises(RewardError, match=rf"^the reward {name} {STOPS[name]}") as caught:
         train(function(name, where), tmp_path / "run")

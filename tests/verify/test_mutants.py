@@ -21,7 +21,27 @@ def test_there_are_enough_and_no_two_are_the_same():
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_its_edit_still_fits(mutant):
+    assert (PACKAGE / "maths" / mutant.file).read_text().count(mutant.right) == 1
+
+
+OFTEN = 4  # every so many are tried in each run of all tests; the others by hand (-m slow)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS[::OFTEN], ids=lambda mutant: mutant.name)
 def test_it_is_caught(mutant, tmp_path):
+    check_caught(mutant, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "mutant", [m for n, m in enumerate(MUTANTS) if n % OFTEN], ids=lambda mutant: mutant.name
+)
+def test_it_is_caught_too(mutant, tmp_path):
+    check_caught(mutant, tmp_path)
+
+
+def check_caught(mutant, tmp_path):
     result = catch(mutate(mutant, tmp_path), mutant.caught_by)
     assert "Traceback" not in result.stderr, "it did not run at all"
     assert result.returncode == 1, f"{mutant.name} survives {mutant.caught_by}\n{result.stdout}"
