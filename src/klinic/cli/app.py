@@ -10,7 +10,9 @@ from typing import Annotated
 import typer
 
 from klinic import __version__
+from klinic.cli.diagnose import diagnose
 from klinic.cli.eval import evaluate
+from klinic.cli.explain import explain
 from klinic.cli.export import export
 from klinic.cli.train import FLAGS, train
 from klinic.cli.verify import verify
@@ -48,6 +50,8 @@ app.command(rich_help_panel="Train", context_settings=FLAGS)(train)
 app.command(name="eval", rich_help_panel="Train")(evaluate)
 app.command(rich_help_panel="Train")(export)
 app.command(rich_help_panel="Check")(verify)
+app.command(rich_help_panel="Check")(diagnose)
+app.command(rich_help_panel="Check")(explain)
 
 
 def _harmless(text: str) -> str:

@@ -1,0 +1,49 @@
+"""advantage-explodes: rewards are divided by a spread of almost nothing."""
+
+import numpy as np
+
+from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+
+SLACK = 1.01  # rounding of rewards that were stored in 32 bits
+DIVIDED = ("group_std", "batch")
+
+
+def judge(case: Case) -> Finding:
+    """Flag advantages that no group of that size can have.
+
+    Looks for
+        The largest advantage of each group, against what division by the group's own standard
+        deviation allows: for n rewards, at most sqrt(n - 1) with the deviation over n, and
+        (n - 1) / sqrt(n) with the one over n - 1.
+    Why it matters
+        One completion with an advantage of hundreds is the whole gradient of its step. After the
+        next clipping nothing shows but a KL that jumps.
+    Confirmed when
+        An advantage is above sqrt(n - 1): its spread was taken without itself, from rounding
+        noise, or with no floor.
+    Ruled out when
+        All advantages are within the bound of their group.
+    Confused with
+        wrong-groups (advantages do not sum to 0 within a group, and no single one is impossible);
+        rewards that are themselves large and are not divided (then there is no bound).
+    """
+    record = case.record
+    if case.run["advantage"] not in DIVIDED:
+        return no_data(f"advantage {case.run['advantage']} is not divided, so it has no bound")
+    assert record.advantage is not None  # noqa: S101 - needed
+    sizes = np.bincount(record.group)[record.group]
+    rows = len(record.group) if case.run["advantage"] == "batch" else sizes
+    bound = np.sqrt(np.maximum(rows - 1, 1))
+    share = float(np.nanmax(np.abs(record.advantage) / bound))
+    summary = f"the largest advantage is {share:.3g} times what its group allows (limit {SLACK:g})"
+    return (failed if share > SLACK else passed)(summary, share_of_bound=share)
+
+
+CHECK = Check(
+    name="advantage-explodes",
+    stage=Stage.ADVANTAGE,
+    needs=("record.advantage", "record.group", "run.advantage"),
+    fix="Do not divide by the spread (learner.advantage leave_one_out), or give it a floor.",
+    judge=judge,
+    change={"learner.advantage": "leave_one_out"},
+)

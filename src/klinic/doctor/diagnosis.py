@@ -1,0 +1,160 @@
+"""From findings to a cause: triage, ranking, and saying that it cannot be said.
+
+Every check is a hypothesis, over all steps that were looked at:
+
+    confirmed   it failed in at least one step, and no other cause that was confirmed explains it
+    ruled out   it passed in every step that it could judge
+    undecided   what it needs was not recorded, or it only warned
+
+A cause is named if it is confirmed, of the earliest stage in which one is, and if every check of
+the stages it rests on was decided. Where one was not, the cause may be an effect of what could not
+be looked at, and the diagnosis names the field that would decide.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from klinic.checks.base import Case, Check, Finding, Stage, Verdict
+
+RESTS_ON = {
+    Stage.ALIGNMENT: (),
+    Stage.SAMPLER: (Stage.ALIGNMENT,),
+    Stage.REFERENCE: (Stage.ALIGNMENT,),
+    Stage.ADVANTAGE: (),
+    Stage.WIRING: (Stage.ALIGNMENT,),
+    Stage.DYNAMICS: (Stage.ALIGNMENT, Stage.SAMPLER, Stage.REFERENCE, Stage.ADVANTAGE),
+}
+"""Stages whose faults can look like a fault of the stage."""
+
+
+class Status(StrEnum):
+    """What became of a hypothesis."""
+
+    CONFIRMED = "confirmed"
+    EXPLAINED = "explained"
+    RULED_OUT = "ruled out"
+    UNDECIDED = "undecided"
+
+
+@dataclass(slots=True, kw_only=True)
+class Hypothesis:
+    """A check over the steps of a run."""
+
+    check: Check
+    num_judged: int = 0
+    num_failed: int = 0
+    first_step: int | None = None
+    """The first step in which it failed."""
+    finding: Finding | None = None
+    """The finding of that step, or the last one."""
+    status: Status = Status.UNDECIDED
+
+    def hear(self, step: int, finding: Finding) -> None:
+        """Take in what the check says of a step."""
+        if finding.verdict is not Verdict.NO_DATA:
+            self.num_judged += 1
+        failed = finding.verdict is Verdict.FAIL
+        if failed and self.first_step is None:
+            self.first_step = step
+            self.finding = finding
+        self.num_failed += failed
+        if self.first_step is None and (self.finding is None or _says_more(finding, self.finding)):
+            self.finding = finding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """What is wrong with a run, as far as can be said."""
+
+    cause: str | None
+    confidence: float
+    """Share of the hypotheses of this stage and those it rests on that were decided."""
+    hypotheses: tuple[Hypothesis, ...]
+    missing: tuple[str, ...]
+    """Fields without which the cause, or that there is none, cannot be said for sure."""
+    fix: str | None = None
+    change: Mapping[str, Any] = field(default_factory=dict)
+    """The fix as keys of a recipe."""
+    first_step: int | None = None
+
+    def of(self, status: Status) -> list[Hypothesis]:
+        """Return the hypotheses that came out so."""
+        return [h for h in self.hypotheses if h.status is status]
+
+
+def diagnose(cases: Iterable[Case], checks: Sequence[Check]) -> Diagnosis:
+    """Judge every case by every check and name the cause, if one stands out."""
+    hypotheses = [Hypothesis(check=check) for check in checks]
+    seen: list[Case] = []
+    for case in cases:
+        seen = [case]
+        for hypothesis in hypotheses:
+            hypothesis.hear(case.record.step, judged(hypothesis.check, case))
+    _settle(hypotheses)
+    return _named(hypotheses, seen[-1] if seen else None)
+
+
+def judged(check: Check, case: Case) -> Finding:
+    """Return what a check finds; one that throws has found nothing, and says what it threw."""
+    try:
+        return check(case)
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        return Finding(verdict=Verdict.NO_DATA, summary=f"the check failed: {said}")
+
+
+def _settle(hypotheses: Sequence[Hypothesis]) -> None:
+    confirmed = {h.check.name: h for h in hypotheses if h.num_failed}
+    explained = {name for h in confirmed.values() for name in h.check.explains}
+    for hypothesis in hypotheses:
+        if hypothesis.num_failed:
+            by_another = hypothesis.check.name in explained
+            hypothesis.status = Status.EXPLAINED if by_another else Status.CONFIRMED
+        elif hypothesis.num_judged:
+            hypothesis.status = Status.RULED_OUT
+
+
+def _named(hypotheses: Sequence[Hypothesis], case: Case | None) -> Diagnosis:
+    confirmed = [h for h in hypotheses if h.status is Status.CONFIRMED]
+    first = min(confirmed, key=_rank, default=None)
+    stages = set(Stage) if first is None else {first.check.stage, *RESTS_ON[first.check.stage]}
+    looked = [h for h in hypotheses if h.check.stage in stages]
+    undecided = [h for h in looked if h.status is Status.UNDECIDED]
+    missing = _missing(undecided, case)
+    confidence = 1 - len(undecided) / max(len(looked), 1)
+    blocked = first is not None and any(h.check.stage < first.check.stage for h in undecided)
+    if first is None or (blocked and missing):
+        return Diagnosis(
+            cause=None,
+            confidence=0.0 if first else confidence,
+            hypotheses=tuple(hypotheses),
+            missing=missing,
+        )
+    return Diagnosis(
+        cause=first.check.name,
+        confidence=confidence,
+        hypotheses=tuple(hypotheses),
+        missing=missing,
+        fix=first.check.fix,
+        change=first.check.change,
+        first_step=first.first_step,
+    )
+
+
+def _rank(hypothesis: Hypothesis) -> tuple[int, int, int]:
+    """Earlier stages first, then what failed earlier and more often."""
+    return hypothesis.check.stage, hypothesis.first_step or 0, -hypothesis.num_failed
+
+
+def _missing(undecided: Sequence[Hypothesis], case: Case | None) -> tuple[str, ...]:
+    if case is None:
+        return ()
+    fields = [need for h in undecided for need in case.missing(h.check.needs)]
+    # what only a live learner can answer is no field that somebody forgot
+    return tuple(dict.fromkeys(f for f in fields if not f.startswith(("probe.", "history."))))
+
+
+def _says_more(new: Finding, old: Finding) -> bool:
+    return old.verdict is Verdict.NO_DATA or new.verdict is not Verdict.NO_DATA

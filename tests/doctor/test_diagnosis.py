@@ -1,0 +1,90 @@
+"""Triage, ranking and abstention, with checks that are pretended."""
+
+from dataclasses import replace
+
+import pytest
+
+from evidence.records import full_record
+from klinic.checks.base import Case, Check, Stage, failed, no_data, passed
+from klinic.doctor.diagnosis import Status, diagnose
+
+
+def check(name, stage, says=passed, **more):
+    return Check(
+        name=name, stage=stage, needs=(), fix=f"Mend {name}.", judge=lambda _: says("s"), **more
+    )
+
+
+def cases(num=3):
+    return [Case(record=full_record(step=step)) for step in range(1, num + 1)]
+
+
+def test_the_earliest_stage_is_the_cause():
+    checks = [check("late", Stage.DYNAMICS, failed), check("early", Stage.ALIGNMENT, failed)]
+    found = diagnose(cases(), checks)
+    assert (found.cause, found.first_step, found.fix) == ("early", 1, "Mend early.")
+    assert {h.check.name for h in found.of(Status.CONFIRMED)} == {"late", "early"}
+
+
+def test_what_a_cause_explains_is_not_another_one():
+    effect = check("effect", Stage.ALIGNMENT, failed)
+    cause = check("cause", Stage.SAMPLER, failed, explains=("effect",))
+    found = diagnose(cases(), [effect, cause])
+    assert found.cause == "cause"
+    assert found.of(Status.EXPLAINED)[0].check.name == "effect"
+
+
+def test_nothing_wrong_is_no_cause_with_everything_ruled_out():
+    found = diagnose(cases(), [check("one", Stage.SAMPLER), check("two", Stage.DYNAMICS)])
+    assert (found.cause, found.confidence, found.missing) == (None, 1.0, ())
+    assert len(found.of(Status.RULED_OUT)) == 2
+
+
+def test_a_late_cause_is_not_named_while_an_earlier_stage_could_not_be_looked_at():
+    blind = replace(check("blind", Stage.SAMPLER), needs=("record.logp_sampler",))
+    late = check("late", Stage.DYNAMICS, failed)
+    bare = [replace(c, record=replace(c.record, logp_sampler=None)) for c in cases()]
+    found = diagnose(bare, [blind, late])
+    assert (found.cause, found.confidence) == (None, 0.0)
+    assert found.missing == ("record.logp_sampler",)
+    assert diagnose(cases(), [blind, late]).cause == "late"
+
+
+def test_a_cause_that_rests_on_nothing_is_named_all_the_same():
+    blind = replace(check("blind", Stage.SAMPLER), needs=("record.logp_sampler",))
+    bare = [replace(c, record=replace(c.record, logp_sampler=None)) for c in cases()]
+    found = diagnose(bare, [blind, check("groups", Stage.ADVANTAGE, failed)])
+    assert found.cause == "groups"
+
+
+def test_the_first_step_in_which_it_shows_is_told():
+    late = Check(
+        name="late",
+        stage=Stage.SAMPLER,
+        needs=(),
+        fix="Mend.",
+        judge=lambda case: (failed if case.record.step > 1 else passed)("s"),
+    )
+    found = diagnose(cases(), [late])
+    assert (found.first_step, found.hypotheses[0].num_failed) == (2, 2)
+
+
+def test_a_check_that_throws_has_found_nothing_and_disturbs_nobody():
+    def broken(case):
+        raise ZeroDivisionError("of mine")
+
+    thrower = replace(check("thrower", Stage.ALIGNMENT), judge=broken)
+    found = diagnose(cases(), [thrower, check("other", Stage.SAMPLER, failed)])
+    assert found.hypotheses[0].finding.summary == "the check failed: ZeroDivisionError: of mine"
+    assert found.hypotheses[0].status is Status.UNDECIDED
+    assert found.cause == "other"
+
+
+@pytest.mark.parametrize("says", [no_data, passed])
+def test_missing_data_is_never_a_pass(says):
+    found = diagnose(cases(), [check("one", Stage.SAMPLER, says)])
+    assert found.hypotheses[0].status is (Status.UNDECIDED if says is no_data else Status.RULED_OUT)
+
+
+def test_a_run_without_steps_has_nothing_to_say():
+    assert diagnose([], [check("one", Stage.SAMPLER, failed)]).cause is None

@@ -1,0 +1,21 @@
+"""Faults in real runs: what the doctor says of them."""
+
+import pytest
+
+from klinic.checks import CHECKS
+from klinic.doctor.diagnosis import diagnose
+from klinic.doctor.reading import read_cases
+from klinic.faults import FAULTS
+from klinic.lab.trial import make
+
+pytestmark = [pytest.mark.usefixtures("as_before"), pytest.mark.timeout(300)]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.cause)
+def test_a_fault_is_named(fault, tmp_path):
+    run = make(tmp_path / "sick", fault)
+    assert diagnose(read_cases(run), CHECKS).cause == fault.cause
+
+
+def test_a_healthy_run_has_no_cause(tmp_path):
+    assert diagnose(read_cases(make(tmp_path / "well")), CHECKS).cause is None
