@@ -20,7 +20,10 @@ from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 from xdist.scheduler import LoadScopeScheduling
 
 HAS_TORCH = find_spec("torch") is not None
-NEED_TORCH = ("verify", "model", "integrations", "sampler", "learner", "loop", "bench")
+NEED_TORCH = (
+    *("verify", "model", "integrations", "sampler", "learner", "loop", "bench"),
+    *("faults", "lab"),
+)
 AS_SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 # pytest-xdist uses the other cores; for commands that tests start as well

@@ -1,4 +1,4 @@
-"""What holds for every check: its file, its name, its text, its needs, and that it changes nothing."""
+"""What holds for every check: file, name, text, needs, and that it changes nothing."""
 
 import re
 from dataclasses import fields, replace

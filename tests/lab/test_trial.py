@@ -1,6 +1,7 @@
 """Faults in real runs: what the doctor says of them."""
 
 import pytest
+import torch
 
 from klinic.checks import CHECKS
 from klinic.doctor.diagnosis import diagnose
@@ -8,7 +9,22 @@ from klinic.doctor.reading import read_cases
 from klinic.faults import FAULTS
 from klinic.lab.trial import make
 
-pytestmark = [pytest.mark.usefixtures("as_before"), pytest.mark.timeout(300)]
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(autouse=True)
+def _as_before(cache, monkeypatch):
+    """One warm start for all, and torch's settings as they were."""
+    monkeypatch.setenv("KLINIC_CACHE", str(cache))
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(mode=False)
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.cause)
