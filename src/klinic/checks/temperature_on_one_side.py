@@ -1,0 +1,77 @@
+"""temperature-on-one-side: the temperature divides the logits of one side only."""
+
+import numpy as np
+
+from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+
+SLOPE = 0.05  # of the gap over logp + entropy: a temperature that is off by one in twenty
+EXPLAINED = 0.8  # share of the gap that the line must carry: other faults leave a cloud
+NOISE = 0.03  # nats: root mean square of bf16 against fp32 (a model of 0.5B, public reports)
+ENOUGH = 50  # tokens
+
+
+def judge(case: Case) -> Finding:
+    """Flag log-probs of one side that are those of another temperature.
+
+    Looks for
+        A straight line. For a softmax at inverse temperature b, the log-prob of a token at b'
+        differs by about (b'/b - 1) times logp + entropy, both of which are recorded. So the gap
+        between sampler and learner is fitted by a line through 0, and so is the gap between
+        reference and policy before the first update, when the two are one policy.
+    Why it matters
+        Every ratio and every KL then compares two different distributions: a KL above 0 with equal
+        weights, importance ratios far from 1, and a pull towards a policy that nobody asked for.
+    Confirmed when
+        The slope is above 0.05 and the line carries 80% of a gap that is above rounding.
+    Ruled out when
+        The gap is at the level of rounding, or the line does not carry it.
+    Confused with
+        hidden-sampling-transform (the gap is on one side of 0 and bounded); stale-sampler (no gap
+        before the first update); misaligned-logp (no line, and a shift removes the gap).
+    """
+    sides = {"sampler": "logp_sampler"}
+    if case.record.facts.get("learner_version") == 0 and case.record.logp_ref is not None:
+        sides["reference"] = "logp_ref"
+    found = {side: fit(case, column) for side, column in sides.items()}
+    known = {side: line for side, line in found.items() if line is not None}
+    if not known:
+        return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
+    side = max(known, key=lambda s: abs(known[s][0]))
+    slope, explained, size = known[side]
+    wrong = abs(slope) > SLOPE and explained > EXPLAINED and size > NOISE
+    summary = (
+        f"{side} against learner: slope {slope:+.3f} over logp + entropy (limit {SLOPE:g}), which "
+        f"carries {max(explained, 0):.0%} of a gap of {size:.3g} nats"
+    )
+    return (failed if wrong else passed)(summary, slope=slope, explained=explained, gap=size)
+
+
+def fit(case: Case, column: str) -> tuple[float, float, float] | None:
+    """Return slope, share of the gap that the line carries, and root mean square of the gap."""
+    record = case.record
+    old, other, entropy = (
+        np.asarray(getattr(record, name), dtype=np.float64)
+        for name in ("logp_old", column, "entropy")
+    )
+    known = record.loss_mask & np.isfinite(old) & np.isfinite(other) & np.isfinite(entropy)
+    if known.sum() < ENOUGH:
+        return None
+    gap, surprise = (other - old)[known], (old + entropy)[known]
+    size = float(np.sqrt(np.mean(gap**2)))
+    along = float(np.sum(surprise**2))
+    if size == 0 or along == 0:
+        return 0.0, 0.0, size
+    slope = float(np.sum(gap * surprise)) / along
+    left = float(np.sum((gap - slope * surprise) ** 2))
+    return slope, 1 - left / float(np.sum(gap**2)), size
+
+
+CHECK = Check(
+    name="temperature-on-one-side",
+    stage=Stage.SAMPLER,
+    needs=("record.logp_sampler", "record.logp_old", "record.entropy"),
+    fix="Divide the logits by the same temperature wherever a log-prob is computed: sampler "
+    "(processed log-probs), learner, reference. Never divide log-probs.",
+    judge=judge,
+    explains=("wrong-reference", "imprecise-logp", "hidden-sampling-transform"),
+)

@@ -1,0 +1,153 @@
+"""Checks of alignment and sampler, by records made for them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from klinic.checks import (
+    Case,
+    Verdict,
+    misaligned_logp,
+    stop_token_fault,
+    temperature_on_one_side,
+    wrong_loss_mask,
+)
+from klinic.evidence.record import EmittedBy, StepRecord
+
+ROWS, LENGTH, VOCABULARY = 24, 10, 32
+RUN = {"eos_ids": [1]}
+
+
+def record(seed=0, temperature=1.0, sampler_temperature=1.0, noise=0.0):
+    """Return completions of a policy with known logits: everything about them is exact."""
+    random = np.random.default_rng(seed)
+    num = ROWS * LENGTH
+    logits = 2 * random.normal(size=(num, VOCABULARY))
+    logp = log_softmax(logits / temperature)
+    ids = np.array([random.choice(VOCABULARY, p=np.exp(row)) for row in logp])
+    picked = np.arange(num), ids
+    old = logp[picked]
+    sampler = log_softmax(logits / sampler_temperature)[picked]
+    finish = np.array(["stop"] * ROWS, "<U6")
+    ids[ids == 1] = 2
+    ids[LENGTH - 1 :: LENGTH] = 1
+    return StepRecord(
+        step=1,
+        row_offsets=np.arange(ROWS + 1) * LENGTH,
+        group=np.repeat(np.arange(ROWS // 4), 4),
+        token_ids=ids,
+        loss_mask=np.ones(num, bool),
+        emitted_by=np.zeros(num, np.int8),
+        finish_reason=finish,
+        logp=old,
+        logp_old=old,
+        logp_ref=old,
+        logp_sampler=sampler + noise * random.normal(size=num),
+        entropy=-(np.exp(logp) * logp).sum(-1),
+        facts={"learner_version": 0},
+    )
+
+
+def log_softmax(x):
+    x = x - x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+def verdict(check, found, **run):
+    return check.CHECK(Case(record=found, run={**RUN, **run})).verdict
+
+
+EVERY = (misaligned_logp, stop_token_fault, temperature_on_one_side, wrong_loss_mask)
+
+
+@pytest.mark.parametrize("check", EVERY, ids=lambda check: check.CHECK.name)
+@pytest.mark.parametrize("noise", [0.0, 0.03, 0.1])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_healthy_record_passes_with_the_noise_of_bf16_and_more(check, noise, seed):
+    assert verdict(check, record(seed, noise=noise)) is Verdict.PASS
+
+
+@pytest.mark.parametrize("sampler", [0.6, 0.7, 0.9, 1.2, 1.5])
+def test_a_temperature_on_one_side_is_a_line(sampler):
+    found = record(sampler_temperature=sampler)
+    assert verdict(temperature_on_one_side, found) is Verdict.FAIL
+    assert verdict(misaligned_logp, found) is Verdict.PASS
+
+
+def test_the_reference_s_temperature_is_looked_at_before_the_first_update_only():
+    found = record(sampler_temperature=0.7)
+    at_start = replace(found, logp_ref=found.logp_sampler, logp_sampler=found.logp_old)
+    assert verdict(temperature_on_one_side, at_start) is Verdict.FAIL
+    later = replace(at_start, facts={"learner_version": 5})
+    assert verdict(temperature_on_one_side, later) is Verdict.PASS
+
+
+def test_unrelated_log_probs_are_no_temperature():
+    found = record()
+    other = np.random.default_rng(1).permutation(found.logp_old)
+    assert verdict(temperature_on_one_side, replace(found, logp_sampler=other)) is Verdict.PASS
+
+
+@pytest.mark.parametrize("shift", [-2, -1, 1, 2])
+@pytest.mark.parametrize("column", ["logp_sampler", "logp_ref"])
+def test_a_shift_is_found_and_is_no_temperature(shift, column):
+    found = record()
+    rows = getattr(found, column).reshape(ROWS, LENGTH)
+    moved = replace(found, **{column: np.roll(rows, shift, axis=1).reshape(-1)})
+    assert verdict(misaligned_logp, moved) is Verdict.FAIL
+    assert verdict(temperature_on_one_side, moved) is Verdict.PASS
+
+
+def test_log_probs_that_were_never_computed():
+    found = record()
+    logp = found.logp_sampler.copy()
+    logp[np.argsort(logp)[:2]] = 0.0
+    assert verdict(misaligned_logp, replace(found, logp_sampler=logp)) is Verdict.FAIL
+
+
+@pytest.mark.parametrize("who", [EmittedBy.TOOL, EmittedBy.TEMPLATE])
+def test_a_trained_token_of_somebody_else(who):
+    found = record()
+    emitted = found.emitted_by.copy()
+    emitted[5] = who
+    assert verdict(wrong_loss_mask, replace(found, emitted_by=emitted)) is Verdict.FAIL
+    mask = found.loss_mask.copy()
+    mask[5] = False
+    right = replace(found, emitted_by=emitted, loss_mask=mask)
+    assert verdict(wrong_loss_mask, right) is Verdict.PASS
+
+
+def test_a_trained_token_that_the_sampler_does_not_know():
+    found = record()
+    logp = found.logp_sampler.copy()
+    logp[7] = np.nan
+    assert verdict(wrong_loss_mask, replace(found, logp_sampler=logp)) is Verdict.FAIL
+
+
+def test_ends_that_are_masked_are_the_stop_token_s_fault_alone():
+    found = record()
+    mask = found.loss_mask.copy()
+    mask[LENGTH - 1 :: LENGTH] = False
+    masked = replace(found, loss_mask=mask)
+    assert verdict(stop_token_fault, masked) is Verdict.FAIL
+    assert verdict(wrong_loss_mask, masked) is Verdict.PASS
+
+
+def test_an_end_inside_a_row_and_an_end_that_counts_as_cut_off():
+    found = record()
+    ids = found.token_ids.copy()
+    ids[3] = 1
+    assert verdict(stop_token_fault, replace(found, token_ids=ids)) is Verdict.FAIL
+    reasons = found.finish_reason.copy()
+    reasons[0] = "length"
+    assert verdict(stop_token_fault, replace(found, finish_reason=reasons)) is Verdict.FAIL
+
+
+def test_rows_that_are_cut_off_are_no_fault():
+    found = record()
+    ids = found.token_ids.copy()
+    ids[LENGTH - 1 :: LENGTH] = 2
+    cut = np.array(["length"] * ROWS, "<U6")
+    case = replace(found, token_ids=ids, finish_reason=cut)
+    assert verdict(stop_token_fault, case) is Verdict.NO_DATA
