@@ -6,7 +6,7 @@ import torch
 from klinic.checks import CHECKS
 from klinic.doctor.diagnosis import diagnose
 from klinic.doctor.reading import read_cases
-from klinic.faults import FAULTS
+from klinic.faults import FAULTS, Severity
 from klinic.lab.trial import make
 
 pytestmark = pytest.mark.timeout(300)
@@ -27,10 +27,22 @@ def _as_before(cache, monkeypatch):
     torch.use_deterministic_algorithms(mode=False)
 
 
+def check_named(fault, folder, **how):
+    found = diagnose(read_cases(make(folder, fault, **how)), CHECKS)
+    assert found.cause == fault.cause
+    assert not fault.visible_at_start or found.first_step == 1
+
+
+def test_a_fault_is_named(tmp_path):
+    check_named(FAULTS[0], tmp_path / "sick")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("severity", Severity)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.cause)
-def test_a_fault_is_named(fault, tmp_path):
-    run = make(tmp_path / "sick", fault)
-    assert diagnose(read_cases(run), CHECKS).cause == fault.cause
+def test_every_fault_is_named(fault, severity, seed, tmp_path):
+    check_named(fault, tmp_path / "sick", severity=severity, seed=seed)
 
 
 def test_a_healthy_run_has_no_cause(tmp_path):
