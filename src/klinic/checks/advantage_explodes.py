@@ -46,4 +46,5 @@ CHECK = Check(
     fix="Do not divide by the spread (learner.advantage leave_one_out), or give it a floor.",
     judge=judge,
     change={"learner.advantage": "leave_one_out"},
+    explains=("wrong-groups",),  # a spread without oneself also leaves a group's sum
 )

@@ -21,6 +21,7 @@ SETTINGS: Mapping[str, Any] = {
     "warm_start.steps": 150,
     "warm_start.batch_size": 32,
     "warm_start.learning_rate": 3e-3,
+    "rewards": ["graduated"],  # so that completions differ from the first step on
     "kl.coef": 0.05,
     "sampling.max_new_tokens": 8,
     "loop.max_steps": STEPS,
