@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from klinic.evidence.files import Journal
-from klinic.loop.folder import METRICS
+from klinic.evidence.run_facts import METRICS
 
 KLINIC = str(Path(sys.executable).with_name("klinic"))
 RECIPE = Path(__file__).parents[1] / "recipes" / "arithmetic.yaml"

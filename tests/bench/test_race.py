@@ -20,8 +20,8 @@ from safetensors.torch import load_file
 
 from klinic.evidence import store
 from klinic.evidence.files import Journal
+from klinic.evidence.run_facts import METRICS
 from klinic.learner.checkpoint import save_model
-from klinic.loop.folder import METRICS
 from klinic.model.loading import load_policy
 from klinic.recipe.model import ModelSection
 from klinic.tasks.arithmetic.task import TASK

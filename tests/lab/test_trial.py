@@ -1,7 +1,6 @@
 """Faults in real runs: what the doctor says of them."""
 
 import pytest
-import torch
 
 from klinic.checks import CHECKS
 from klinic.doctor.diagnosis import diagnose
@@ -18,13 +17,8 @@ def cache(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _as_before(cache, monkeypatch):
-    """One warm start for all, and torch's settings as they were."""
+def _one_warm_start(cache, as_before, monkeypatch):
     monkeypatch.setenv("KLINIC_CACHE", str(cache))
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(mode=False)
 
 
 def check_named(fault, folder, **how):

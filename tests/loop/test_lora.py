@@ -41,13 +41,8 @@ def digits(prompts, completions, **columns):
 
 
 @pytest.fixture(autouse=True)
-def _as_before(tmp_path, monkeypatch):
-    monkeypatch.setenv("KLINIC_CACHE", str(tmp_path / "cache"))
+def _in_a_folder_of_its_own(as_before, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(mode=False)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from rich.console import Console
 
 import klinic
@@ -35,14 +34,8 @@ def digits(prompts, completions, answer, **columns):
 
 
 @pytest.fixture(autouse=True)
-def _as_before(tmp_path, monkeypatch):
-    """Runs set threads and determinism for a process of their own; this one has other tests."""
-    monkeypatch.setenv("KLINIC_CACHE", str(tmp_path / "cache"))
+def _in_a_folder_of_its_own(as_before, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    threads = torch.get_num_threads()
-    yield
-    torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(mode=False)
 
 
 def run(name, **settings):

@@ -41,11 +41,13 @@ def diagnose(run: Run, json: Json = False) -> None:
 
 
 def _fields(found: "Diagnosis") -> dict[str, Any]:
+    from klinic.doctor.diagnosis import Status
+
     return {
         "cause": found.cause,
         "confidence": found.confidence,
         "findings": [_finding(h) for h in found.hypotheses],
-        "ruled_out": [h.check.name for h in found.hypotheses if h.status == "ruled out"],
+        "ruled_out": [h.check.name for h in found.of(Status.RULED_OUT)],
         "missing": list(found.missing),
         "fix": found.fix,
         "change": dict(found.change),

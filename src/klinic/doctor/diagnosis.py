@@ -87,13 +87,13 @@ class Diagnosis:
 def diagnose(cases: Iterable[Case], checks: Sequence[Check]) -> Diagnosis:
     """Judge every case by every check and name the cause, if one stands out."""
     hypotheses = [Hypothesis(check=check) for check in checks]
-    seen: list[Case] = []
+    last: Case | None = None
     for case in cases:
-        seen = [case]
+        last = case
         for hypothesis in hypotheses:
             hypothesis.hear(case.record.step, judged(hypothesis.check, case))
     _settle(hypotheses)
-    return _named(hypotheses, seen[-1] if seen else None)
+    return _named(hypotheses, last)
 
 
 def judged(check: Check, case: Case) -> Finding:

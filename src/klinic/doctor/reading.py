@@ -10,9 +10,8 @@ from klinic.errors import EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
-from klinic.evidence.run_facts import RUN_FACTS, read_run_facts
+from klinic.evidence.run_facts import METRICS, RUN_FACTS, read_run_facts
 
-METRICS = "metrics.jsonl"
 WINDOW = 20  # records before a step that a check may look at
 
 

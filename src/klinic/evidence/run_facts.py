@@ -1,4 +1,4 @@
-"""What holds for a whole run: run.json, and the texts of its tokens in tokens.json."""
+"""What holds for a whole run: the names of its files, run.json, and the texts of its tokens."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +10,8 @@ from klinic.evidence.record import SCHEMA
 
 RUN_FACTS = "run.json"
 TOKENS = "tokens.json"
+METRICS = "metrics.jsonl"
+PROBES = "probes.jsonl"
 
 
 def write_run_facts(run: Path, facts: Mapping[str, Any]) -> None:

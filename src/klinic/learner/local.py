@@ -96,7 +96,6 @@ class LocalLearner:
         self._num_updates = 0
         self._grad_norm = 0.0
         self._look = False
-        self._first_logp = torch.empty(0)
 
     def publish(self) -> Weights:
         """Say which weights these are; sampler and learner share them."""
@@ -186,7 +185,6 @@ class LocalLearner:
                 apart.add(forward()[1].kl)
             found.append(detached(scores))
             parts.append(part)
-        self._first_logp = torch.cat([scores.logp for scores in found])
         share = {} if apart is None else apart.join(kl_coef)
         self._grad_norm = norm(gradients(self._policy.lm))
         return self._prepared(scored, found, parts, kl_coef, share)
@@ -273,12 +271,10 @@ class LocalLearner:
         return {"weights": all_finite(trained), "optimizer": all_finite(moments)}
 
     @torch.no_grad()
-    def update_kl(self, scored: Scored) -> float:
-        """Return KL(new || old) in nats per token, after the updates of a batch."""
+    def update_kl(self, scored: Scored, before: StepRecord) -> float:
+        """Return KL(new || old) in nats per token; `before` holds the old log-probs."""
         logp = torch.cat([self._scorer(batch.layout).logp for batch in scored.batches])
-        old = self._first_logp if scored.targets.logp_old is None else scored.targets.logp_old
-        record = replace(scored.record, logp=logp.cpu().numpy(), logp_old=old.cpu().numpy())
-        return update_kl(record)
+        return update_kl(replace(before, logp=logp.cpu().numpy()))
 
     def sequence_kl(self, scored: Scored) -> np.ndarray | None:
         """Return k1 to the reference summed over each completion; None without a reference."""

@@ -46,8 +46,11 @@ class Learner(Protocol):
     def sound(self) -> dict[str, bool]:
         """Whether all weights, and all moments of the optimiser, are numbers."""
 
-    def update_kl(self, scored: Any) -> float:
-        """Return KL(new || old) in nats per token, after the updates of a batch."""
+    def update_kl(self, scored: Any, before: StepRecord) -> float:
+        """Return KL(new || old) in nats per token, after the updates of a batch.
+
+        `before` is the record of its first update, which holds the old log-probs.
+        """
 
     def sequence_kl(self, scored: Any) -> Float64[np.ndarray, "B"] | None:
         """Return k1 to the reference summed over each completion; None without a reference."""

@@ -10,12 +10,12 @@ from typing import Any
 
 from klinic.errors import ConfigError, EvidenceError
 from klinic.evidence.files import write_atomically
+from klinic.evidence.run_facts import METRICS
 from klinic.recipe.loading import dump, load
 from klinic.recipe.recipe import Recipe
 
 RECIPE = "recipe.yaml"
 BEGUN = "run.json"  # written when the parts of a run have been assembled
-METRICS = "metrics.jsonl"
 EVENTS = "events.jsonl"
 START = "start"
 TENSORBOARD = "tensorboard"

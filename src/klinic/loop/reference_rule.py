@@ -11,7 +11,7 @@ import numpy as np
 from klinic.loop.parts import Parts
 from klinic.loop.state import StepDone
 from klinic.recipe.reference import ReferenceSection
-from klinic.rewards.scores import Scores
+from klinic.rewards.scores import Scores, mean
 
 Rewards = tuple[float | None, ...]
 """Mean rewards of the last steps; None for a step without any."""
@@ -71,9 +71,8 @@ def remembered(rule: ReferenceSection, before: Rewards, scores: Scores) -> Rewar
     """Return the mean rewards of as many steps as a plateau is judged by."""
     if not rule.on_plateau:
         return ()
-    known = scores.total[np.isfinite(scores.total)]
-    reward = float(known.mean()) if known.size else None
-    return (*before, reward)[-2 * rule.reset_every :]
+    reward = mean(scores.total)
+    return (*before, None if np.isnan(reward) else reward)[-2 * rule.reset_every :]
 
 
 def sentence(rule: ReferenceSection, step: int, rewards: Sequence[float | None]) -> str:

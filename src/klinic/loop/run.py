@@ -16,11 +16,12 @@ from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, flatten
+from klinic.evidence.run_facts import METRICS
 from klinic.evidence.store import RecordWriter
 from klinic.learner.protocol import Learner
 from klinic.loop import checkpoint
 from klinic.loop.data import Prompts
-from klinic.loop.folder import EVENTS, METRICS, step_of
+from klinic.loop.folder import EVENTS, step_of
 from klinic.loop.gather import Gathered
 from klinic.loop.recovering import TROUBLE, Recovering, trouble_event
 from klinic.loop.source import Source

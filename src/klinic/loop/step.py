@@ -131,7 +131,7 @@ def learn(
         else:
             parts.learner.discard()
             done.discarded += 1
-    after = None if limit is None else parts.learner.update_kl(scored)
+    after = None if limit is None else parts.learner.update_kl(scored, done.record)
     watch.moved(parts.learner.sound(), after)
     if after is not None:
         done.metrics |= {"kl_new_old": after, "updates_left": float(done.updates_left)}

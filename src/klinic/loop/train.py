@@ -11,7 +11,7 @@ from rich.console import Console
 from klinic.doctor.warning_signs import Signs
 from klinic.errors import ConfigError
 from klinic.evidence.files import Journal
-from klinic.evidence.run_facts import write_run_facts, write_tokens
+from klinic.evidence.run_facts import METRICS, write_run_facts, write_tokens
 from klinic.learner.checkpoint import MODEL, save_model
 from klinic.learner.local import LocalLearner, Settings
 from klinic.learner.objective import Objective
@@ -19,7 +19,7 @@ from klinic.learner.update import LearningRate
 from klinic.loop import checkpoint
 from klinic.loop.data import Prompts
 from klinic.loop.describe import run_facts
-from klinic.loop.folder import METRICS, START, locked, open_folder, write_recipe
+from klinic.loop.folder import START, locked, open_folder, write_recipe
 from klinic.loop.loop import run_loop
 from klinic.loop.run import Run
 from klinic.loop.source import Given, Source, find_source

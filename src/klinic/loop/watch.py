@@ -17,10 +17,11 @@ from klinic.doctor.trouble import (
     with_kl,
     with_reward,
 )
-from klinic.evidence.metrics import kl_metrics
+from klinic.evidence.metrics import mean_k1
 from klinic.evidence.record import StepRecord
 from klinic.learner.protocol import Prepared
 from klinic.loop.gather import Gathered
+from klinic.rewards.scores import mean
 
 
 class InTroubleError(Exception):
@@ -70,9 +71,8 @@ class Watch:
         reward, advantage = record.reward, record.advantage
         sites = {"reward": not gathered.scores.num_nonfinite}
         if reward is not None and advantage is not None:
-            given = ~np.isnan(reward)
-            self.metrics["reward"] = float(reward[given].mean()) if given.any() else np.nan
-            sites["advantage"] = bool(np.isfinite(advantage[given]).all())
+            self.metrics["reward"] = mean(reward)
+            sites["advantage"] = bool(np.isfinite(advantage[~np.isnan(reward)]).all())
         self._raise(not_a_number(sites))
 
     def all_too_far(self, sequence_kl: float, limit: float) -> None:
@@ -94,7 +94,7 @@ class Watch:
         self._raise(of_batch(self._limits, self.history, reward))
         self.history = with_reward(self.history, step, reward)
         if self._limits.kl is not None:
-            self.history = with_kl(self.history, kl_metrics(prepared.record).get("kl_k1/mean"))
+            self.history = with_kl(self.history, mean_k1(prepared.record))
         self._raise(of_policy(self._limits, self.history))
         self.history = with_grad_norm(self.history, grad_norm)
 

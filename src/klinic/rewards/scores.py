@@ -55,9 +55,9 @@ def statistics(scores: Scores) -> dict[str, float]:
 
     A mean of nothing, and a standard deviation of fewer than two, is NaN.
     """
-    result = {"reward": _mean(scores.total), "reward_std": _std(scores.total)}
+    result = {"reward": mean(scores.total), "reward_std": _std(scores.total)}
     for name, part in scores.parts.items():
-        result |= {f"rewards/{name}/mean": _mean(part), f"rewards/{name}/std": _std(part)}
+        result |= {f"rewards/{name}/mean": mean(part), f"rewards/{name}/std": _std(part)}
     return result | {
         "reward/missing": float(scores.num_missing),
         "reward/nonfinite": float(scores.num_nonfinite),
@@ -65,7 +65,8 @@ def statistics(scores: Scores) -> dict[str, float]:
     }
 
 
-def _mean(values: Float64[np.ndarray, "B"]) -> float:
+def mean(values: Float64[np.ndarray, "B"]) -> float:
+    """Return the mean of what was given; NaN where nothing was."""
     given = values[~np.isnan(values)]
     return float(given.mean()) if given.size else math.nan
 

@@ -11,7 +11,7 @@ from typing import Any
 from klinic.errors import ConfigError
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Rollout
-from klinic.loop.folder import METRICS
+from klinic.evidence.run_facts import METRICS
 from klinic.loop.trackers.told import tag
 from klinic.recipe.recipe import Recipe
 

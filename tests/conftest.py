@@ -1,12 +1,13 @@
 """What every run of a test leaves as it was."""
 
 import pytest
-import torch
 
 
 @pytest.fixture
 def as_before(tmp_path, monkeypatch):
     """A cache of its own, and torch's settings as they were."""
+    import torch
+
     monkeypatch.setenv("KLINIC_CACHE", str(tmp_path / "cache"))
     threads = torch.get_num_threads()
     yield
