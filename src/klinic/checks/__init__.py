@@ -8,7 +8,7 @@ from klinic.checks import (
     wrong_groups,
     wrong_loss_mask,
 )
-from klinic.checks.base import Case, Check, Finding, Probe, Stage, Verdict
+from klinic.checks.base import Case, Check, Finding, Stage, Verdict
 
 CHECKS: tuple[Check, ...] = (
     temperature_on_one_side.CHECK,
@@ -20,4 +20,4 @@ CHECKS: tuple[Check, ...] = (
 )
 """In the order of `evidence.causes`."""
 
-__all__ = ["CHECKS", "Case", "Check", "Finding", "Probe", "Stage", "Verdict"]
+__all__ = ["CHECKS", "Case", "Check", "Finding", "Stage", "Verdict"]

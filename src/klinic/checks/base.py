@@ -1,18 +1,15 @@
 """What a check is, what it may see, and what it says.
 
 A check looks for one cause. It reads a `Case`: the record of a step, those before it, run.json, the
-metrics, and answers of the live learner where there is one. What it needs and does not find is
-named; missing data is never a pass.
+metrics, and what the live learner answered when it was asked. What a check needs and does not find
+is named; missing data is never a pass.
 """
 
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import Any, Protocol, runtime_checkable
-
-import numpy as np
-from jaxtyping import Float
+from typing import Any
 
 from klinic.evidence.record import StepRecord
 
@@ -41,14 +38,12 @@ class Stage(IntEnum):
     """How terms reach the gradient."""
     DYNAMICS = 6
     """Every part is right, and the policy goes the wrong way."""
+    REPORTING = 7
+    """The run is well, and what it says of itself is wrong."""
 
 
-@runtime_checkable
-class Probe(Protocol):
-    """The live learner, asked once more; NumPy in and out. Its answers are kept as evidence."""
-
-    def score(self, record: StepRecord, *, temperature: float | None = None) -> np.ndarray:
-        """Return the policy's log-probs of the record's tokens, at another temperature if given."""
+Answer = Mapping[str, Any]
+"""What the live parts answered to one question of `evidence.fields.PROBES`: plain JSON values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,11 +53,14 @@ class Case:
     record: StepRecord
     earlier: tuple[StepRecord, ...] = ()
     """Records of steps before, the oldest first."""
+    start: StepRecord | None = None
+    """The record of the first update, if it was kept: policy and reference are one there."""
     run: Mapping[str, Any] = field(default_factory=dict)
     """run.json."""
     metrics: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """Lines of metrics.jsonl by step, up to this one."""
-    probe: Probe | None = None
+    answers: Mapping[str, Answer] = field(default_factory=dict)
+    """What was asked in this step, by question."""
 
     def missing(self, needs: tuple[str, ...]) -> tuple[str, ...]:
         """Return which of the needs are not there."""
@@ -79,17 +77,22 @@ class Case:
                 return self.run.get(name) is not None
             case "metrics":
                 return any(name in line for line in self.metrics.values())
-            case "probe":
-                return self.probe is not None and hasattr(self.probe, name)
+            case "probes":
+                return name in self.answers
             case "history":
                 return len(self.earlier) >= int(name)
         raise KeyError(need)
 
-    def gap(self, one: str, other: str) -> Float[np.ndarray, "K"]:
-        """Return the difference of two log-prob columns on trained tokens that have both."""
-        a, b = (np.asarray(getattr(self.record, name), dtype=np.float64) for name in (one, other))
-        known = self.record.loss_mask & np.isfinite(a) & np.isfinite(b)
-        return (a - b)[known]
+    @property
+    def version(self) -> int | None:
+        """How many updates the learner had seen; None where that was not recorded."""
+        version = self.record.facts.get("learner_version")
+        return None if version is None else int(version)
+
+    @property
+    def window(self) -> tuple[StepRecord, ...]:
+        """The steps before and this one."""
+        return (*self.earlier, self.record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,10 +115,12 @@ class Check:
     """`record.x`, `facts.x`, `run.x`, `metrics.x`, `probe.x`, or `history.5`: five steps before."""
     fix: str
     judge: Callable[[Case], Finding]
+    also: tuple[str, ...] = ()
+    """What it looks at where it is there: without it, it can fail and cannot pass."""
     change: Mapping[str, Any] = field(default_factory=dict)
     """The fix as keys of a recipe, where it is one."""
     explains: tuple[str, ...] = ()
-    """Checks that fail as well where this cause is at work."""
+    """Checks that may fail as well where this cause is at work."""
 
     @property
     def text(self) -> str:
@@ -124,11 +129,16 @@ class Check:
 
     def __call__(self, case: Case) -> Finding:
         """Judge a case, or say what is missing."""
-        missing = case.missing(self.needs)
-        if missing:
-            listed = ", ".join(f"`{need}`" for need in missing)
-            return Finding(verdict=Verdict.NO_DATA, summary=f"not recorded: {listed}")
-        return self.judge(case)
+        if missing := case.missing(self.needs):
+            return _not_recorded(missing)
+        found = self.judge(case)
+        if found.verdict is Verdict.PASS and (missing := case.missing(self.also)):
+            return _not_recorded(missing)
+        return found
+
+
+def _not_recorded(missing: tuple[str, ...]) -> Finding:
+    return no_data(f"not recorded: {', '.join(f'`{need}`' for need in missing)}")
 
 
 def passed(summary: str, **measured: float) -> Finding:
@@ -139,6 +149,11 @@ def passed(summary: str, **measured: float) -> Finding:
 def failed(summary: str, **measured: float) -> Finding:
     """Return a finding that the cause is there."""
     return Finding(verdict=Verdict.FAIL, summary=summary, measured=measured)
+
+
+def warned(summary: str, **measured: float) -> Finding:
+    """Return a finding that is worth knowing and names no cause."""
+    return Finding(verdict=Verdict.WARN, summary=summary, measured=measured)
 
 
 def no_data(summary: str) -> Finding:

@@ -6,9 +6,9 @@ Every check is a hypothesis, over all steps that were looked at:
     ruled out   it passed in every step that it could judge
     undecided   what it needs was not recorded, or it only warned
 
-A cause is named if it is confirmed, of the earliest stage in which one is, and if every check of
-the stages it rests on was decided. Where one was not, the cause may be an effect of what could not
-be looked at, and the diagnosis names the field that would decide.
+A cause is named if it is confirmed, of the earliest stage in which one is, and if every check that
+could explain it was decided. Where one was not, the cause may be an effect of what could not be
+looked at: nothing is named, and the diagnosis says which field would decide.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,17 +16,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from klinic.checks.base import Case, Check, Finding, Stage, Verdict
-
-RESTS_ON = {
-    Stage.ALIGNMENT: (),
-    Stage.SAMPLER: (Stage.ALIGNMENT,),
-    Stage.REFERENCE: (Stage.ALIGNMENT,),
-    Stage.ADVANTAGE: (),
-    Stage.WIRING: (Stage.ALIGNMENT,),
-    Stage.DYNAMICS: (Stage.ALIGNMENT, Stage.SAMPLER, Stage.REFERENCE, Stage.ADVANTAGE),
-}
-"""Stages whose faults can look like a fault of the stage."""
+from klinic.checks.base import Case, Check, Finding, Verdict
 
 
 class Status(StrEnum):
@@ -70,7 +60,8 @@ class Diagnosis:
 
     cause: str | None
     confidence: float
-    """Share of the hypotheses of this stage and those it rests on that were decided."""
+    """Share of the hypotheses that were decided: of those that could explain the cause, or of all
+    where none is named."""
     hypotheses: tuple[Hypothesis, ...]
     missing: tuple[str, ...]
     """Fields without which the cause, or that there is none, cannot be said for sure."""
@@ -117,24 +108,22 @@ def _settle(hypotheses: Sequence[Hypothesis]) -> None:
 
 
 def _named(hypotheses: Sequence[Hypothesis], case: Case | None) -> Diagnosis:
-    confirmed = [h for h in hypotheses if h.status is Status.CONFIRMED]
-    first = min(confirmed, key=_rank, default=None)
-    stages = set(Stage) if first is None else {first.check.stage, *RESTS_ON[first.check.stage]}
-    looked = [h for h in hypotheses if h.check.stage in stages]
+    first = min((h for h in hypotheses if h.status is Status.CONFIRMED), key=_rank, default=None)
+    others = [h for h in hypotheses if h is not first]
+    looked = others if first is None else [h for h in others if _could_explain(h, first)]
     undecided = [h for h in looked if h.status is Status.UNDECIDED]
     missing = _missing(undecided, case)
-    confidence = 1 - len(undecided) / max(len(looked), 1)
-    blocked = first is not None and any(h.check.stage < first.check.stage for h in undecided)
-    if first is None or (blocked and missing):
+    decided = 1 - len(undecided) / max(len(looked), 1)
+    if first is None or missing:
         return Diagnosis(
             cause=None,
-            confidence=0.0 if first else confidence,
+            confidence=decided if first is None else 0.0,
             hypotheses=tuple(hypotheses),
             missing=missing,
         )
     return Diagnosis(
         cause=first.check.name,
-        confidence=confidence,
+        confidence=decided,
         hypotheses=tuple(hypotheses),
         missing=missing,
         fix=first.check.fix,
@@ -148,12 +137,16 @@ def _rank(hypothesis: Hypothesis) -> tuple[int, int, int]:
     return hypothesis.check.stage, hypothesis.first_step or 0, -hypothesis.num_failed
 
 
+def _could_explain(hypothesis: Hypothesis, effect: Hypothesis) -> bool:
+    return effect.check.name in hypothesis.check.explains
+
+
 def _missing(undecided: Sequence[Hypothesis], case: Case | None) -> tuple[str, ...]:
     if case is None:
         return ()
-    fields = [need for h in undecided for need in case.missing(h.check.needs)]
-    # what only a live learner can answer is no field that somebody forgot
-    return tuple(dict.fromkeys(f for f in fields if not f.startswith(("probe.", "history."))))
+    fields = [need for h in undecided for need in case.missing(h.check.needs + h.check.also)]
+    # steps that have not been made yet are no field that somebody forgot
+    return tuple(dict.fromkeys(f for f in fields if not f.startswith("history.")))
 
 
 def _says_more(new: Finding, old: Finding) -> bool:

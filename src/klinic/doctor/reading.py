@@ -1,16 +1,17 @@
 """A run on disk as cases: step by step, with a window of steps before, never all at once."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from klinic.checks.base import Case
+from klinic.checks.base import Answer, Case
 from klinic.errors import EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
-from klinic.evidence.run_facts import METRICS, RUN_FACTS, read_run_facts
+from klinic.evidence.run_facts import METRICS, PROBES, RUN_FACTS, SHARED, read_run_facts
 
 WINDOW = 20  # records before a step that a check may look at
 
@@ -24,19 +25,61 @@ def read_cases(run: Path) -> Iterator[Case]:
             "records are in `records/step=...` (output.records_every: 1)."
         )
     facts = read_run_facts(run) if (run / RUN_FACTS).exists() else {}
-    metrics = _metrics(run)
-    earlier: deque[StepRecord] = deque(maxlen=WINDOW)
+    lines = _by_step(run / METRICS)
+    answers = _by_step(run / PROBES)
+    cases = Cases(facts)
     for step in steps:
-        record = store.read_record(run, step)
-        known = {s: line for s, line in metrics.items() if s <= step}
-        yield Case(record=record, earlier=tuple(earlier), run=facts, metrics=known)
-        earlier.append(record)
+        for earlier in [s for s in lines if s <= step]:
+            cases.tell(earlier, _merged(lines.pop(earlier)))
+        asked = {a["probe"]: a for a in answers.get(step, ()) if isinstance(a.get("probe"), str)}
+        yield cases.next(store.read_record(run, step), asked)
 
 
-def _metrics(run: Path) -> dict[int, dict[str, Any]]:
-    """Return the lines of the metrics by step; an evaluation stands with its step."""
-    found: dict[int, dict[str, Any]] = {}
-    for entry in Journal(run / METRICS).entries():
+class Cases:
+    """Cases in the order of their steps, of a run that goes on or of one that is read."""
+
+    def __init__(self, facts: Mapping[str, Any]) -> None:
+        self._facts = facts
+        self._metrics: dict[int, Mapping[str, Any]] = {}
+        self._earlier: deque[StepRecord] = deque(maxlen=WINDOW)
+        self._start: StepRecord | None = None
+
+    def tell(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Take in the metrics of a step; an evaluation stands with its step."""
+        self._metrics[step] = {**self._metrics.get(step, {}), **metrics}
+
+    def next(self, record: StepRecord, answers: Mapping[str, Answer]) -> Case:
+        """Return the case of a step."""
+        record = _with_old(record, self._facts)
+        if record.facts.get("learner_version") == 0:
+            self._start = record
+        case = Case(
+            record=record,
+            earlier=tuple(self._earlier),
+            start=self._start,
+            run=self._facts,
+            metrics=self._metrics,
+            answers=answers,
+        )
+        self._earlier.append(record)
+        return case
+
+
+def _with_old(record: StepRecord, facts: Mapping[str, Any]) -> StepRecord:
+    """Fill in the old log-probs where the run says that one forward served both."""
+    shared = facts.get("logp_old") == SHARED
+    if record.logp_old is None and record.logp is not None and shared:
+        return replace(record, logp_old=record.logp)
+    return record
+
+
+def _by_step(path: Path) -> dict[int, list[dict[str, Any]]]:
+    found: dict[int, list[dict[str, Any]]] = {}
+    for entry in Journal(path).entries():
         if isinstance(entry.get("step"), int):
-            found.setdefault(entry["step"], {}).update(entry)
+            found.setdefault(entry["step"], []).append(entry)
     return found
+
+
+def _merged(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    return {name: value for line in lines for name, value in line.items()}

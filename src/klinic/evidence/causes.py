@@ -39,14 +39,13 @@ CAUSES = (
         "stale-sampler",
         "the sampler keeps old weights",
         f"{TWO_ENGINES} record.logp_ref record.weight_version facts.weights_published "
-        "facts.weights_loaded facts.distance_from_start probes.rescore_versions",
+        "facts.weights_loaded facts.distance_from_start",
     ),
     _cause(
         2,
         "temperature-on-one-side",
         "the temperature divides the logits of one side only",
-        f"{TWO_ENGINES} record.logp_ref record.entropy run.sampling run.logprob_mode "
-        "probes.rescore_temperature",
+        f"{TWO_ENGINES} record.logp_ref record.entropy run.sampling run.logprob_mode",
     ),
     _cause(
         3,
@@ -78,19 +77,19 @@ CAUSES = (
         7,
         "kl-gradient-wrong",
         "the KL estimator has another gradient than that of the KL",
-        "facts.kl_coef facts.grad_cosine_kl run.estimator record.kl_exact probes.kl_only_step",
+        "facts.kl_coef run.estimator probes.kl_gradient",
     ),
     _cause(
         8,
         "kl-not-applied",
         "the KL term does not reach the gradient, or reaches it twice",
-        "facts.kl_coef facts.grad_norm_kl run.estimator probes.kl_coef_difference",
+        "facts.kl_coef facts.grad_norm_kl run.estimator probes.kl_gradient",
     ),
     _cause(
         9,
         "kl-sign-flipped",
         "the KL is maximised",
-        "facts.kl_coef facts.grad_cosine_kl record.kl_exact probes.kl_only_step",
+        "facts.kl_coef run.estimator probes.kl_gradient",
     ),
     _cause(
         10,
@@ -110,8 +109,7 @@ CAUSES = (
         12,
         "stale-prefix-cache",
         "the sampler's prefix cache outlives the weights that filled it",
-        f"{TWO_ENGINES} record.cached_tokens record.prompt_ids record.prompt_offsets "
-        "probes.warm_cache",
+        f"{TWO_ENGINES} record.cached_tokens facts.learner_version",
         "the age of cached blocks: engines do not report it",
     ),
     _cause(
@@ -217,8 +215,8 @@ CAUSES = (
         28,
         "moved-reference",
         "the reference follows the policy, or is the policy",
-        f"{TO_REFERENCE} facts.reference_digest facts.reference_step facts.distance_from_start "
-        "run.reference",
+        f"{TO_REFERENCE} facts.reference_digest facts.reference_fingerprint facts.reference_step "
+        "facts.weights_published run.reference",
     ),
     _cause(
         29,
@@ -232,7 +230,7 @@ CAUSES = (
         "broken-sampler",
         "equal random streams, ids out of the vocabulary, or NaN in the engine",
         "record.token_ids record.row_offsets record.group record.entropy record.logp_sampler "
-        "run.vocabulary_size probes.weights_finite",
+        "run.vocabulary_size",
         "the engine's own random state: equal completions of high entropy show it",
     ),
     _cause(

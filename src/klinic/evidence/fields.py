@@ -11,6 +11,7 @@ FACTS = {
     "weights_published": "fingerprint of the weights that the learner handed out for this step",
     "weights_loaded": "fingerprint of the weights as the sampler reports them after loading",
     "reference_digest": "digest of the reference weights that scored this step",
+    "reference_fingerprint": "fingerprint of the reference weights as they scored this step",
     "reference_step": "the step after which the reference last changed; 0 for never",
     "loss": "value of the whole loss",
     "loss_denominator": "what the summed loss was divided by",
@@ -43,9 +44,9 @@ RUN_KEYS = {
     "vocabulary_size": "ids the tokenizer can make",
     "policy": "`name`, `digest` of the weights at the start, `num_parameters`, `num_trainable`, "
     "`dtype`, `dropout` (the largest probability found)",
-    "reference": "`kind` (copy, adapter_off, adapter_frozen or none), `source`, `digest`, "
-    "`sync_every` (steps from reset to reset, or null), `ema` (share that stays in a step, or "
-    "null)",
+    "reference": "`kind` (copy, adapter_off, adapter_frozen or none), `source`, `digest`, `wanted` "
+    "(start: the policy as it starts; path: a model that the recipe names), `sync_every` (steps "
+    "from reset to reset, or null), `ema` (share that stays in a step, or null)",
     "sampler": "`kind`, `dtype`, `max_version_lag`",
     "estimator": "name of the KL estimator, or null",
     "loss": "name of the policy loss, its clip range and its aggregation",
@@ -66,14 +67,10 @@ PROBES = {
     "rescore": "the batch scored twice by the same weights: largest difference",
     "rescore_alone": "each row scored alone and unpadded, against `logp_old`",
     "rescore_float32": "the batch scored in float32, against `logp_old`",
-    "rescore_temperature": "the temperature at which the learner comes nearest to `logp_sampler`, "
-    "and to `logp_ref`",
-    "rescore_versions": "the stored weight version that comes nearest to `logp_sampler`",
-    "adapters_off": "log-probs with adapters off, and those of the start, against `logp_ref`",
-    "kl_only_step": "the exact KL after a small step on the KL term alone",
-    "kl_coef_difference": "the gradient at coefficient 0 and at the recipe's",
-    "micro_batches": "gradient in one micro-batch and in several: cosine and ratio of norms",
-    "warm_cache": "greedy tokens with a filled and with an emptied prefix cache",
-    "regrade": "rewards graded again, and those of the reference answers",
-    "weights_finite": "whether every weight of the learner and of the sampler is finite",
+    "adapters_off": "log-probs of the policy with its adapter off, against those of the reference",
+    "kl_gradient": "the gradient with the KL term less that without, against the gradient that the "
+    "estimator's name promises, computed apart",
+    "micro_batches": "the gradient of the same rows in micro-batches of half the size: cosine and "
+    "ratio of norms",
+    "regrade": "rewards of the same completions in another order, and of the task's right answers",
 }

@@ -69,6 +69,8 @@ class Rollout:
     """All that was said, without special tokens."""
     messages: tuple[Message, ...] = ()
     """The turns behind a chat prompt: the policy's, and those of tools between them."""
+    sent: Int[np.ndarray, "P"] | None = None
+    """The prompt's ids as the sampler used them; None where it does not say."""
 
     @property
     def token_ids(self) -> Int[np.ndarray, "N"]:
@@ -104,12 +106,20 @@ def flatten(rollouts: Sequence[Rollout], *, step: int) -> StepRecord:
         prompt_offsets=_offsets([len(r.prompt.token_ids) for r in rollouts]),
         prompt_ids=_join((r.prompt.token_ids for r in rollouts), np.int64),
         finish_reason=np.array([r.finish_reason for r in rollouts], np.str_),
+        prompt_ids_match=_prompt_ids_match(rollouts),
         token_ids=_join((s.token_ids for s in segments), np.int64),
         emitted_by=emitted_by,
         loss_mask=emitted_by == EmittedBy.POLICY,
         logp_sampler=_logp_sampler(segments),
         weight_version=_per_token(segments, [s.weight_version for s in segments], np.int64),
     )
+
+
+def _prompt_ids_match(rollouts: Sequence[Rollout]) -> np.ndarray | None:
+    known = [(r.sent, r.prompt.token_ids) for r in rollouts if r.sent is not None]
+    if len(known) < len(rollouts):
+        return None
+    return np.array([np.array_equal(*both) for both in known], np.bool_)
 
 
 def _logp_sampler(segments: Sequence[Segment]) -> np.ndarray | None:

@@ -12,6 +12,7 @@ RUN_FACTS = "run.json"
 TOKENS = "tokens.json"
 METRICS = "metrics.jsonl"
 PROBES = "probes.jsonl"
+SHARED = "shared with logp"  # what run.json says of `logp_old` where one forward serves both
 
 
 def write_run_facts(run: Path, facts: Mapping[str, Any]) -> None:

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from klinic.evidence.metrics import update_kl
 from klinic.evidence.record import StepRecord
-from klinic.learner import checkpoint
+from klinic.evidence.rows import first_rows
+from klinic.learner import checkpoint, probe
 from klinic.learner.findings import (
     completed,
     denominator,
@@ -247,6 +248,7 @@ class LocalLearner:
             "num_empty_micro_batches": sum(not bool(mask.any()) for mask in masks),
             "grad_norm": self._grad_norm,
             "reference_digest": None if self._reference is None else self._reference.digest,
+            "reference_fingerprint": None if self._reference is None else self._reference.now(),
             "reference_step": None if self._reference is None else self._reference.step,
         }
 
@@ -286,6 +288,21 @@ class LocalLearner:
         rows = row_of_token(record.row_offsets)
         sums: np.ndarray = segment_sum(np.where(known, apart, 0.0), rows, record.num_rows)
         return sums
+
+    def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, dict[str, Any]]:
+        """Answer what records do not tell, about some completions of a step."""
+        asked = probe.Asked(
+            lm=self._policy.lm,
+            scorer=self._scorer,
+            reference=self._reference,
+            objective=self._objective,
+            size=self._settings.micro_batch_size,
+            pad_id=self._policy.pad_id,
+            score=self.score,
+            prepare=self.prepare,
+            discard=self.discard,
+        )
+        return probe.ask(asked, first_rows(record, probe.ROWS), kl_coef=kl_coef)
 
     def discard(self) -> None:
         """Drop the gradient that was prepared."""

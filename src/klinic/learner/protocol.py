@@ -55,6 +55,12 @@ class Learner(Protocol):
     def sequence_kl(self, scored: Any) -> Float64[np.ndarray, "B"] | None:
         """Return k1 to the reference summed over each completion; None without a reference."""
 
+    def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, dict[str, Any]]:
+        """Answer what records do not tell, by the names of `evidence.fields.PROBES`.
+
+        About some completions of a step, before it is prepared. Nothing moves by it.
+        """
+
     def discard(self) -> None:
         """Drop the gradient that was prepared."""
 

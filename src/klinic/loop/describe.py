@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from klinic.evidence.record import SCHEMA
+from klinic.evidence.run_facts import SHARED
 from klinic.maths.surrogate import SURROGATES
 from klinic.model.adapters import policy_digest
 from klinic.model.loading import Policy, num_parameters
@@ -42,6 +43,7 @@ def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict
         },
         "reference": {
             **reference,
+            "wanted": _wanted(recipe),
             "sync_every": recipe.reference.reset_every or None,
             "ema": recipe.reference.ema or None,
         },
@@ -55,8 +57,14 @@ def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict
         },
         "advantage": learner.advantage,
         "group_size": recipe.loop.group_size,
-        "logp_old": "shared with logp" if single else "scored",
+        "logp_old": SHARED if single else "scored",
     }
+
+
+def _wanted(recipe: Recipe) -> str | None:
+    if recipe.kl is None:
+        return None
+    return "start" if recipe.reference.path is None else "path"
 
 
 def _versions() -> dict[str, str]:

@@ -47,6 +47,9 @@ class Parts(Protocol):
     def judge(self, gathered: Gathered, step: int) -> StepRecord:
         """Return the chosen completions as a record with rewards and advantages."""
 
+    def ask(self, gathered: Gathered, record: StepRecord, kl_coef: float) -> None:
+        """Ask the live parts, if it is time, what the record of a step does not tell."""
+
     def keep(self, done: StepDone, state: LoopState) -> bool:
         """Write down a step; return whether to go on."""
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,10 @@ from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, flatten
-from klinic.evidence.run_facts import METRICS
+from klinic.evidence.run_facts import METRICS, PROBES
 from klinic.evidence.store import RecordWriter
 from klinic.learner.protocol import Learner
-from klinic.loop import checkpoint
+from klinic.loop import asking, checkpoint
 from klinic.loop.data import Prompts
 from klinic.loop.folder import EVENTS, step_of
 from klinic.loop.gather import Gathered
@@ -78,6 +78,7 @@ class Run:
         self.reference_rule = self.recipe.reference
         self.journal = Journal(self.folder / METRICS)
         self.events = Journal(self.folder / EVENTS)
+        self.answers = Journal(self.folder / PROBES)
         self._open = ExitStack()
         self._writer: RecordWriter | None = None
 
@@ -158,6 +159,7 @@ class Run:
         checkpoint.forget_after(self.folder, step)
         store.forget_after(self.folder, step)
         self.journal.rewind(lambda entry: step_of(entry, self.folder) <= step)
+        self.answers.rewind(lambda entry: entry.get("step", 0) <= step)
         self.events.rewind(lambda entry: entry.get("step", 0) <= step or entry["event"] in LASTING)
 
     def prompts(self, position: int) -> list[Prompt]:
@@ -180,9 +182,32 @@ class Run:
         if self.extra_rounds:
             self._rewards["sampling/rounds"] = float(len(gathered.places))
             self._rewards["sampling/groups_dropped"] = float(gathered.num_dropped)
-        record = flatten([gathered.rollouts[row] for row in gathered.chosen], step=step)
+        rollouts = [gathered.rollouts[row] for row in gathered.chosen]
+        record = flatten(rollouts, step=step)
+        if self._asks(step):
+            known = asking.round_trips(self.policy.tokenizer, rollouts)
+            record = replace(record, round_trip=known)
         scores = taken(gathered.scores, gathered.chosen)
         return with_rewards(record, scores, advantage=self.recipe.learner.advantage)
+
+    def _asks(self, step: int) -> bool:
+        return self.recipe.output.probes and asking.is_time(step)
+
+    def ask(self, gathered: Gathered, record: StepRecord, kl_coef: float) -> None:
+        """Ask the live parts what the record does not tell, and write their answers down."""
+        if not self._asks(record.step):
+            return
+        try:
+            answers = self.learner.probe(record, kl_coef=kl_coef)
+            if self.source.task is not None:
+                rollouts = [gathered.rollouts[row] for row in gathered.chosen]
+                answers["regrade"] = asking.regrade(self.source.task, rollouts, record, self.reward)
+        except Exception as error:  # to be asked must never be the end of a run
+            what = f"{type(error).__name__}: {error}"
+            self.event(record.step, "probe failed", f"A question could not be answered: {what}")
+            return
+        for name, answer in answers.items():
+            self.answers.append({"step": record.step, "probe": name, **answer})
 
     def _parse_rate(self, rollouts: list[Rollout]) -> dict[str, float]:
         task = self.source.task

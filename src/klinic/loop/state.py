@@ -1,9 +1,9 @@
 """What the loop remembers from step to step, and what one step leaves."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from klinic.doctor.trouble import History
-from klinic.evidence.record import StepRecord
+from klinic.evidence.record import Fact, StepRecord
 from klinic.evidence.rollout import Rollout
 from klinic.maths.kl_coef import KLCoefState
 
@@ -40,3 +40,7 @@ class StepDone:
     updates_left: int = 0
     """Updates that were not made, since the policy had gone far enough."""
     seconds: dict[str, float] = field(default_factory=dict)
+
+    def note(self, **facts: Fact) -> None:
+        """Add facts to its record."""
+        self.record = replace(self.record, facts={**self.record.facts, **facts})

@@ -1,6 +1,6 @@
 """One step: sample, score, prepare, commit. Everything else is somewhere else."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,17 +48,18 @@ def one_step(parts: Parts, state: LoopState, kl: KLSection | None) -> tuple[Step
             gathered = gathered.without(far)
             record = parts.judge(gathered, step)
             scored = parts.learner.score(record, needs_reference=True)
+        scales = Scales(kl_coef=kl_coef(kl, state), reward=reward_scale(parts, state))
+        parts.ask(gathered, record, scales.kl_coef)
         done = learn(
             parts,
             record,
             scored,
             watch,
-            scales=Scales(kl_coef=kl_coef(kl, state), reward=reward_scale(parts, state)),
+            scales=scales,
             only_look=none_near,
         )
     done.rollouts = [gathered.rollouts[row] for row in gathered.chosen]
-    facts = {"weights_published": weights.fingerprint, "weights_loaded": loaded}
-    done.record = replace(done.record, facts={**done.record.facts, **facts})
+    done.note(weights_published=weights.fingerprint, weights_loaded=loaded)
     if kl is not None and kl.rollout_limit is not None:
         done.metrics["completions/kl_dropped"] = float(len(far))
     done.metrics |= controller_metrics(kl, state.kl)

@@ -149,9 +149,12 @@ def frozen_twins(lm: Any) -> dict[str, Tensor]:
 
 def base_digest(lm: Any) -> str | None:
     """Return a hash of the weights under an adapter; None where there is no adapter."""
-    if not is_adapted(lm):
-        return None
-    return digest({name: p for name, p in lm.state_dict().items() if not _is_own(name)})
+    return digest(base_weights(lm)) if is_adapted(lm) else None
+
+
+def base_weights(lm: Any) -> dict[str, Tensor]:
+    """Return the weights under an adapter, by name."""
+    return {name: p for name, p in lm.state_dict().items() if not _is_own(name)}
 
 
 def _is_own(name: str) -> bool:

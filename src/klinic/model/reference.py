@@ -23,8 +23,10 @@ from klinic.errors import PolicyError
 from klinic.model.adapters import (
     FROZEN,
     base_digest,
+    base_weights,
     freeze_beside,
     frozen_in_force,
+    frozen_state,
     is_adapted,
     policy_digest,
     starts_at_zero,
@@ -32,7 +34,7 @@ from klinic.model.adapters import (
 from klinic.model.layout import Layout
 from klinic.model.probe import probe_layout
 from klinic.model.scorer import RefHidden, TokenScorer
-from klinic.model.weights import digest
+from klinic.model.weights import digest, sampled_digest
 
 Kind = Literal["copy", "adapter_off", "adapter_frozen"]
 
@@ -70,6 +72,18 @@ class Reference:
         with self._in_force():
             logits: Tensor = self.scorer.head(hidden)
             return logits
+
+    @torch.no_grad()
+    def now(self) -> str:
+        """Return a fingerprint of its weights as they are; `digest` is what they should be."""
+        lm: Any = self.scorer.lm
+        match self.kind:
+            case "copy":
+                return sampled_digest(dict(lm.named_parameters()))
+            case "adapter_off":
+                return sampled_digest(base_weights(lm))
+            case "adapter_frozen":
+                return sampled_digest(frozen_state(lm))
 
     def _in_force(self) -> AbstractContextManager[Any]:
         lm: Any = self.scorer.lm

@@ -110,6 +110,7 @@ class TransformersSampler:
             rollout,
             segments=(*rollout.segments, segment),
             finish_reason=stream.finish_reason or "length",
+            sent=stream.context[: len(stream.context) - len(rollout.token_ids)],
         )
         extended = replace(extended, text=self._text(extended.token_ids))
         if rollout.prompt.messages is None:

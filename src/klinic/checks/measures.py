@@ -1,0 +1,56 @@
+"""What several checks measure on a record; the formulas themselves are in `maths`."""
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from klinic.evidence.record import StepRecord
+from klinic.maths.arrays import row_of_token, segment_sum
+
+
+def wide(values: np.ndarray | None) -> Float[np.ndarray, "N"]:
+    """Return a column that is there, in float64."""
+    assert values is not None  # noqa: S101 - a check names what it needs
+    return np.asarray(values, dtype=np.float64)
+
+
+def known_tokens(record: StepRecord, *columns: str) -> Bool[np.ndarray, "N"]:
+    """Return the trained tokens at which all the columns are numbers."""
+    known: np.ndarray = np.array(record.loss_mask)
+    for name in columns:
+        known &= np.isfinite(wide(getattr(record, name)))
+    return known
+
+
+def gap(record: StepRecord, one: str, other: str) -> Float[np.ndarray, "K"]:
+    """Return the difference of two columns on the trained tokens that have both."""
+    known = known_tokens(record, one, other)
+    difference = wide(getattr(record, one)) - wide(getattr(record, other))
+    return np.asarray(difference[known])
+
+
+def rms(values: np.ndarray) -> float:
+    """Return the root of the mean square; 0 for nothing."""
+    return float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0
+
+
+def row_means(
+    record: StepRecord, values: Float[np.ndarray, "N"], known: Bool[np.ndarray, "N"]
+) -> Float[np.ndarray, "B"]:
+    """Return the mean over the known tokens of each row; NaN where there is none."""
+    rows = row_of_token(record.row_offsets)
+    count = segment_sum(known.astype(np.float64), rows, record.num_rows)
+    total = segment_sum(np.where(known, values, 0.0), rows, record.num_rows)
+    nothing = np.full(record.num_rows, np.nan)
+    means: np.ndarray = np.divide(total, count, out=nothing, where=count > 0)
+    return means
+
+
+def mean_reward(record: StepRecord) -> tuple[float, float] | None:
+    """Return the mean reward and its standard error over groups; None where there are too few."""
+    if record.reward is None:
+        return None
+    groups = [record.reward[record.group == g] for g in np.unique(record.group)]
+    means = np.array([np.nanmean(g) for g in groups if np.isfinite(g).any()])
+    if len(means) < 2:
+        return None
+    return float(means.mean()), float(means.std(ddof=1) / np.sqrt(len(means)))

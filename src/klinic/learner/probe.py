@@ -1,0 +1,224 @@
+"""Questions to the live learner that its records do not answer. Nothing moves by being asked.
+
+Every question is put to a few completions of the step, and what is compared is a sample of each
+tensor's gradient: a model of any size can afford it. What an answer means is for checks to say.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from klinic.evidence.record import StepRecord
+from klinic.learner.objective import Objective, Targets
+from klinic.learner.packing import MicroBatch, micro_batches
+from klinic.learner.update import gradients
+from klinic.maths.kl_inputs import RATIO_CAP
+from klinic.model.adapters import is_adapted
+from klinic.model.reference import Reference
+from klinic.model.scorer import TokenScorer
+
+ROWS = 16  # completions that are asked about
+ALONE = 6  # of them that are scored one by one
+SAMPLED = 4096  # entries of each tensor whose gradients are compared
+
+Answer = dict[str, float | str | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A learner as questions see it."""
+
+    lm: Any
+    scorer: TokenScorer
+    reference: Reference | None
+    objective: Objective
+    size: int
+    """Completions in a micro-batch."""
+    pad_id: int
+    score: Callable[..., Any]
+    prepare: Callable[..., Any]
+    discard: Callable[[], None]
+
+    def cut(self, record: StepRecord, size: int) -> list[MicroBatch]:
+        """Return the completions in micro-batches of another size."""
+        return micro_batches(record, size=size, pad_id=self.pad_id, device=self.scorer.device)
+
+
+def ask(learner: Asked, record: StepRecord, *, kl_coef: float) -> dict[str, Answer]:
+    """Return the answer to every question that this learner can be asked."""
+    with_kl = kl_coef > 0 and learner.reference is not None
+    scored = learner.score(record, needs_reference=learner.reference is not None)
+    answers = {"rescore": rescore(learner, scored), "rescore_alone": alone(learner, scored)}
+    if learner.scorer.autocast is not None:
+        answers["rescore_float32"] = float32(learner, scored)
+    if is_adapted(learner.lm) and scored.targets.logp_ref is not None:
+        answers["adapters_off"] = adapters_off(learner, scored)
+    if with_kl and learner.objective.estimator in PROMISED:
+        answers["kl_gradient"] = kl_gradient(learner, scored)
+    if record.num_rows > 1:
+        answers["micro_batches"] = halved(learner, scored, kl_coef)
+    learner.discard()
+    return answers
+
+
+def rescore(learner: Asked, scored: Any) -> Answer:
+    """Score twice with the same weights."""
+    return _apart(_logp(learner, scored.batches), _logp(learner, scored.batches))
+
+
+def alone(learner: Asked, scored: Any) -> Answer:
+    """Score some rows alone, unpadded; those first that are farthest from the sampler."""
+    record: StepRecord = scored.record
+    together = _logp(learner, scored.batches)
+    rows = _suspects(record, together.cpu().numpy())
+    singles = [batch for batch in learner.cut(record, 1) if batch.rows.start in rows]
+    one_by_one = torch.cat([_logp(learner, [batch]) for batch in singles])
+    same = torch.cat([together[batch.tokens] for batch in singles])
+    return _apart(one_by_one, same)
+
+
+def float32(learner: Asked, scored: Any) -> Answer:
+    """Score without the recipe's lower precision."""
+    plain = replace(learner, scorer=TokenScorer(learner.lm, temperature=learner.scorer.temperature))
+    return _apart(_logp(learner, scored.batches), _logp(plain, scored.batches))
+
+
+@torch.no_grad()
+def adapters_off(learner: Asked, scored: Any) -> Answer:
+    """Compare the policy without its adapter, the policy, and the reference."""
+    reference: Tensor = scored.targets.logp_ref
+    policy = _logp(learner, scored.batches)
+    with learner.lm.disable_adapter():
+        off = _logp(learner, scored.batches)
+    return {
+        "off_to_reference": float((off - reference).abs().mean()),
+        "off_to_policy": float((off - policy).abs().mean()),
+        "policy_to_reference": float((policy - reference).abs().mean()),
+    }
+
+
+def kl_gradient(learner: Asked, scored: Any) -> Answer:
+    """Compare the KL term's part of the real gradient with what its name promises.
+
+    The real part is the gradient with a coefficient of 1 less that with 0, both without rewards.
+    """
+    real = [_prepared(learner, scored, kl_coef=coef, reward_scale=0.0) for coef in (1.0, 0.0)]
+    found = real[0] - real[1]
+    name = learner.objective.estimator
+    assert name is not None  # noqa: S101 - asked only with a KL term
+    promised = {key: _promised(learner, scored, key) for key in dict.fromkeys((name, *LIKELY))}
+    alike = {key: _cosine(found, vector) for key, vector in promised.items()}
+    return {
+        **_compared(found, promised[name]),
+        "score_norm": _norm(promised["k1"]),
+        "looks_like": max(alike, key=lambda key: abs(alike[key])),
+    }
+
+
+def halved(learner: Asked, scored: Any, kl_coef: float) -> Answer:
+    """Compare the gradient with that of the same rows in micro-batches of half the size."""
+    whole = _prepared(learner, scored, kl_coef=kl_coef)
+    record: StepRecord = scored.record
+    batches = learner.cut(record, max(1, min(learner.size, record.num_rows) // 2))
+    parts = replace(scored, batches=batches, ref_hidden=[None] * len(batches))
+    return _compared(_prepared(learner, parts, kl_coef=kl_coef), whole)
+
+
+def _weights(targets: Targets, logp: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield what d(term)/d(logp) is, by the estimator's name."""
+    assert targets.logp_ref is not None  # noqa: S101 - asked only with a reference
+    d = (logp - targets.logp_ref).detach()
+    ratio = torch.ones_like(d)
+    if targets.logp_sampler is not None:
+        ratio = (logp.detach() - targets.logp_sampler).exp().clamp(max=RATIO_CAP).nan_to_num(1.0)
+    yield "unbiased", ratio * d
+    yield "k1", torch.ones_like(d)
+    yield "k2", d
+    yield "k3", -torch.expm1(-d)
+    yield "k3_plus", d
+
+
+LIKELY = ("unbiased", "k1", "k3")
+"""What a term that is not what it says has been found to be, most often."""
+PROMISED = ("unbiased", "k1", "k2", "k3", "k3_plus", "exact", "topk")
+"""Estimators whose gradient is written here a second time, apart from the one that is trained."""
+
+
+def _promised(learner: Asked, scored: Any, name: str) -> Tensor:
+    learner.discard()
+    for batch in scored.batches:
+        targets = scored.targets.cut(batch)
+        if name in ("exact", "topk"):
+            assert learner.reference is not None  # noqa: S101 - asked only with a reference
+            scores = learner.scorer(batch.layout, learner.reference.hidden(batch.layout))
+            terms = scores.kl_exact if name == "exact" else scores.kl_topk
+        else:
+            logp = learner.scorer(batch.layout).logp
+            terms = dict(_weights(targets, logp))[name] * logp
+        inside = torch.where(targets.loss_mask, targets.kl_weight * terms, 0.0)
+        torch.autograd.backward(inside.sum())
+    return _sample(learner)
+
+
+def _prepared(learner: Asked, scored: Any, **how: float) -> Tensor:
+    learner.prepare(scored, **how)
+    return _sample(learner)
+
+
+def _sample(learner: Asked) -> Tensor:
+    """Return evenly spaced entries of every gradient, end to end, and drop the gradients."""
+    parts = [g.detach().reshape(-1) for g in gradients(learner.lm)]
+    flat = [p[:: max(1, p.numel() // SAMPLED)].double() for p in parts]
+    learner.discard()
+    return torch.cat(flat) if flat else torch.zeros(1, dtype=torch.float64)
+
+
+def _compared(found: Tensor, expected: Tensor) -> Answer:
+    found, expected = _same_length(found, expected)
+    square = float((expected * expected).sum())
+    return {
+        "ratio": float((found * expected).sum()) / square if square else None,
+        "cosine": _cosine(found, expected) if square else None,
+        "norm": _norm(found),
+        "expected_norm": _norm(expected),
+    }
+
+
+def _same_length(found: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both of one length: a gradient that was cut off has no entries at all."""
+    length = max(len(found), len(expected))
+    grown = [torch.nn.functional.pad(v, (0, length - len(v))) for v in (found, expected)]
+    return grown[0], grown[1]
+
+
+def _cosine(one: Tensor, other: Tensor) -> float:
+    one, other = _same_length(one, other)
+    return float((one * other).sum()) / max(_norm(one) * _norm(other), 1e-300)
+
+
+def _norm(vector: Tensor) -> float:
+    return float(vector.norm())
+
+
+@torch.no_grad()
+def _logp(learner: Asked, batches: list[MicroBatch]) -> Tensor:
+    return torch.cat([learner.scorer(batch.layout).logp for batch in batches])
+
+
+def _apart(one: Tensor, other: Tensor) -> Answer:
+    difference = (one - other).abs()
+    return {"largest": float(difference.max()), "mean": float(difference.mean())}
+
+
+def _suspects(record: StepRecord, logp: np.ndarray) -> set[int]:
+    """Return the rows farthest from what the sampler says of them, and some others."""
+    spread = np.linspace(0, record.num_rows - 1, ALONE // 2).astype(int).tolist()
+    if record.logp_sampler is None:
+        return set(spread)
+    apart = np.nan_to_num(np.abs(logp - record.logp_sampler))
+    ends = np.concatenate([[0.0], np.cumsum(apart)])[record.row_offsets]
+    return {*spread, *np.argsort(-np.diff(ends))[: ALONE // 2].tolist()}

@@ -1,0 +1,65 @@
+"""When the live parts are asked what records do not tell, and what a run itself can answer.
+
+After 1, 2, 4, 8, ... steps: what is wrong shows early or late, and a long run does not pay for it.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from jaxtyping import Bool
+
+from klinic.evidence.record import EmittedBy, StepRecord
+from klinic.evidence.rollout import Rollout
+from klinic.rewards.scores import Scores, mean
+from klinic.tasks.base import Task
+
+GOLD = 8  # right answers that are graded
+
+
+def is_time(step: int) -> bool:
+    """Whether a step is one of 1, 2, 4, 8, ...
+
+    >>> [step for step in range(1, 20) if is_time(step)]
+    [1, 2, 4, 8, 16]
+    """
+    return step & (step - 1) == 0
+
+
+def round_trips(tokenizer: Any, rollouts: Sequence[Rollout]) -> Bool[np.ndarray, "B"]:
+    """Tell of each rollout whether what the policy said would be encoded again as it was said."""
+    return np.array([_round_trips(tokenizer, rollout) for rollout in rollouts], np.bool_)
+
+
+def _round_trips(tokenizer: Any, rollout: Rollout) -> bool:
+    for segment in rollout.segments:
+        if segment.emitted_by is EmittedBy.POLICY:
+            ids = segment.token_ids.tolist()
+            text = tokenizer.decode(ids, skip_special_tokens=False)
+            if tokenizer.encode(text, add_special_tokens=False) != ids:
+                return False
+    return True
+
+
+def regrade(
+    task: Task,
+    rollouts: Sequence[Rollout],
+    record: StepRecord,
+    reward: Callable[[list[Rollout]], Scores],
+) -> dict[str, float]:
+    """Grade the completions again in the opposite order, and some right answers."""
+    again = reward([*reversed(rollouts)]).total[::-1]
+    first = np.asarray(record.reward, dtype=np.float64)
+    right = [task.correct(_row(r), r.text) for r in rollouts]
+    gold = reward([replace(r, text=_row(r)["answer"]) for r in rollouts[:GOLD]]).total
+    return {
+        "same": float(np.isclose(again, first, equal_nan=True).mean()),
+        "right_answers": mean(gold),
+        "wrong_completions": mean(first[~np.array(right)]),
+        "best_completion": float(np.nanmax(first)) if np.isfinite(first).any() else np.nan,
+    }
+
+
+def _row(rollout: Rollout) -> dict[str, Any]:
+    return {"prompt": rollout.prompt.text, **rollout.prompt.columns}
