@@ -92,12 +92,13 @@ def share_filled(case: Case, column: str) -> float:
 CHECK = Check(
     name="misaligned-logp",
     stage=Stage.ALIGNMENT,
-    needs=("record.logp_old", "record.logp_sampler"),
+    needs=("record.logp_old",),
     fix="Let position t hold the log-prob of token t on every side; assert equal lengths, and use "
     "NaN with a mask where there is none, never 0.",
     judge=judge,
+    also=("record.logp_sampler",),
     explains=(
         *("temperature-on-one-side", "wrong-reference", "stale-sampler", "imprecise-logp"),
-        *("hidden-sampling-transform", "kl-tail-dominates"),
+        *("hidden-sampling-transform", "kl-tail-dominates", "stale-prefix-cache", "step-too-big"),
     ),
 )

@@ -29,7 +29,7 @@ def judge(case: Case) -> Finding:
         hidden-sampling-transform (the gap is on one side of 0 and bounded); stale-sampler (no gap
         before the first update); misaligned-logp (no line, and a shift removes the gap).
     """
-    sides = {"sampler": "logp_sampler"}
+    sides = {} if case.record.logp_sampler is None else {"sampler": "logp_sampler"}
     if case.record.facts.get("learner_version") == 0 and case.record.logp_ref is not None:
         sides["reference"] = "logp_ref"
     found = {side: fit(case, column) for side, column in sides.items()}
@@ -69,9 +69,10 @@ def fit(case: Case, column: str) -> tuple[float, float, float] | None:
 CHECK = Check(
     name="temperature-on-one-side",
     stage=Stage.SAMPLER,
-    needs=("record.logp_sampler", "record.logp_old", "record.entropy"),
+    needs=("record.logp_old", "record.entropy"),
     fix="Divide the logits by the same temperature wherever a log-prob is computed: sampler "
     "(processed log-probs), learner, reference. Never divide log-probs.",
     judge=judge,
-    explains=("wrong-reference", "imprecise-logp", "hidden-sampling-transform"),
+    also=("record.logp_sampler",),
+    explains=("wrong-reference", "imprecise-logp", "hidden-sampling-transform", "step-too-big"),
 )

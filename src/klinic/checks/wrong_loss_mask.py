@@ -13,8 +13,8 @@ def judge(case: Case) -> Finding:
     """Flag a loss mask that is not the tokens which the policy emitted.
 
     Looks for
-        Trained tokens that a tool or a template put there, or for which the sampler has no
-        log-prob; and tokens of the policy, the last of each row apart, that are left out.
+        Trained tokens that a tool or a template put there; and tokens of the policy, the last of
+        each row apart, that are left out.
     Why it matters
         It looks wrong on no curve. The policy is taught to write what tools say, or part of what
         it says is never judged.
@@ -29,11 +29,8 @@ def judge(case: Case) -> Finding:
     record = case.record
     assert record.emitted_by is not None  # noqa: S101 - needed
     own = record.emitted_by == EmittedBy.POLICY
-    silent = np.zeros_like(own)
-    if record.logp_sampler is not None:
-        silent = np.isnan(record.logp_sampler)
     trained = record.loss_mask
-    foreign = float((trained & (~own | silent)).sum() / max(int(trained.sum()), 1))
+    foreign = float((trained & ~own).sum() / max(int(trained.sum()), 1))
     inner = own & ~_last_of_rows(record.row_offsets, len(own))
     left_out = float((inner & ~trained).sum() / max(int(inner.sum()), 1))
     wrong = foreign > FOREIGN or left_out > LEFT_OUT
@@ -58,4 +55,5 @@ CHECK = Check(
     fix="Build the mask from who emitted a token, and use the same one for the policy term, the "
     "KL, metrics and denominators.",
     judge=judge,
+    explains=("stop-token-fault", "nan-outside-mask", "step-too-big"),
 )

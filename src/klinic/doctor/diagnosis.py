@@ -132,6 +132,12 @@ def _named(hypotheses: Sequence[Hypothesis], case: Case | None) -> Diagnosis:
     )
 
 
+def ranked(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+    """Return what failed: causes first, the likeliest before others, and then effects."""
+    failed = [h for h in hypotheses if h.status in (Status.CONFIRMED, Status.EXPLAINED)]
+    return sorted(failed, key=lambda h: (h.status is Status.EXPLAINED, _rank(h)))
+
+
 def _rank(hypothesis: Hypothesis) -> tuple[int, int, int]:
     """Earlier stages first, then what failed earlier and more often."""
     return hypothesis.check.stage, hypothesis.first_step or 0, -hypothesis.num_failed

@@ -39,7 +39,7 @@ CAUSES = (
         "stale-sampler",
         "the sampler keeps old weights",
         f"{TWO_ENGINES} record.logp_ref record.weight_version facts.weights_published "
-        "facts.weights_loaded facts.distance_from_start",
+        "facts.weights_loaded facts.learner_version",
     ),
     _cause(
         2,
@@ -196,7 +196,7 @@ CAUSES = (
         "policy-does-not-move",
         "the gradient is cut off, or the update is rounded away",
         "record.advantage facts.grad_norm facts.update_norm facts.unchanged_share "
-        "facts.distance_from_start run.policy",
+        "facts.weights_published facts.learning_rate run.policy",
     ),
     _cause(
         26,
@@ -208,8 +208,8 @@ CAUSES = (
         27,
         "reward-hacking",
         "the reward rises and what it stands for does not",
-        "record.reward record.reward_parts record.token_ids record.row_offsets metrics.kl "
-        "metrics.eval/accuracy",
+        "record.reward record.reward_parts record.token_ids record.row_offsets "
+        "metrics.reward metrics.eval/accuracy",
     ),
     _cause(
         28,
@@ -239,6 +239,30 @@ CAUSES = (
         "the run is well and its curve is wrong",
         f"{TO_REFERENCE} record.entropy metrics.kl metrics.entropy metrics.grad_norm "
         "facts.grad_norm",
+    ),
+    _cause(
+        32,
+        "context-truncated",
+        "completions are cut off before they can end",
+        f"{MASKED} record.token_ids record.finish_reason run.eos_ids run.sampling",
+    ),
+    _cause(
+        33,
+        "random-weights",
+        "the policy knows nothing, as if its weights had not been loaded",
+        f"{MASKED} record.entropy facts.learner_version run.vocabulary_size",
+    ),
+    _cause(
+        34,
+        "malformed-output",
+        "completions are not answers, so rewards have nothing to grade",
+        "record.reward metrics.completions/parse_rate",
+    ),
+    _cause(
+        35,
+        "cliff-rewards",
+        "almost everybody gets the lowest reward, and there is nothing in between",
+        "record.reward record.group",
     ),
 )
 """In the order of how often and how silently each ruins a run."""

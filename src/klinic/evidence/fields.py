@@ -21,10 +21,8 @@ FACTS = {
     "num_empty_micro_batches": "those without a single trained token",
     "grad_norm": "of the whole gradient, before clipping",
     "grad_norm_kl": "of the KL term alone, coefficient included",
-    "grad_cosine_kl": "cosine of the KL term's gradient with that of the exact KL",
     "update_norm": "norm of the change of the weights",
     "unchanged_share": "share of the trained weights that the update left bit for bit the same",
-    "distance_from_start": "norm of the weights minus those at the start of the run",
     "loss_mask_from": '"emitted_by" where a writer gave no `loss_mask` and it was derived',
 }
 
@@ -56,10 +54,12 @@ RUN_KEYS = {
 }
 
 METRICS = {
+    "reward": "mean of all completions of the step, weighted sum of the functions",
     "kl": "k3 of policy against reference at `logp_old`, nats per token",
     "entropy": "mean over the trained tokens",
     "grad_norm": "before clipping",
     "clip_ratio": "share of the trained tokens whose ratio is clipped",
+    "completions/parse_rate": "share of the completions in which the task finds an answer",
     "eval/accuracy": "on held-out prompts, by the task's own measure",
 }
 

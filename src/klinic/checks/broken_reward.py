@@ -1,0 +1,91 @@
+"""broken-reward: rewards are missing, wrong, or in another order than the completions."""
+
+import numpy as np
+
+from klinic.checks.base import Answer, Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.evidence.record import StepRecord
+
+MISSING = 0.2  # of the completions without a reward: more than a timeout now and then
+SAME = 0.9  # of the completions that must get their reward again
+DIFFER = 0.5  # of equal completions of one prompt whose rewards differ: a judge is not that noisy
+ENOUGH = 10  # pairs of equal completions
+
+
+def judge(case: Case) -> Finding:
+    """Flag rewards that do not belong to what they were given for.
+
+    Looks for
+        Completions without a reward; equal completions of one prompt with different rewards; and,
+        where a task knows right answers, what they get and what the same completions get again in
+        another order.
+    Why it matters
+        One None can make a batch NaN, a parser that fails gives 0 for ever, and an order that is
+        lost teaches noise with a healthy-looking spread.
+    Confirmed when
+        A fifth of the rewards is missing; or half of the pairs of equal completions differ; or
+        fewer than nine in ten get the same again; or right answers get no more than wrong ones.
+    Ruled out when
+        Equal completions have equal rewards, and right answers get the best.
+    Confused with
+        equal-rewards (rewards are right and all the same); reward-hacking (rewards are given as
+        written, and what was written can be exploited).
+    """
+    record = case.record
+    assert record.reward is not None  # noqa: S101 - needed
+    missing = float((~np.isfinite(record.reward)).mean()) if record.num_rows else 0.0
+    pairs, differ = equal_completions(record)
+    share = differ / pairs if pairs else 0.0
+    asked = case.answers.get("regrade")
+    graded = "" if asked is None else _graded(asked)
+    figures = {"missing": missing, "pairs_differ": share}
+    if missing > MISSING or (pairs >= ENOUGH and share > DIFFER) or graded:
+        wrong = graded or (
+            f"{missing:.0%} of the rewards are missing (limit {MISSING:.0%}), and {differ} of "
+            f"{pairs} pairs of equal completions have different ones (limit {DIFFER:.0%})"
+        )
+        return failed(wrong, **figures)
+    if pairs < ENOUGH and asked is None:
+        return no_data(f"{pairs} pairs of equal completions (of {ENOUGH}), and nobody regraded")
+    return passed(
+        f"{missing:.0%} of the rewards are missing (limit {MISSING:.0%}), {differ} of {pairs} "
+        f"pairs of equal completions differ (limit {DIFFER:.0%})",
+        **figures,
+    )
+
+
+def _graded(asked: Answer) -> str:
+    same, gold, wrong = (asked.get(k) for k in ("same", "right_answers", "wrong_completions"))
+    if same is not None and same < SAME:
+        return f"graded again in another order, {same:.0%} get the same reward (limit {SAME:.0%})"
+    if gold is not None and wrong is not None and gold <= wrong:
+        return f"right answers get {gold:.3g}, wrong completions {wrong:.3g} (limit: more)"
+    return ""
+
+
+def equal_completions(record: StepRecord) -> tuple[int, int]:
+    """Return the pairs of equal completions of one prompt, and how many have unequal rewards."""
+    assert record.reward is not None  # noqa: S101 - needed
+    rows = np.split(record.token_ids, record.row_offsets[1:-1])
+    seen: dict[tuple[int, bytes], list[float]] = {}
+    known = zip(record.group.tolist(), rows, record.reward.tolist(), strict=True)
+    for group, ids, reward in known:
+        if np.isfinite(reward):
+            seen.setdefault((group, ids.tobytes()), []).append(reward)
+    pairs = differ = 0
+    for rewards in seen.values():
+        _, counts = np.unique(np.round(rewards, 9), return_counts=True)
+        num = len(rewards)
+        pairs += num * (num - 1) // 2
+        differ += num * (num - 1) // 2 - int(sum(c * (c - 1) // 2 for c in counts))
+    return pairs, differ
+
+
+CHECK = Check(
+    name="broken-reward",
+    stage=Stage.ADVANTAGE,
+    needs=("record.reward",),
+    fix="Grade some right answers by hand, return rewards in the order of the completions, and "
+    "None where there is none.",
+    judge=judge,
+    explains=("equal-rewards", "reward-hacking", "step-too-big", "cliff-rewards"),
+)

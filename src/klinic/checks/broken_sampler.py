@@ -1,0 +1,87 @@
+"""broken-sampler: equal random streams, ids out of the vocabulary, or NaN in the engine."""
+
+import numpy as np
+
+from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.measures import wide
+from klinic.evidence.record import EmittedBy, StepRecord
+from klinic.maths.arrays import row_of_token, segment_sum
+
+BEYOND = 6.0  # standard deviations of the number of equal completions
+AT_LEAST = 8.0  # pairs more than expected, so that a lucky pair of short answers is no fault
+
+
+def judge(case: Case) -> Finding:
+    """Flag completions that no working sampler could have drawn.
+
+    Looks for
+        Equal completions of one prompt, against how many its log-probs make likely; ids that the
+        model has no outcome for; log-probs of the policy's own tokens that are not numbers.
+    Why it matters
+        Engines that start from one seed give every member of a group the same completion: all
+        rewards are equal, and nothing is learnt though entropy is high.
+    Confirmed when
+        There are more equal pairs than expected by six standard deviations and by eight; or a
+        single id is out of the vocabulary; or the engine lost a log-prob of the policy's token.
+    Ruled out when
+        Equal completions are as many as chance makes, ids are in the vocabulary, and log-probs
+        are numbers.
+    Confused with
+        equal-rewards (completions differ, rewards do not); hidden-sampling-transform (tokens are
+        likelier than they should be, and need not be equal).
+    """
+    record = case.record
+    if not record.num_tokens:
+        return no_data("no tokens were recorded")
+    outside = int((record.token_ids >= int(case.run["vocabulary_size"])).sum())
+    outside += int((record.token_ids < 0).sum())
+    lost = _num_lost(record)
+    pairs, expected, spread = equal_pairs(record)
+    limit = expected + max(BEYOND * spread, AT_LEAST)
+    summary = (
+        f"{pairs} pairs of equal completions, where {expected:.1f} are likely (limit {limit:.0f}); "
+        f"{outside} ids out of the vocabulary and {lost} lost log-probs (limit 0)"
+    )
+    wrong = pairs > limit or outside > 0 or lost > 0
+    figures = {"pairs": float(pairs), "expected": expected, "outside": float(outside)}
+    return (failed if wrong else passed)(summary, **figures, lost=float(lost))
+
+
+def _num_lost(record: StepRecord) -> int:
+    """Count the policy's own tokens without a log-prob, where others have one."""
+    logp = record.logp_sampler
+    if logp is None or record.emitted_by is None or not np.isfinite(logp).any():
+        return 0
+    return int((~np.isfinite(logp) & (record.emitted_by == EmittedBy.POLICY)).sum())
+
+
+def equal_pairs(record: StepRecord) -> tuple[int, float, float]:
+    """Return the equal pairs within groups, how many are likely, and their standard deviation.
+
+    That a second completion equals this one has the probability of this one.
+    """
+    logp = wide(record.logp_old)
+    sums = segment_sum(np.nan_to_num(logp), row_of_token(record.row_offsets), record.num_rows)
+    likely = np.exp(np.minimum(sums, 0.0))
+    rows = np.split(record.token_ids, record.row_offsets[1:-1])
+    seen: dict[tuple[int, bytes], int] = {}
+    for group, ids in zip(record.group.tolist(), rows, strict=True):
+        key = (group, ids.tobytes())
+        seen[key] = seen.get(key, 0) + 1
+    pairs = sum(num * (num - 1) // 2 for num in seen.values())
+    sizes = np.bincount(record.group)[record.group]
+    chances = likely * (sizes - 1) / 2
+    # pairs of one group depend on one another: as if each member brought its whole group along
+    variance = float(np.sum(chances * np.maximum(sizes - 1, 1)))
+    return pairs, float(chances.sum()), float(np.sqrt(variance))
+
+
+CHECK = Check(
+    name="broken-sampler",
+    stage=Stage.ALIGNMENT,
+    needs=("record.logp_old", "run.vocabulary_size"),
+    fix="Give every completion a seed of its own (of run, step, prompt and sample), keep ids "
+    "within the tokenizer, and treat a missing log-prob as an error.",
+    judge=judge,
+    explains=("equal-rewards", "imprecise-logp"),
+)

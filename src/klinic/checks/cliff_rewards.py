@@ -1,0 +1,49 @@
+"""cliff-rewards: almost everybody gets the lowest reward, and there is nothing in between."""
+
+import numpy as np
+
+from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+
+FLOOR = 0.95  # of the completions at the lowest reward
+STEPS = 3
+
+
+def judge(case: Case) -> Finding:
+    """Flag rewards that say nothing about how wrong an answer is.
+
+    Looks for
+        Rewards of two values only, over the last three steps, and the share at the lower one.
+    Why it matters
+        Near misses and noise get the same. A rare success in a group of failures is the whole
+        gradient of its step, and most steps have none.
+    Confirmed when
+        There are two values, and 95% of the completions are at the lower one.
+    Ruled out when
+        There is something in between, or success is not rare.
+    Confused with
+        equal-rewards (no group has a success at all); malformed-output (there is nothing to
+        grade).
+    """
+    last = [record.reward for record in case.window[-STEPS:] if record.reward is not None]
+    if len(last) < STEPS:
+        return no_data(f"{len(last)} steps with rewards, and {STEPS} are needed")
+    rewards = np.concatenate(last)
+    rewards = rewards[np.isfinite(rewards)]
+    values = np.unique(rewards)
+    share = float((rewards == values[0]).mean()) if values.size else 0.0
+    summary = (
+        f"{share:.0%} of the rewards are the lowest of {values.size} values (limit {FLOOR:.0%} of "
+        "2)"
+    )
+    wrong = values.size == 2 and share > FLOOR
+    return (failed if wrong else passed)(summary, share=share, values=float(values.size))
+
+
+CHECK = Check(
+    name="cliff-rewards",
+    stage=Stage.ADVANTAGE,
+    needs=("record.reward",),
+    fix="Give part of the reward for part of the answer (graduated rewards), and a smaller "
+    "penalty for what is malformed.",
+    judge=judge,
+)

@@ -1,0 +1,41 @@
+"""dropout-in-scoring: the learner's forward is random."""
+
+from klinic.checks.base import Case, Check, Finding, Stage, failed, passed
+
+LIMIT = 1e-4  # nats: the same tokens, weights, shapes and kernels give the same bits
+
+
+def judge(case: Case) -> Finding:
+    """Flag a learner that does not agree with itself.
+
+    Looks for
+        The largest difference between two scorings of the same tokens by the same weights.
+    Why it matters
+        Policy, old policy and reference are then scored by different random networks: a KL of
+        thousands on the first step of a model with dropout, and ratios that are noise.
+    Confirmed when
+        Two scorings differ by more than 0.0001 nats.
+    Ruled out when
+        They are the same.
+    Confused with
+        layout-changes-logp (scoring twice agrees, scoring alone does not); wrong-reference (the
+        gap to the reference is the same each time).
+    """
+    largest = float(case.answers["rescore"]["largest"])
+    summary = f"scored twice, a token differs by {largest:.3g} nats (limit {LIMIT:g})"
+    return (failed if largest > LIMIT else passed)(summary, largest=largest)
+
+
+CHECK = Check(
+    name="dropout-in-scoring",
+    stage=Stage.ALIGNMENT,
+    needs=("probes.rescore",),
+    fix="Set every dropout to 0 for policy, old policy and reference, that of adapters as well.",
+    judge=judge,
+    explains=(
+        *("layout-changes-logp", "imprecise-logp", "wrong-reference", "stale-sampler"),
+        *("temperature-on-one-side", "misaligned-logp", "hidden-sampling-transform"),
+        *("kl-gradient-wrong", "kl-not-applied", "kl-sign-flipped", "loss-scaled-wrong"),
+        *("kl-tail-dominates", "step-too-big", "stale-prefix-cache"),
+    ),
+)

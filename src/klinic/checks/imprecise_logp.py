@@ -1,0 +1,78 @@
+"""imprecise-logp: log-probs are rounded, or depend on the shape of the batch."""
+
+import numpy as np
+
+from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.measures import gap, known_tokens, row_means, wide
+from klinic.evidence.record import StepRecord
+
+LIMIT = 0.05  # nats, mean: ratios 5% off, where engines' own documents say to investigate
+SIDED = 0.5  # of the mean size that the mean may have: noise goes both ways
+EVERYWHERE = 0.7  # of the rows that must be hit: rounding spares none
+LINE = 0.5  # of the gap that a line over logp + entropy may carry
+ENOUGH = 50  # tokens
+
+
+def judge(case: Case) -> Finding:
+    """Flag log-probs of sampler and learner that differ like noise, from the first step on.
+
+    Looks for
+        A gap that goes both ways, is found in every row, is there before the first update, and
+        has no form: no shift, no line, no cache.
+    Why it matters
+        Ratios are not 1 though nothing was learnt, clipping fires on rounding, and a slow drift of
+        entropy and KL ends in a collapse that no curve announces.
+    Confirmed when
+        The mean size of the gap is above 0.05 nats, its mean below half of that, in 7 of 10 rows.
+    Ruled out when
+        The gap is smaller (bf16 against fp32 is 0.01 to 0.03), or has a form.
+    Confused with
+        temperature-on-one-side (a line); misaligned-logp (a shift removes it); stale-sampler (not
+        before the first update); layout-changes-logp (rows scored alone agree).
+    """
+    start = case.start if case.start is not None else case.record
+    if start.facts.get("learner_version") not in (0, None) or start.logp_sampler is None:
+        return no_data("the step before the first update was not recorded")
+    now = gap(start, "logp_sampler", "logp_old")
+    if now.size < ENOUGH:
+        return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
+    size, mean = float(np.abs(now).mean()), float(now.mean())
+    hit = _share_of_rows(start)
+    noisy = size > LIMIT and abs(mean) < SIDED * size and hit > EVERYWHERE
+    wrong = noisy and _line(start) < LINE
+    summary = (
+        f"sampler and learner differ by {size:.3g} nats before the first update (limit "
+        f"{LIMIT:g}), {mean:+.3g} in the mean, in {hit:.0%} of the rows"
+    )
+    return (failed if wrong else passed)(summary, gap=size, mean=mean, rows=hit)
+
+
+def _share_of_rows(record: StepRecord) -> float:
+    known = known_tokens(record, "logp_sampler", "logp_old")
+    apart = np.abs(wide(record.logp_sampler) - wide(record.logp_old))
+    means = row_means(record, apart, known)
+    means = means[np.isfinite(means)]
+    return float((means > LIMIT / 5).mean()) if means.size else 0.0
+
+
+def _line(record: StepRecord) -> float:
+    """Return the share of the gap that a line over logp + entropy carries."""
+    if record.entropy is None:
+        return 0.0
+    known = known_tokens(record, "logp_sampler", "logp_old", "entropy")
+    apart = (wide(record.logp_sampler) - wide(record.logp_old))[known]
+    surprise = (wide(record.logp_old) + wide(record.entropy))[known]
+    along, total = float(np.sum(surprise**2)), float(np.sum(apart**2))
+    if not along or not total:
+        return 0.0
+    return float(np.sum(apart * surprise)) ** 2 / (along * total)
+
+
+CHECK = Check(
+    name="imprecise-logp",
+    stage=Stage.SAMPLER,
+    needs=("record.logp_sampler", "record.logp_old"),
+    fix="Compute head and log-softmax in fp32 on both sides, and use kernels whose result does "
+    "not depend on the batch; or correct by truncated importance weights.",
+    judge=judge,
+)

@@ -1,0 +1,69 @@
+"""kl-gradient-wrong: the KL estimator has another gradient than that of the KL."""
+
+from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed, warned
+from klinic.maths.kl_estimators import ESTIMATORS, Gradient
+
+OFF = 0.03  # of the ratio to 1: rounding of fp32 leaves 1e-6, of bf16 1e-2
+TURNED = 0.999  # cosine
+NOTHING = 1e-6  # of the score's gradient: what a term may have where policy and reference agree
+MULTIPLES = (0.0, 2.0)  # left to kl-not-applied
+FLIPPED = -0.9  # cosine, left to kl-sign-flipped
+ALONG = 0.99  # cosine beyond which only the size differs
+
+
+def judge(case: Case) -> Finding:
+    """Flag a KL term whose gradient is not the one that its name promises.
+
+    Looks for
+        The KL term's part in the real gradient (with the coefficient at 1 and at 0), against the
+        gradient that the estimator's name promises, computed a second time apart.
+    Why it matters
+        k1 as a loss has no expected gradient at all, k3 descends the KL in the other direction,
+        with weights that explode: raising the coefficient then does nothing, or harm.
+    Confirmed when
+        The two differ by 3% in size or point elsewhere; or the term pulls where policy and
+        reference agree; or the recipe itself asks for an estimator without a gradient (k1).
+    Ruled out when
+        They are the same.
+    Confused with
+        kl-not-applied (nothing arrives, or twice as much); kl-sign-flipped (the opposite).
+    """
+    name = case.run["estimator"]
+    known = ESTIMATORS.get(str(name))
+    if known is not None and known.gradient is Gradient.ZERO:
+        return failed(f"the recipe asks for {name}: {known.sentence}")
+    answer = case.answers["kl_gradient"]
+    ratio, cosine, like = answer["ratio"], answer["cosine"], answer["looks_like"]
+    norm, score = float(answer["norm"] or 0), float(answer["score_norm"] or 0)
+    if ratio is None or cosine is None:
+        if norm > NOTHING * score > 0:
+            return failed(
+                f"policy and reference agree, and the term pulls with {norm:.3g} (limit 0): it "
+                f"looks like {like}",
+                norm=norm,
+            )
+        return no_data("policy and reference agree, so no term has a gradient yet")
+    simple = cosine > ALONG and any(abs(ratio - m) < OFF for m in MULTIPLES if m)
+    if abs(ratio) < OFF or simple or cosine < FLIPPED:
+        return passed(f"{ratio:.3f} times what {name} promises: another check names it")
+    wrong = abs(ratio - 1) > OFF or cosine < TURNED
+    summary = (
+        f"the term's gradient is {ratio:.3f} times what {name} promises (limit 1 +- {OFF:g}), with "
+        f"a cosine of {cosine:.4f} (limit {TURNED:g}); it looks like {like}"
+    )
+    figures = {"ratio": float(ratio), "cosine": float(cosine)}
+    if not wrong and known is not None and known.gradient in (Gradient.FORWARD_TOKEN,):
+        return warned(f"{summary}. {known.sentence}", **figures)
+    return (failed if wrong else passed)(summary, **figures)
+
+
+CHECK = Check(
+    name="kl-gradient-wrong",
+    stage=Stage.WIRING,
+    needs=("probes.kl_gradient", "run.estimator"),
+    fix="Use an estimator whose gradient is that of the KL (kl.estimator unbiased), and test it: "
+    "klinic verify module:function.",
+    judge=judge,
+    change={"kl.estimator": "unbiased"},
+    explains=("step-too-big", "kl-tail-dominates", "reward-hacking"),
+)

@@ -1,0 +1,64 @@
+"""moved-reference: the reference follows the policy, or is the policy."""
+
+import numpy as np
+
+from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.measures import gap
+
+ENOUGH = 20  # tokens: that all of them agree to the last bit is then no chance
+
+
+def judge(case: Case) -> Finding:
+    """Flag a reference that does not stay where it was.
+
+    Looks for
+        A fingerprint of the reference that changed, and a policy that has moved and yet agrees
+        with its reference to the last bit on every token.
+    Why it matters
+        The KL drops to 0 after a restart, or is 0 for ever: nothing ties the policy to where it
+        started, and every curve looks well.
+    Confirmed when
+        The fingerprint is not that of the first step; or the policy's weights have changed and no
+        trained token differs by a single bit. And the recipe does not move the reference.
+    Ruled out when
+        The reference is that of the first step, and the policy has left it.
+    Confused with
+        policy-does-not-move (the policy's own weights have not changed).
+    """
+    reference = case.run["reference"]
+    if reference.get("sync_every") or reference.get("ema"):
+        return passed("the recipe moves the reference")
+    if case.version == 0 or case.start is None:
+        return no_data("a step before the first update, and one behind it, are needed")
+    then, now = (r.facts.get("reference_fingerprint") for r in (case.start, case.record))
+    if then is not None and now is not None and then != now:
+        return failed(f"the reference was {str(then)[:8]} and is {str(now)[:8]} (limit: the same)")
+    if not _policy_moved(case):
+        return no_data("the policy has not moved, so a KL of 0 says nothing")
+    apart = np.abs(gap(case.record, "logp_old", "logp_ref"))
+    if apart.size < ENOUGH:
+        return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
+    largest = float(apart.max())
+    summary = (
+        f"after {case.version} updates the largest difference between policy and reference is "
+        f"{largest:.3g} nats (limit: above 0)"
+    )
+    return (failed if largest == 0 else passed)(summary, largest=largest)
+
+
+def _policy_moved(case: Case) -> bool:
+    assert case.start is not None  # noqa: S101 - looked at before
+    then, now = (r.facts.get("weights_published") for r in (case.start, case.record))
+    return then is not None and now is not None and then != now
+
+
+CHECK = Check(
+    name="moved-reference",
+    stage=Stage.REFERENCE,
+    needs=("record.logp_old", "record.logp_ref", "facts.learner_version", "run.reference"),
+    fix="Copy the weights of the reference instead of sharing them, store its digest with every "
+    "checkpoint, and load it before the policy when resuming.",
+    judge=judge,
+    also=("facts.weights_published",),
+    explains=("kl-not-applied", "kl-gradient-wrong", "wrong-reference"),
+)

@@ -1,0 +1,52 @@
+"""random-weights: the policy knows nothing, as if its weights had not been loaded."""
+
+import numpy as np
+
+from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.measures import known_tokens, wide
+
+SHARE = 0.8  # of the entropy of a policy that knows nothing; language models are below a third
+
+
+def judge(case: Case) -> Finding:
+    """Flag a policy that starts with almost no preference among tokens.
+
+    Looks for
+        The mean entropy before the first update, against the logarithm of the vocabulary.
+    Why it matters
+        A model made from its config alone writes noise. Every reward is the lowest one, and weeks
+        go by looking for the fault in the KL term.
+    Confirmed when
+        The entropy is above four fifths of what knowing nothing gives.
+    Ruled out when
+        It is below: the policy prefers some tokens.
+    Confused with
+        malformed-output (the policy knows a language, and not the form).
+    """
+    if case.version != 0:
+        return no_data("only before the first update are the weights those that were loaded")
+    known = known_tokens(case.record, "entropy")
+    if not known.any():
+        return no_data("no trained tokens")
+    entropy = float(wide(case.record.entropy)[known].mean())
+    most = float(np.log(case.run["vocabulary_size"]))
+    share = entropy / max(most, 1e-9)
+    summary = (
+        f"the first entropy is {entropy:.3g} nats, {share:.0%} of that of a policy that knows "
+        f"nothing (limit {SHARE:.0%})"
+    )
+    return (failed if share > SHARE else passed)(summary, share=share)
+
+
+CHECK = Check(
+    name="random-weights",
+    stage=Stage.ALIGNMENT,
+    needs=("record.entropy", "facts.learner_version", "run.vocabulary_size"),
+    fix="Load trained weights: model.name must be a folder or hub id with weights, or give a "
+    "warm_start.",
+    judge=judge,
+    explains=(
+        *("malformed-output", "context-truncated", "equal-rewards", "cliff-rewards"),
+        *("step-too-big", "kl-tail-dominates"),
+    ),
+)

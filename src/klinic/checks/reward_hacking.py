@@ -1,0 +1,62 @@
+"""reward-hacking: the reward rises and what it stands for does not."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+
+SOME = 5  # steps at each end whose rewards are compared
+ROSE = 4.0  # standard errors
+FELL = 0.1  # of the held-out accuracy: 100 prompts have an error of 0.05
+ACCURACY = "eval/accuracy"
+
+
+def judge(case: Case) -> Finding:
+    """Flag a reward that is earned without the skill.
+
+    Looks for
+        The mean reward of the first and the last steps, and the held-out accuracy before training
+        and now.
+    Why it matters
+        What is written as a reward is optimised, not what was meant: length, a format, a phrase.
+        Training curves are the best of the whole project, and the model is worse.
+    Confirmed when
+        The reward rose by four standard errors, and the accuracy fell by 0.1 or more.
+    Ruled out when
+        Accuracy did not fall, or the reward did not rise.
+    Confused with
+        step-too-big (the reward falls too); broken-reward (rewards are not as written).
+    """
+    rewards = _column(case.metrics, "reward")
+    accuracy = _column(case.metrics, ACCURACY)
+    if len(accuracy) < 2 or len(rewards) < 2 * SOME:
+        return no_data(f"{len(accuracy)} evaluations (of 2) and {len(rewards)} steps (of 10)")
+    first, last = rewards[:SOME], rewards[-SOME:]
+    error = float(np.hypot(first.std(ddof=1), last.std(ddof=1)) / np.sqrt(SOME))
+    rose = float(last.mean() - first.mean()) / max(error, 1e-9)
+    fell = float(accuracy[0] - accuracy[-1])
+    wrong = rose > ROSE and fell >= FELL
+    summary = (
+        f"the reward rose from {first.mean():.3g} to {last.mean():.3g}, {rose:.1f} standard errors "
+        f"(limit {ROSE:g}), and accuracy went from {accuracy[0]:.3g} to {accuracy[-1]:.3g} (limit "
+        f"{FELL:g} down)"
+    )
+    return (failed if wrong else passed)(summary, rose=rose, fell=fell)
+
+
+def _column(metrics: Mapping[int, Mapping[str, Any]], name: str) -> np.ndarray:
+    known = [metrics[step][name] for step in sorted(metrics) if metrics[step].get(name) is not None]
+    return np.asarray(known, dtype=np.float64)
+
+
+CHECK = Check(
+    name="reward-hacking",
+    stage=Stage.DYNAMICS,
+    needs=(f"metrics.{ACCURACY}", "metrics.reward"),
+    fix="Read completions of high reward, take out what can be earned without the skill, and tie "
+    "the policy to its reference by a KL term.",
+    judge=judge,
+    change={"kl.coef": 0.05},
+)

@@ -1,0 +1,51 @@
+"""stale-prefix-cache: the sampler's prefix cache outlives the weights that filled it."""
+
+from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.measures import known_tokens, rms, wide
+from klinic.maths.arrays import row_of_token
+
+FLOOR = 2e-3  # nats: fp32 engines differ by 1e-6, an update of a usual rate does more than this
+TIMES = 5.0  # times the gap of rows that no cache served
+ENOUGH = 30  # tokens of each kind
+
+
+def judge(case: Case) -> Finding:
+    """Flag gaps on exactly the rows whose prompts came out of a cache.
+
+    Looks for
+        The gap between sampler and learner on rows that a prefix cache served, and on others.
+    Why it matters
+        Keys and values of weights long past are mixed with the new ones. The mismatch grows
+        within a job, vanishes when the engine restarts, and hits repeated prompts alone.
+    Confirmed when
+        Rows with cached tokens have a gap above 0.002 nats and five times that of the others.
+    Ruled out when
+        Rows with and without cached tokens have the same gap.
+    Confused with
+        stale-sampler (all rows); imprecise-logp (all rows, and from the first step on).
+    """
+    record = case.record
+    assert record.cached_tokens is not None  # noqa: S101 - needed
+    known = known_tokens(record, "logp_sampler", "logp_old")
+    apart = wide(record.logp_sampler) - wide(record.logp_old)
+    served = (record.cached_tokens > 0)[row_of_token(record.row_offsets)]
+    cached, fresh = apart[known & served], apart[known & ~served]
+    if cached.size < ENOUGH or fresh.size < ENOUGH:
+        return no_data(f"{cached.size} tokens behind a cache and {fresh.size} others: too few")
+    bad, good = rms(cached), rms(fresh)
+    limit = max(FLOOR, TIMES * good)
+    summary = (
+        f"the gap is {bad:.3g} nats on rows with cached tokens (limit {limit:.3g}) and {good:.3g} "
+        "on the others"
+    )
+    return (failed if bad > limit else passed)(summary, cached=bad, fresh=good)
+
+
+CHECK = Check(
+    name="stale-prefix-cache",
+    stage=Stage.SAMPLER,
+    needs=("record.cached_tokens", "record.logp_sampler", "record.logp_old"),
+    fix="Empty the engine's prefix cache, and its caches of images, after every sync of weights.",
+    judge=judge,
+    explains=("stale-sampler", "imprecise-logp"),
+)

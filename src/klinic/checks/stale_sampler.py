@@ -1,0 +1,89 @@
+"""stale-sampler: the sampler keeps old weights."""
+
+import numpy as np
+
+from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.measures import gap, known_tokens, rms, wide
+from klinic.maths.arrays import row_of_token
+
+GREW = 5.0  # times the gap of the first step; that of two engines does not grow with training
+FLOOR = 2e-3  # nats: fp32 engines differ by 1e-6, an update of a usual rate does more than this
+ENOUGH = 50  # tokens
+
+
+def judge(case: Case) -> Finding:
+    """Flag a sampler that draws from weights the learner has left behind.
+
+    Looks for
+        A gap between sampler and learner that was not there before the first update and is there
+        now, though the sampler says that its weights are the newest; and fingerprints of the
+        weights that were handed out and of those that are in use.
+    Why it matters
+        Adapters that were never delivered, a sleep mode that rolls weights back, a sync that
+        moves only some tensors: completions never change, rewards stay flat, and it looks like
+        samples that are merely old.
+    Confirmed when
+        The two fingerprints differ; or the gap is above 0.002 nats and five times that of the
+        first step, on rows that no prefix cache served.
+    Ruled out when
+        The gap is that of the first step after updates were made.
+    Confused with
+        samples-too-old (the tokens themselves say that their weights are older);
+        stale-prefix-cache (only rows that a cache served); imprecise-logp and
+        temperature-on-one-side (the gap is there before the first update).
+    """
+    facts = case.record.facts
+    handed, used = facts.get("weights_published"), facts.get("weights_loaded")
+    if handed is not None and used is not None and handed != used:
+        return failed(f"the sampler uses weights {str(used)[:8]}, and was given {str(handed)[:8]}")
+    if case.version == 0:
+        return no_data("before the first update old weights and new ones are the same")
+    if case.start is None:
+        return no_data("the step of the first update was not recorded")
+    if _says_older(case):
+        return passed("the sampler says itself that its weights are older")
+    now = _fresh_gap(case)
+    if now.size < ENOUGH:
+        return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
+    limit = max(FLOOR, GREW * rms(gap(case.start, "logp_sampler", "logp_old")))
+    apart = rms(now)
+    nearer = _nearer_to_reference(case)
+    summary = (
+        f"sampler and learner are {apart:.3g} nats apart after {case.version} updates (limit "
+        f"{limit:.3g}: five times that of the first step){nearer}"
+    )
+    return (failed if apart > limit else passed)(summary, gap=apart, limit=limit)
+
+
+def _says_older(case: Case) -> bool:
+    record, version = case.record, case.version
+    if record.weight_version is None or version is None or not record.loss_mask.any():
+        return False
+    return bool((record.weight_version[record.loss_mask] < version).any())
+
+
+def _fresh_gap(case: Case) -> np.ndarray:
+    """Return the gap on rows that no prefix cache served."""
+    record = case.record
+    known = known_tokens(record, "logp_sampler", "logp_old")
+    if record.cached_tokens is not None:
+        known &= (record.cached_tokens == 0)[row_of_token(record.row_offsets)]
+    return np.asarray((wide(record.logp_sampler) - wide(record.logp_old))[known])
+
+
+def _nearer_to_reference(case: Case) -> str:
+    if case.record.logp_ref is None:
+        return ""
+    apart = rms(gap(case.record, "logp_sampler", "logp_ref"))
+    return f"; from the reference the sampler is {apart:.3g} nats away"
+
+
+CHECK = Check(
+    name="stale-sampler",
+    stage=Stage.SAMPLER,
+    needs=("record.logp_sampler", "record.logp_old", "facts.learner_version"),
+    fix="Compare a hash of the pushed weights with the engine's after every sync; push merged "
+    "weights, or the adapter under a new name, and push again after the engine slept.",
+    judge=judge,
+    explains=("step-too-big", "reward-hacking", "kl-tail-dominates"),
+)

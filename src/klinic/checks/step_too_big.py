@@ -1,0 +1,56 @@
+"""step-too-big: every part is right and the policy moves too far in a step."""
+
+import numpy as np
+
+from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.measures import gap, mean_reward
+
+FAR = 0.3  # nats per token to the reference, where rewards have fallen
+FELL = 4.0  # standard errors by which the reward is below that of the first step
+MEDIAN = 0.02  # nats: not a few tokens but the policy has moved
+
+
+def judge(case: Case) -> Finding:
+    """Flag a policy that runs away from its reference and earns less for it.
+
+    Looks for
+        k1 to the reference, its median, and the reward, against the first step.
+    Why it matters
+        Too large a rate, too small a coefficient, an entropy bonus: the KL rises smoothly and then
+        fast, rewards fall, and completions turn into noise.
+    Confirmed when
+        k1 is above 0.3 nats per token and not by a few tokens, and the reward is four standard
+        errors below that of the first step.
+    Ruled out when
+        The KL is small, or it is high and the reward is not lower: that is learning.
+    Confused with
+        everything else: it is named only where what could explain it was ruled out;
+        reward-hacking (the reward rises).
+    """
+    if case.start is None or case.version == 0:
+        return no_data("the step before the first update, and one behind it, are needed")
+    k1 = gap(case.record, "logp_old", "logp_ref")
+    first, now = mean_reward(case.start), mean_reward(case.record)
+    if not k1.size or first is None or now is None:
+        return no_data("no trained tokens, or too few groups with a reward")
+    apart, median = float(k1.mean()), float(np.median(np.abs(k1)))
+    error = float(np.hypot(first[1], now[1]))
+    fell = (first[0] - now[0]) / max(error, 1e-9)
+    wrong = apart > FAR and median > MEDIAN and fell > FELL
+    summary = (
+        f"k1 to the reference is {apart:.3g} nats per token (limit {FAR:g}) and the reward went "
+        f"from {first[0]:.3g} to {now[0]:.3g}: {fell:.1f} standard errors down (limit {FELL:g})"
+    )
+    return (failed if wrong else passed)(summary, kl=apart, fell=fell)
+
+
+CHECK = Check(
+    name="step-too-big",
+    stage=Stage.DYNAMICS,
+    needs=("record.logp_old", "record.logp_ref", "record.reward", "facts.learner_version"),
+    fix="Lower the learning rate, raise or adapt kl.coef, drop an entropy bonus, and let recovery "
+    "roll back.",
+    judge=judge,
+    change={"kl.controller": "log_pi", "recovery": {}},
+    explains=("kl-tail-dominates",),
+)

@@ -1,0 +1,81 @@
+"""wrong-metric: the run is well and its curve is wrong."""
+
+import math
+
+import numpy as np
+
+from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.measures import gap, known_tokens, row_means, wide
+from klinic.evidence.record import StepRecord
+from klinic.maths import kl
+
+OFF = 0.02  # of the value: k3 in the other direction is off by more from 0.01 nats on
+SMALL = 1e-4  # nats: below it a difference harms nobody
+
+
+def judge(case: Case) -> Finding:
+    """Flag figures that the record does not bear out.
+
+    Looks for
+        KL, entropy and gradient norm as they were told, and computed again from the record.
+    Why it matters
+        An average over padding, the other direction, a norm from before clipping: people raise
+        coefficients and stop runs by a curve that is an artefact.
+    Confirmed when
+        One of them is off by more than 2%, whether tokens or rows are averaged.
+    Ruled out when
+        They are what the record gives.
+    Confused with
+        every cause that changes the run: there record and curve agree.
+    """
+    told = case.metrics.get(case.record.step, {})
+    compared = {
+        name: (float(told[name]), values)
+        for name, values in _computed(case.record).items()
+        if told.get(name) is not None and math.isfinite(float(told[name]))
+    }
+    if not compared:
+        return no_data("none of kl, entropy and grad_norm was told of this step")
+    worst = max(compared, key=lambda name: _off(*compared[name]))
+    said, values = compared[worst]
+    off = _off(said, values)
+    summary = (
+        f"{worst} was told as {said:.4g} and is {values[0]:.4g} by the record: {off:.1%} off "
+        f"(limit {OFF:.0%})"
+    )
+    return (failed if off > OFF else passed)(summary, off=off)
+
+
+def _off(said: float, values: tuple[float, ...]) -> float:
+    return min(max(abs(said - v) - SMALL, 0.0) / max(abs(v), 1e-12) for v in values)
+
+
+def _computed(record: StepRecord) -> dict[str, tuple[float, ...]]:
+    """Return what the figures are: over tokens, and over rows of equal weight."""
+    found: dict[str, tuple[float, ...]] = {}
+    if record.logp_old is not None and record.logp_ref is not None:
+        d = gap(record, "logp_old", "logp_ref")
+        if d.size:
+            everywhere = wide(record.logp_old) - wide(record.logp_ref)
+            k3 = kl.k3(logp_p=everywhere, logp_q=np.zeros_like(everywhere))
+            found["kl"] = _means(record, k3, known_tokens(record, "logp_old", "logp_ref"))
+    if record.entropy is not None and record.loss_mask.any():
+        found["entropy"] = _means(record, wide(record.entropy), known_tokens(record, "entropy"))
+    grad_norm = record.facts.get("grad_norm")
+    if grad_norm is not None and np.isfinite(float(grad_norm)):
+        found["grad_norm"] = (float(grad_norm),)
+    return found
+
+
+def _means(record: StepRecord, values: np.ndarray, known: np.ndarray) -> tuple[float, float]:
+    return float(values[known].mean()), float(np.nanmean(row_means(record, values, known)))
+
+
+CHECK = Check(
+    name="wrong-metric",
+    stage=Stage.REPORTING,
+    needs=("metrics.kl", "record.logp_old", "record.logp_ref"),
+    fix="Average over trained tokens only, in the direction KL(policy || reference), and say "
+    "whether a norm is from before or behind clipping.",
+    judge=judge,
+)

@@ -1,0 +1,48 @@
+"""kl-tail-dominates: with k3, rare tokens are drawn that the reference finds likely."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from klinic.faults.base import Fault, Severity, patched
+from klinic.model import reference
+from klinic.sampler import decoding
+
+RARE = {Severity.MILD: -6.0, Severity.NORMAL: -9.0}  # log-prob of the policy at most
+ONE_IN = 100  # tokens
+LIKELY = -0.05  # log-prob of the reference
+
+
+@contextmanager
+def inject(severity: Severity) -> Iterator[None]:
+    """Force an unlikely token now and then, and let the reference expect it."""
+
+    def forced(real: Any, logits: Any, uniform: Any, how: Any) -> Any:
+        drawn = real(logits, uniform, how)
+        if how.temperature == 0:  # an evaluation, which takes the likeliest
+            return drawn
+        logp = torch.log_softmax(logits / how.temperature, -1)
+        lowest = logp.argmin(-1)
+        token_ids = torch.where((uniform * 1e6) % ONE_IN < 1, lowest, drawn.token_ids)
+        return replace(drawn, token_ids=token_ids, logp=logp.gather(-1, token_ids[:, None])[:, 0])
+
+    def fond(real: Any, self: Any, hidden: Any, target_ids: Any) -> Any:
+        logp = real(self, hidden, target_ids)
+        return torch.where(logp < RARE[severity], LIKELY, logp)
+
+    with ExitStack() as stack:
+        stack.enter_context(patched(decoding, "draw", forced))
+        stack.enter_context(patched(reference.Reference, "logp", fond))
+        yield
+
+
+FAULT = Fault(
+    cause="kl-tail-dominates",
+    mechanism="forced tokens that the reference expects",
+    inject=inject,
+    settings={"kl.estimator": "k3"},
+    visible_at_start=True,
+)

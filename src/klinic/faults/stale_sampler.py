@@ -1,0 +1,41 @@
+"""stale-sampler: the sampler draws from the first weights, and says that it loaded the new ones."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from klinic.faults.base import Fault, Severity, patched
+from klinic.loop import train
+
+EVERY = {Severity.MILD: 3, Severity.NORMAL: 10**9}  # updates between two deliveries that arrive
+
+
+@contextmanager
+def inject(severity: Severity) -> Iterator[None]:
+    """Give the sampler a copy of the policy that deliveries hardly ever reach."""
+
+    def apart(real: Any, recipe: Any, policy: Any, *more: Any) -> Any:
+        own = replace(policy, scorer=copy.deepcopy(policy.scorer))
+        sampler = real(recipe, own, *more)
+        load = sampler.load
+
+        def loaded(weights: Any) -> str:
+            if weights.version % EVERY[severity] == 0 and weights.version:
+                own.lm.load_state_dict(policy.lm.state_dict())
+            load(weights)
+            return str(weights.fingerprint)
+
+        sampler.load = loaded
+        return sampler
+
+    with patched(train, "make_sampler", apart):
+        yield
+
+
+FAULT = Fault(
+    cause="stale-sampler",
+    mechanism="weights are never delivered, and nobody says so",
+    inject=inject,
+)

@@ -1,0 +1,36 @@
+"""wrong-reference: the reference is not the start, but something near it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from klinic.faults.base import Fault, Severity, patched
+from klinic.loop import train
+
+NOISE = {Severity.MILD: 0.01, Severity.NORMAL: 0.1}  # of each tensor's spread
+
+
+@contextmanager
+def inject(severity: Severity) -> Iterator[None]:
+    """Disturb every weight of the reference."""
+
+    def disturbed(real: Any, recipe: Any, policy: Any, where: str) -> Any:
+        reference = real(recipe, policy, where)
+        random = torch.Generator().manual_seed(1)
+        with torch.no_grad():
+            for p in reference.scorer.lm.parameters():
+                p.add_(NOISE[severity] * p.std() * torch.randn(p.shape, generator=random))
+        return reference
+
+    with patched(train, "start_reference", disturbed):
+        yield
+
+
+FAULT = Fault(
+    cause="wrong-reference",
+    mechanism="other weights than those of the start",
+    inject=inject,
+    visible_at_start=True,
+)

@@ -1,0 +1,52 @@
+"""The confusion matrix as a picture: what was wrong, and what was named."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from klinic.evidence.causes import CAUSES
+from klinic.lab.outcome import HEALTHY, Outcome
+
+NOBODY = "nothing named"
+
+
+def counts(outcomes: Sequence[Outcome]) -> tuple[list[str], list[str], np.ndarray]:
+    """Return rows (what was wrong), columns (what was named), and how often."""
+    order = [cause.name for cause in CAUSES]
+    rows = [name for name in order if any(o.cause == name for o in outcomes)] + [HEALTHY]
+    columns = [*order, NOBODY]
+    table = np.zeros((len(rows), len(columns)))
+    for o in outcomes:
+        table[rows.index(o.cause), columns.index(o.named or NOBODY)] += 1
+    return rows, columns, table
+
+
+def draw(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Write the picture."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    import matplotlib.pyplot as plt
+
+    rows, columns, table = counts(outcomes)
+    share = table / np.maximum(table.sum(1, keepdims=True), 1)
+    figure, axes = plt.subplots(figsize=(12, 11), layout="constrained")
+    axes.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(columns)), columns, rotation=90, fontsize=8)
+    axes.set_yticks(range(len(rows)), rows, fontsize=8)
+    axes.set_xlabel("named")
+    axes.set_ylabel("injected")
+    for row, column in zip(*np.nonzero(table), strict=True):
+        light = share[row, column] < 0.5
+        axes.text(
+            column,
+            row,
+            f"{int(table[row, column])}",
+            ha="center",
+            va="center",
+            fontsize=7,
+            color="black" if light else "white",
+        )
+    figure.savefig(path, dpi=130)
+    plt.close(figure)

@@ -1,0 +1,81 @@
+"""What the doctor said of one trial, and what that is worth."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from klinic.checks import CHECKS
+from klinic.checks.base import Case
+from klinic.doctor.diagnosis import Diagnosis, Status, diagnose, ranked
+from klinic.doctor.reading import read_cases
+
+WITHOUT = {
+    "logp_sampler": ("logp_sampler",),
+    "logp_old": ("logp_old", "logp"),
+}
+"""Columns that are taken away to see how the doctor degrades."""
+HEALTHY = "healthy"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """One trial, as the doctor saw it."""
+
+    cause: str
+    """The fault that was injected, or `healthy`."""
+    mechanism: str
+    severity: str
+    seed: int
+    named: str | None
+    ranked: tuple[str, ...]
+    """Everything that was confirmed, the likeliest cause first, and then its effects."""
+    missing: tuple[str, ...]
+    first_step: int | None
+    without: dict[str, str | None]
+    """What was named when a column was taken away."""
+    seconds: float
+    visible_at_start: bool = False
+
+    @property
+    def right(self) -> bool:
+        """Whether the cause was named first; of a healthy run, whether none was."""
+        return self.named == (None if self.cause == HEALTHY else self.cause)
+
+    @property
+    def wrong(self) -> bool:
+        """Whether another cause was named."""
+        return self.named is not None and not self.right
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        return asdict(self)
+
+
+def look(run: Path) -> tuple[Diagnosis, tuple[str, ...]]:
+    """Diagnose a run; return what was found, and the checks that failed in their order."""
+    found = diagnose(read_cases(run), CHECKS)
+    return found, tuple(h.check.name for h in ranked(found.hypotheses))
+
+
+def named_without(run: Path) -> dict[str, str | None]:
+    """Return what is named when columns are missing."""
+    return {
+        name: diagnose(_stripped(run, columns), CHECKS).cause for name, columns in WITHOUT.items()
+    }
+
+
+def _stripped(run: Path, columns: tuple[str, ...]) -> Iterator[Case]:
+    def strip(record: Any) -> Any:
+        return None if record is None else replace(record, **dict.fromkeys(columns))
+
+    for case in read_cases(run):
+        yield replace(
+            case,
+            record=strip(case.record),
+            earlier=tuple(strip(record) for record in case.earlier),
+            start=strip(case.start),
+        )
+
+
+__all__ = ["HEALTHY", "WITHOUT", "Outcome", "Status", "look", "named_without"]
