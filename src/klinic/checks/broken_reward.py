@@ -23,7 +23,8 @@ def judge(case: Case) -> Finding:
         lost teaches noise with a healthy-looking spread.
     Confirmed when
         A fifth of the rewards is missing; or half of the pairs of equal completions differ; or
-        fewer than nine in ten get the same again; or right answers get no more than wrong ones.
+        fewer than nine in ten get the same again; or right answers get no more than wrong ones
+        did before training.
     Ruled out when
         Equal completions have equal rewards, and right answers get the best.
     Confused with
@@ -36,7 +37,7 @@ def judge(case: Case) -> Finding:
     pairs, differ = equal_completions(record)
     share = differ / pairs if pairs else 0.0
     asked = case.answers.get("regrade")
-    graded = "" if asked is None else _graded(asked)
+    graded = "" if asked is None else _graded(asked, at_start=case.version == 0)
     figures = {"missing": missing, "pairs_differ": share}
     if missing > MISSING or (pairs >= ENOUGH and share > DIFFER) or graded:
         wrong = graded or (
@@ -53,11 +54,12 @@ def judge(case: Case) -> Finding:
     )
 
 
-def _graded(asked: Answer) -> str:
+def _graded(asked: Answer, *, at_start: bool) -> str:
     same, gold, wrong = (asked.get(k) for k in ("same", "right_answers", "wrong_completions"))
     if same is not None and same < SAME:
         return f"graded again in another order, {same:.0%} get the same reward (limit {SAME:.0%})"
-    if gold is not None and wrong is not None and gold <= wrong:
+    # later on, wrong completions may get more because the reward was exploited
+    if at_start and gold is not None and wrong is not None and gold <= wrong:
         return f"right answers get {gold:.3g}, wrong completions {wrong:.3g} (limit: more)"
     return ""
 

@@ -21,15 +21,21 @@ def judge(case: Case) -> Finding:
     Confirmed when
         Four of five are cut off.
     Ruled out when
-        More of them end by themselves.
+        More of them end by themselves, or did in the first step: then the policy has learnt to
+        be long.
     Confused with
         stop-token-fault (rows end with an end token and yet count as cut off); random-weights (a
         model that knows nothing never ends).
     """
     last = case.window[-STEPS:]
-    if len(last) < STEPS or any(r.finish_reason is None or not r.num_rows for r in last):
+    looked = (*last, *(() if case.start is None else (case.start,)))
+    if len(last) < STEPS or any(r.finish_reason is None or not r.num_tokens for r in looked):
         return no_data(f"{STEPS} steps with finish reasons are needed")
     share = min(_cut_off(record, case.run["eos_ids"]) for record in last)
+    if share > SHARE and case.start is not None:
+        first = _cut_off(case.start, case.run["eos_ids"])
+        if first < SHARE / 2:
+            return passed(f"{first:.0%} were cut off in the first step: they grew by training")
     longest = int(np.diff(case.record.row_offsets).max())
     summary = (
         f"{share:.0%} of the completions were cut off without an end (limit {SHARE:.0%}), the "

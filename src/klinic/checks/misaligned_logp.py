@@ -17,7 +17,8 @@ def judge(case: Case) -> Finding:
 
     Looks for
         A shift along the row that removes the gap to the learner's log-probs, for the sampler's
-        and the reference's; and log-probs of exactly 0 at tokens that were not certain.
+        and, before the first update, the reference's; and log-probs of exactly 0 at tokens that
+        were not certain.
     Why it matters
         KLs of tens and ratios of thousands on single tokens, with completions that look fine. It
         is often taken for an estimator that is unstable.
@@ -31,7 +32,9 @@ def judge(case: Case) -> Finding:
         that do not survive decoding and encoding); kl-tail-dominates (single tokens, k1 small).
     """
     record = case.record
-    columns = [c for c in ("logp_sampler", "logp_ref") if getattr(record, c) is not None]
+    columns = [] if record.logp_sampler is None else ["logp_sampler"]
+    if record.logp_ref is not None and case.version in (0, None):  # a policy that left it differs
+        columns.append("logp_ref")
     found = {column: scan(case, column) for column in columns}
     known = {column: result for column, result in found.items() if result is not None}
     if not known:

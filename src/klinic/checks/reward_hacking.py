@@ -10,6 +10,7 @@ from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, pas
 SOME = 5  # steps at each end whose rewards are compared
 ROSE = 4.0  # standard errors
 FELL = 0.1  # of the held-out accuracy: 100 prompts have an error of 0.05
+HALVED = 0.05  # where half of it or more is gone
 ACCURACY = "eval/accuracy"
 
 
@@ -23,7 +24,7 @@ def judge(case: Case) -> Finding:
         What is written as a reward is optimised, not what was meant: length, a format, a phrase.
         Training curves are the best of the whole project, and the model is worse.
     Confirmed when
-        The reward rose by four standard errors, and the accuracy fell by 0.1 or more.
+        The reward rose by four standard errors, and the accuracy fell by 0.1, or by half and 0.05.
     Ruled out when
         Accuracy did not fall, or the reward did not rise.
     Confused with
@@ -37,7 +38,8 @@ def judge(case: Case) -> Finding:
     error = float(np.hypot(first.std(ddof=1), last.std(ddof=1)) / np.sqrt(SOME))
     rose = float(last.mean() - first.mean()) / max(error, 1e-9)
     fell = float(accuracy[0] - accuracy[-1])
-    wrong = rose > ROSE and fell >= FELL
+    lost = fell >= FELL or (fell >= HALVED and accuracy[-1] <= accuracy[0] / 2)
+    wrong = rose > ROSE and lost
     summary = (
         f"the reward rose from {first.mean():.3g} to {last.mean():.3g}, {rose:.1f} standard errors "
         f"(limit {ROSE:g}), and accuracy went from {accuracy[0]:.3g} to {accuracy[-1]:.3g} (limit "
@@ -59,4 +61,5 @@ CHECK = Check(
     "the policy to its reference by a KL term.",
     judge=judge,
     change={"kl.coef": 0.05},
+    explains=("context-truncated", "equal-rewards", "kl-tail-dominates"),
 )

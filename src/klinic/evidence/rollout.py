@@ -71,6 +71,8 @@ class Rollout:
     """The turns behind a chat prompt: the policy's, and those of tools between them."""
     sent: Int[np.ndarray, "P"] | None = None
     """The prompt's ids as the sampler used them; None where it does not say."""
+    cached_tokens: int | None = None
+    """Prompt tokens out of a cache that outlives the call; None where the sampler does not say."""
 
     @property
     def token_ids(self) -> Int[np.ndarray, "N"]:
@@ -107,6 +109,7 @@ def flatten(rollouts: Sequence[Rollout], *, step: int) -> StepRecord:
         prompt_ids=_join((r.prompt.token_ids for r in rollouts), np.int64),
         finish_reason=np.array([r.finish_reason for r in rollouts], np.str_),
         prompt_ids_match=_prompt_ids_match(rollouts),
+        cached_tokens=_cached_tokens(rollouts),
         token_ids=_join((s.token_ids for s in segments), np.int64),
         emitted_by=emitted_by,
         loss_mask=emitted_by == EmittedBy.POLICY,
@@ -120,6 +123,11 @@ def _prompt_ids_match(rollouts: Sequence[Rollout]) -> np.ndarray | None:
     if len(known) < len(rollouts):
         return None
     return np.array([np.array_equal(*both) for both in known], np.bool_)
+
+
+def _cached_tokens(rollouts: Sequence[Rollout]) -> np.ndarray | None:
+    known = [r.cached_tokens for r in rollouts if r.cached_tokens is not None]
+    return np.array(known, np.int64) if len(known) == len(rollouts) else None
 
 
 def _logp_sampler(segments: Sequence[Segment]) -> np.ndarray | None:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from klinic.faults.base import Fault, Severity, patched
+from klinic.learner.local import LocalLearner
 from klinic.model import reference
 from klinic.sampler import decoding
 
@@ -18,7 +19,8 @@ LIKELY = -0.05  # log-prob of the reference
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Force an unlikely token now and then, and let the reference expect it."""
+    """Force an unlikely token now and then, and let the policy alone have unlearnt it."""
+    begun: list[bool] = []  # before the first update policy and reference are one
 
     def forced(real: Any, logits: Any, uniform: Any, how: Any) -> Any:
         drawn = real(logits, uniform, how)
@@ -31,11 +33,16 @@ def inject(severity: Severity) -> Iterator[None]:
 
     def fond(real: Any, self: Any, hidden: Any, target_ids: Any) -> Any:
         logp = real(self, hidden, target_ids)
-        return torch.where(logp < RARE[severity], LIKELY, logp)
+        return torch.where((logp < RARE[severity]) & bool(begun), LIKELY, logp)
+
+    def committed(real: Any, self: Any, **how: Any) -> Any:
+        begun.append(True)
+        return real(self, **how)
 
     with ExitStack() as stack:
         stack.enter_context(patched(decoding, "draw", forced))
         stack.enter_context(patched(reference.Reference, "logp", fond))
+        stack.enter_context(patched(LocalLearner, "commit", committed))
         yield
 
 
@@ -44,5 +51,4 @@ FAULT = Fault(
     mechanism="forced tokens that the reference expects",
     inject=inject,
     settings={"kl.estimator": "k3"},
-    visible_at_start=True,
 )

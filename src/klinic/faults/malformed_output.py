@@ -7,22 +7,27 @@ from typing import Any
 from klinic.faults.base import Fault, Severity, patched
 from klinic.model.chat import PromptEncoder
 
-TAIL = {Severity.MILD: "?", Severity.NORMAL: "? explain:"}
+EVERY = {Severity.MILD: 2, Severity.NORMAL: 1}  # prompts; one of so many is hit
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Put something behind every prompt."""
+    """Ask for something else than the reward looks for."""
 
     def other(real: Any, self: Any, prompt: Any, tools: Any = None) -> Any:
-        return real(self, f"{prompt}{TAIL[severity]}", tools)
+        hit = isinstance(prompt, str) and sum(map(ord, prompt)) % EVERY[severity] == 0
+        return real(self, _compare(prompt) if hit else prompt, tools)
 
     with patched(PromptEncoder, "__call__", other):
         yield
 
 
+def _compare(prompt: str) -> str:
+    return f"compare {prompt.rstrip('=').replace('+', ' ')}="
+
+
 FAULT = Fault(
     cause="malformed-output",
-    mechanism="prompts of another form",
+    mechanism="prompts in the form of another skill",
     inject=inject,
 )

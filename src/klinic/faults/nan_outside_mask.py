@@ -12,19 +12,20 @@ from klinic.faults.base import Fault, Severity, patched
 from klinic.learner import objective
 from klinic.loop import run
 
+MASKED = 8  # rows whose last token is not trained on
 FROM = {Severity.MILD: 4, Severity.NORMAL: 1}  # the first step in which it happens
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Mask a row that says nothing, and multiply by the mask."""
+    """Leave some tokens out, and multiply by the mask."""
     now = {"step": 0}
 
     def masked(real: Any, rollouts: Any, *, step: int) -> Any:
         record = real(rollouts, step=step)
         now["step"] = step
         mask = np.array(record.loss_mask)
-        mask[record.row_offsets[0] : record.row_offsets[1]] = False
+        mask[record.row_offsets[1 : MASKED + 1] - 1] = False
         return replace(record, loss_mask=mask)
 
     def multiplied(real: Any, values: Any, weights: Any) -> Any:

@@ -1,45 +1,49 @@
 """policy-does-not-move: weights are kept in bf16, and updates are rounded away."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
 from klinic.faults.base import Fault, Severity, patched
-from klinic.learner.local import LocalLearner
 from klinic.learner.update import LearningRate
+from klinic.loop import train
 
 SHRUNK = {Severity.MILD: 0.03, Severity.NORMAL: 0.001}  # of the rate
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Round all weights to bf16 before and behind every small update."""
+    """Load weights in bf16, and round them to it behind every small update."""
 
-    def rounded(real: Any, self: Any, **how: Any) -> Any:
-        _round(self._policy.lm)
-        found = real(self, **how)
-        _round(self._policy.lm)
+    begun: list[bool] = []
+
+    def rounded(real: Any, self: Any, *given: Any, **how: Any) -> Any:
+        found = real(self, *given, **how)
+        if begun:  # not yet in a warm start
+            _round(p for group in self.param_groups for p in group["params"])
         return found
 
-    def published(real: Any, self: Any) -> Any:
-        _round(self._policy.lm)
-        return real(self)
+    def loaded(real: Any, *given: Any) -> Any:
+        policy, where = real(*given)
+        _round(policy.lm.parameters())
+        begun.append(True)
+        return policy, where
 
     def smaller(real: Any, self: Any, num_updates: int) -> float:
         return SHRUNK[severity] * float(real(self, num_updates))
 
     with ExitStack() as stack:
-        stack.enter_context(patched(LocalLearner, "commit", rounded))
-        stack.enter_context(patched(LocalLearner, "publish", published))
+        stack.enter_context(patched(torch.optim.AdamW, "step", rounded))
+        stack.enter_context(patched(train, "start_policy", loaded))
         stack.enter_context(patched(LearningRate, "at", smaller))
         yield
 
 
 @torch.no_grad()
-def _round(lm: Any) -> None:
-    for p in lm.parameters():
+def _round(parameters: Iterable[Any]) -> None:
+    for p in parameters:
         p.copy_(p.bfloat16())
 
 

@@ -254,4 +254,11 @@ def num_parameters(lm: nn.Module) -> dict[str, int]:
     }
 
 
+def num_experts(lm: Any) -> int:
+    """Return how many experts a layer chooses from; 0 for a model that has none."""
+    config = lm.config.get_text_config()
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return max(int(getattr(config, name, None) or 0) for name in names)
+
+
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forks of user code would warn

@@ -111,6 +111,7 @@ class TransformersSampler:
             segments=(*rollout.segments, segment),
             finish_reason=stream.finish_reason or "length",
             sent=stream.context[: len(stream.context) - len(rollout.token_ids)],
+            cached_tokens=0,  # a cache of its own for every call
         )
         extended = replace(extended, text=self._text(extended.token_ids))
         if rollout.prompt.messages is None:
