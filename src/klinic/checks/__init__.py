@@ -78,4 +78,14 @@ CHECKS: tuple[Check, ...] = (
 )
 """In the order of `evidence.causes`."""
 
-__all__ = ["CHECKS", "Case", "Check", "Finding", "Stage", "Verdict"]
+HYPOTHESES = {
+    "H01": ("advantage-explodes", "wrong-groups"),
+    "H02": ("wrong-loss-mask", "stop-token-fault"),
+    "H03": ("kl-gradient-wrong", "kl-sign-flipped", "kl-tail-dominates"),
+    "H04": ("context-truncated",),
+    "H06": ("stale-sampler",),
+}
+"""What people who hunt an exploding KL suspect, by number: advantage scaling, token masks, the KL
+formula, truncated contexts, and weights that do not reach the sampler."""
+
+__all__ = ["CHECKS", "HYPOTHESES", "Case", "Check", "Finding", "Stage", "Verdict"]

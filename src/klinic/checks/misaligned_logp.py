@@ -1,30 +1,36 @@
 """misaligned-logp: log-probs belong to other tokens than those they stand beside."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.measures import known_tokens, row_means, wide
+from klinic.evidence.record import StepRecord
+from klinic.maths.arrays import row_of_token
 
 SHIFTS = (-2, -1, 1, 2)
-LARGE = 0.3  # nats: a gap ten times that of bf16 against fp32
+LARGE = 0.3  # nats, mean of a row: ten times that of bf16 against fp32
 REMOVED = 0.5  # of the gap, by a shift; unrelated tokens lose nothing by one
+SOME = 0.1  # of the rows that must be hit
 CERTAIN = -1.0  # nats: a token below it was not certain, so a log-prob of exactly 0 is a filler
 FILLED = 0.001  # of the tokens
-ENOUGH = 50  # tokens
+ENOUGH = 20  # tokens
 
 
 def judge(case: Case) -> Finding:
     """Flag log-probs that fit the token beside theirs, or that were never computed.
 
     Looks for
-        A shift along the row that removes the gap to the learner's log-probs, for the sampler's
-        and, before the first update, the reference's; and log-probs of exactly 0 at tokens that
-        were not certain.
+        Rows with a large gap to the learner's log-probs, and a shift along the row that removes
+        it, for the sampler's log-probs and, before the first update, the reference's; and
+        log-probs of exactly 0 at tokens that were not certain.
     Why it matters
         KLs of tens and ratios of thousands on single tokens, with completions that look fine. It
         is often taken for an estimator that is unstable.
     Confirmed when
-        The mean gap is above 0.3 nats, and a shift by one or two takes away half of it; or more
-        than one token in a thousand was filled with 0.
+        A tenth of the rows have a mean gap above 0.3 nats, and one shift takes away half of it;
+        or more than one token in a thousand was filled with 0.
     Ruled out when
         The gap is small as it stands, or no shift removes it.
     Confused with
@@ -35,57 +41,68 @@ def judge(case: Case) -> Finding:
     columns = [] if record.logp_sampler is None else ["logp_sampler"]
     if record.logp_ref is not None and case.version in (0, None):  # a policy that left it differs
         columns.append("logp_ref")
-    found = {column: scan(case, column) for column in columns}
-    known = {column: result for column, result in found.items() if result is not None}
-    if not known:
+    if not columns or record.loss_mask.sum() < ENOUGH:
         return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
-    column = max(known, key=lambda c: known[c][0])
-    gap, best, shift = known[column]
-    filled = max(share_filled(case, column) for column in known)
-    wrong = (gap > LARGE and best < REMOVED * gap) or filled > FILLED
+    found = {column: scan(record, column) for column in columns}
+    column = max(found, key=lambda c: found[c].gap - found[c].shifted)
+    scanned = found[column]
+    filled = max(share_filled(record, column) for column in columns)
+    shifted = scanned.rows > SOME and scanned.shifted < REMOVED * scanned.gap
     summary = (
-        f"`{column}` is {gap:.3g} nats from the learner's, {best:.3g} when shifted by {shift:+d} "
-        f"(limits {LARGE:g}, and {REMOVED:.0%} of it); {filled:.2%} filled with 0"
+        f"{scanned.rows:.0%} of the rows have `{column}` {scanned.gap:.3g} nats from the "
+        f"learner's, {scanned.shifted:.3g} when shifted by {scanned.shift:+d} (limits {SOME:.0%}, "
+        f"and {REMOVED:.0%} of it); {filled:.2%} filled with 0"
     )
-    return (failed if wrong else passed)(summary, gap=gap, shifted_gap=best, filled=filled)
+    figures = {"gap": scanned.gap, "shifted_gap": scanned.shifted, "filled": filled}
+    return (failed if shifted or filled > FILLED else passed)(summary, **figures)
 
 
-def scan(case: Case, column: str) -> tuple[float, float, int] | None:
-    """Return the mean gap, the least one under a shift within rows, and that shift."""
-    record = case.record
-    old = np.asarray(record.logp_old, dtype=np.float64)
-    other = np.asarray(getattr(record, column), dtype=np.float64)
-    gap = _gap(old, other, record.row_offsets, record.loss_mask, 0)
-    if gap is None:
-        return None
-    shifted = {s: _gap(old, other, record.row_offsets, record.loss_mask, s) for s in SHIFTS}
-    known = {s: value for s, value in shifted.items() if value is not None}
-    if not known:
-        return gap, gap, 0
-    best = min(known, key=lambda s: known[s])
-    return gap, known[best], best
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """What a shift does to the rows whose gap is large."""
+
+    rows: float
+    """Share of such rows."""
+    gap: float
+    shifted: float
+    shift: int
+
+
+def scan(record: StepRecord, column: str) -> Scan:
+    """Return the mean gap of the rows that have one, and the least under a shift within rows."""
+    old, other = wide(record.logp_old), wide(getattr(record, column))
+    known = known_tokens(record, "logp_old", column)
+    means = row_means(record, np.abs(old - other), known)
+    hit = np.nan_to_num(means) > LARGE
+    tokens = known & hit[row_of_token(record.row_offsets)]
+    share = float(hit.mean()) if hit.size else 0.0
+    gaps = {shift: _gap(old, other, record, tokens, shift) for shift in (0, *SHIFTS)}
+    gap = gaps.pop(0)
+    usable = {shift: value for shift, value in gaps.items() if value is not None}
+    if gap is None or not usable:
+        return Scan(rows=share, gap=gap or 0.0, shifted=gap or 0.0, shift=0)
+    best = min(usable, key=lambda shift: usable[shift])
+    return Scan(rows=share, gap=gap, shifted=usable[best], shift=best)
 
 
 def _gap(
-    old: np.ndarray, other: np.ndarray, row_offsets: np.ndarray, mask: np.ndarray, shift: int
+    old: np.ndarray, other: np.ndarray, record: StepRecord, tokens: np.ndarray, shift: int
 ) -> float | None:
-    """Return the mean of |old[t + shift] - other[t]| over trained tokens of the same row."""
-    tokens = np.arange(len(old))
-    row = np.searchsorted(row_offsets, tokens, side="right")
-    moved = tokens + shift
+    """Return the mean of |old[t + shift] - other[t]| over tokens whose other is in the same row."""
+    place = np.arange(len(old))
+    row = row_of_token(record.row_offsets)
+    moved = place + shift
     inside = (moved >= 0) & (moved < len(old))
     moved = np.clip(moved, 0, max(len(old) - 1, 0))
-    known = mask & inside & (row[moved] == row) & np.isfinite(other) & np.isfinite(old[moved])
+    known = tokens & inside & (row[moved] == row) & np.isfinite(old[moved])
     if known.sum() < ENOUGH:
         return None
     return float(np.abs(old[moved] - other)[known].mean())
 
 
-def share_filled(case: Case, column: str) -> float:
+def share_filled(record: StepRecord, column: str) -> float:
     """Return the share of trained tokens with a log-prob of exactly 0 that were not certain."""
-    record = case.record
-    other = np.asarray(getattr(record, column), dtype=np.float64)
-    old = np.asarray(record.logp_old, dtype=np.float64)
+    other, old = wide(getattr(record, column)), wide(record.logp_old)
     trained = record.loss_mask & np.isfinite(other)
     if not trained.any():
         return 0.0

@@ -27,8 +27,8 @@ def judge(case: Case) -> Finding:
         change, and the reference with them).
     """
     record = case.record
-    if not _has_signal(record):
-        return no_data("all advantages are 0, so nothing should move")
+    if not _has_signal(record) or case.metrics.get(record.step, {}).get("reward_scale") == 0:
+        return no_data("all advantages are 0, or their warm-up is, so nothing should move")
     grad_norm = record.facts.get("grad_norm")
     if grad_norm == 0:
         return failed("advantages are not 0, and the gradient is (limit: above 0)", grad_norm=0.0)

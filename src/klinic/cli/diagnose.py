@@ -1,27 +1,37 @@
 """`klinic diagnose RUN`: the root cause of a run, and its evidence; exit code 1 if there is one."""
 
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from klinic.cli.extras import require
 from klinic.cli.printing import print_json
 from klinic.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from klinic.doctor.diagnosis import Diagnosis, Hypothesis
+    from klinic.doctor.diagnosis import Diagnosis
+    from klinic.probe.proof import Proof
 
 Run = Annotated[
     Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)
+]
+Prove = Annotated[
+    bool,
+    typer.Option(
+        "--prove",
+        help="Make the blamed step again from the nearest checkpoint, with one thing changed.",
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 MARKS = {"confirmed": "✗", "explained": "-", "ruled out": "✓", "undecided": "?"}
 
 
-def diagnose(run: Run, json: Json = False) -> None:
+def diagnose(run: Run, prove: Prove = False, json: Json = False) -> None:
     """Name the root cause of a run, with evidence, what was ruled out, and the fix."""
     from rich.console import Console
 
@@ -33,38 +43,42 @@ def diagnose(run: Run, json: Json = False) -> None:
         raise ConfigError(f"{run} is no folder. Give the folder of a run, such as runs/arithmetic.")
     with Console(stderr=True).status("Reading the records ..."):
         found = judge(read_cases(run), CHECKS)
+    proof = _proof(run, found) if prove else None
     if json:
-        print_json("diagnose", ok=found.cause is None, **_fields(found))
+        proved = {} if not prove else {"proof": None if proof is None else asdict(proof)}
+        print_json("diagnose", ok=found.cause is None, **found.to_json(), **proved)
     else:
         _print(found, Console(highlight=False))
+        if prove:
+            _print_proof(found, proof, Console(highlight=False))
     raise typer.Exit(0 if found.cause is None else 1)
 
 
-def _fields(found: "Diagnosis") -> dict[str, Any]:
-    from klinic.doctor.diagnosis import Status
+def _proof(run: Path, found: "Diagnosis") -> "Proof | None":
+    """Replay the step in which the cause was first seen."""
+    from rich.console import Console
 
-    return {
-        "cause": found.cause,
-        "confidence": found.confidence,
-        "findings": [_finding(h) for h in found.hypotheses],
-        "ruled_out": [h.check.name for h in found.of(Status.RULED_OUT)],
-        "missing": list(found.missing),
-        "fix": found.fix,
-        "change": dict(found.change),
-        "first_step": found.first_step,
-    }
+    if found.cause is None or found.first_step is None:
+        return None
+    require("train", "torch", "transformers", "peft", "safetensors", "datasets")
+    with Console(stderr=True).status(f"Making step {found.first_step} again ..."):
+        from klinic.probe.proof import prove
+
+        return prove(run, found.cause, found.first_step)
 
 
-def _finding(hypothesis: "Hypothesis") -> dict[str, Any]:
-    finding = hypothesis.finding
-    return {
-        "name": hypothesis.check.name,
-        "status": str(hypothesis.status),
-        "verdict": None if finding is None else str(finding.verdict),
-        "summary": "" if finding is None else finding.summary,
-        "measured": {} if finding is None else dict(finding.measured),
-        "first_step": hypothesis.first_step,
-    }
+def _print_proof(found: "Diagnosis", proof: "Proof | None", console: "Console") -> None:
+    if found.cause is None:
+        return
+    if proof is None:
+        said = "no single change would prove this cause in a replay."
+    else:
+        said = (
+            f"{'confirmed' if proof.confirmed else 'not confirmed'}. Step {proof.step} again, "
+            f"changed: {proof.changed}.\n  {proof.quantity}: {proof.before:.4g} before, "
+            f"{proof.after:.4g} after"
+        )
+    console.print(f"\nProof: {said}", markup=False, soft_wrap=True)
 
 
 def _print(found: "Diagnosis", console: "Console") -> None:

@@ -1,13 +1,19 @@
 """`klinic explain NAME`: what a check looks for, when it is confirmed, and the fix."""
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from klinic.errors import ConfigError
 
+if TYPE_CHECKING:
+    from klinic.checks import Check
+
 Name = Annotated[
-    str | None, typer.Argument(metavar="NAME", help="A check; without one, all are listed.")
+    str | None,
+    typer.Argument(
+        metavar="NAME", help="A check, or a hypothesis H01 to H06; without one, all are listed."
+    ),
 ]
 
 
@@ -15,16 +21,25 @@ def explain(name: Name = None) -> None:
     """Say what a check looks for, when it is confirmed or ruled out, and the fix."""
     from difflib import get_close_matches
 
-    from klinic.checks import CHECKS
+    from klinic.checks import CHECKS, HYPOTHESES
 
     checks = {check.name: check for check in CHECKS}
     if name is None:
         for check in checks.values():
             typer.echo(f"{check.name}: {check.text.splitlines()[0]}")
+        for number, names in HYPOTHESES.items():
+            typer.echo(f"{number}: {', '.join(names)}")
+        return
+    if name.upper() in HYPOTHESES:
+        _explain_all([checks[each] for each in HYPOTHESES[name.upper()]])
         return
     if name not in checks:
         near = get_close_matches(name, checks, n=1)
         hint = f"Did you mean {near[0]}?" if near else "`klinic explain` lists them."
         raise ConfigError(f"{name!r} is no check. {hint}")
-    check = checks[name]
-    typer.echo(f"{check.name}\n\n{check.text}\nFix\n    {check.fix}")
+    _explain_all([checks[name]])
+
+
+def _explain_all(checks: "list[Check]") -> None:
+    texts = [f"{check.name}\n\n{check.text}\nFix\n    {check.fix}" for check in checks]
+    typer.echo("\n\n".join(texts))

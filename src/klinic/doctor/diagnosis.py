@@ -53,6 +53,18 @@ class Hypothesis:
         if self.first_step is None and (self.finding is None or _says_more(finding, self.finding)):
             self.finding = finding
 
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        finding = self.finding
+        return {
+            "name": self.check.name,
+            "status": str(self.status),
+            "verdict": None if finding is None else str(finding.verdict),
+            "summary": "" if finding is None else finding.summary,
+            "measured": {} if finding is None else dict(finding.measured),
+            "first_step": self.first_step,
+        }
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
@@ -70,21 +82,62 @@ class Diagnosis:
     """The fix as keys of a recipe."""
     first_step: int | None = None
 
+    @property
+    def sentence(self) -> str:
+        """The cause with its evidence and its fix, in plain words."""
+        named = next((h for h in self.hypotheses if h.check.name == self.cause), None)
+        if named is None or named.finding is None:
+            return "No cause was found."
+        return f"Cause: {self.cause}. {named.finding.summary}. Fix: {self.fix}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `--json` prints it and diagnosis.json holds it."""
+        return {
+            "cause": self.cause,
+            "confidence": self.confidence,
+            "findings": [h.to_json() for h in self.hypotheses],
+            "ruled_out": [h.check.name for h in self.of(Status.RULED_OUT)],
+            "missing": list(self.missing),
+            "fix": self.fix,
+            "change": dict(self.change),
+            "first_step": self.first_step,
+        }
+
     def of(self, status: Status) -> list[Hypothesis]:
         """Return the hypotheses that came out so."""
         return [h for h in self.hypotheses if h.status is status]
 
 
+class Examination:
+    """All hypotheses of a run, case by case; it can be concluded at any time."""
+
+    def __init__(self, checks: Sequence[Check]) -> None:
+        self._hypotheses = [Hypothesis(check=check) for check in checks]
+        self._last: Case | None = None
+
+    def hear(self, case: Case) -> None:
+        """Judge a case by every check."""
+        self._last = case
+        for hypothesis in self._hypotheses:
+            hypothesis.hear(case.record.step, judged(hypothesis.check, case))
+
+    @property
+    def failed(self) -> set[str]:
+        """Names of the checks that have failed so far."""
+        return {h.check.name for h in self._hypotheses if h.num_failed}
+
+    def conclude(self) -> Diagnosis:
+        """Name the cause, if one stands out."""
+        _settle(self._hypotheses)
+        return _named(self._hypotheses, self._last)
+
+
 def diagnose(cases: Iterable[Case], checks: Sequence[Check]) -> Diagnosis:
     """Judge every case by every check and name the cause, if one stands out."""
-    hypotheses = [Hypothesis(check=check) for check in checks]
-    last: Case | None = None
+    examination = Examination(checks)
     for case in cases:
-        last = case
-        for hypothesis in hypotheses:
-            hypothesis.hear(case.record.step, judged(hypothesis.check, case))
-    _settle(hypotheses)
-    return _named(hypotheses, last)
+        examination.hear(case)
+    return examination.conclude()
 
 
 def judged(check: Check, case: Case) -> Finding:

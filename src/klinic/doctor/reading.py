@@ -48,21 +48,25 @@ class Cases:
         """Take in the metrics of a step; an evaluation stands with its step."""
         self._metrics[step] = {**self._metrics.get(step, {}), **metrics}
 
-    def next(self, record: StepRecord, answers: Mapping[str, Answer]) -> Case:
-        """Return the case of a step."""
+    def remember(self, record: StepRecord) -> None:
+        """Take in a record that was judged before."""
         record = _with_old(record, self._facts)
         if record.facts.get("learner_version") == 0:
             self._start = record
-        case = Case(
-            record=record,
-            earlier=tuple(self._earlier),
+        self._earlier.append(record)
+
+    def next(self, record: StepRecord, answers: Mapping[str, Answer]) -> Case:
+        """Return the case of a step."""
+        earlier = tuple(self._earlier)
+        self.remember(record)
+        return Case(
+            record=self._earlier[-1],
+            earlier=earlier,
             start=self._start,
             run=self._facts,
             metrics=self._metrics,
             answers=answers,
         )
-        self._earlier.append(record)
-        return case
 
 
 def _with_old(record: StepRecord, facts: Mapping[str, Any]) -> StepRecord:

@@ -9,6 +9,7 @@ from klinic.checks import CHECKS
 from klinic.checks.base import Case
 from klinic.doctor.diagnosis import Diagnosis, Status, diagnose, ranked
 from klinic.doctor.reading import read_cases
+from klinic.probe.proof import prove
 
 WITHOUT = {
     "logp_sampler": ("logp_sampler",),
@@ -36,6 +37,8 @@ class Outcome:
     """What was named when a column was taken away."""
     seconds: float
     visible_at_start: bool = False
+    proved: bool | None = None
+    """Whether a replay with one thing changed confirmed it; None where none was made."""
 
     @property
     def right(self) -> bool:
@@ -56,6 +59,14 @@ def look(run: Path) -> tuple[Diagnosis, tuple[str, ...]]:
     """Diagnose a run; return what was found, and the checks that failed in their order."""
     found = diagnose(read_cases(run), CHECKS)
     return found, tuple(h.check.name for h in ranked(found.hypotheses))
+
+
+def proved(run: Path, found: Diagnosis) -> bool | None:
+    """Return whether a replay confirms the cause; None where there is nothing to change."""
+    if found.cause is None or found.first_step is None:
+        return None
+    proof = prove(run, found.cause, found.first_step)
+    return None if proof is None else proof.confirmed
 
 
 def named_without(run: Path) -> dict[str, str | None]:

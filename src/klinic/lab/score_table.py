@@ -23,6 +23,7 @@ def show(figures: dict[str, Any], outcomes: dict[int, list[Outcome]], console: C
         console.print(f"{name}: {figures[name]:.3g}", highlight=False)
     for name, rates in figures["without"].items():
         console.print(f"without {name}: {rates}", highlight=False)
+    console.print(f"proved by a replay: {figures['proved']:.3g}", highlight=False)
     alarms = [o for o in outcomes[0] if o.named is not None]
     console.print(f"false alarms: {len(alarms)} of {figures['healthy_runs']} {HEALTHY} runs")
     for alarm in alarms:

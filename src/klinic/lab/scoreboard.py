@@ -26,7 +26,7 @@ from klinic.faults import FAULTS, Severity
 from klinic.faults.base import Fault
 from klinic.faults.second import SECOND
 from klinic.lab import healthy
-from klinic.lab.outcome import HEALTHY, WITHOUT, Outcome, look, named_without
+from klinic.lab.outcome import HEALTHY, WITHOUT, Outcome, look, named_without, proved
 from klinic.lab.trial import make
 
 MECHANISMS: dict[int, tuple[Fault, ...]] = {1: FAULTS, 2: SECOND}
@@ -68,6 +68,7 @@ def outcome(trial: Trial) -> Outcome:
         make(folder / "run", fault, severity=severity, seed=trial.seed, **settings)
         found, failed = look(folder / "run")
         without = named_without(folder / "run")
+        proof = proved(folder / "run", found) if _to_prove(trial) else None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Outcome(
@@ -82,7 +83,13 @@ def outcome(trial: Trial) -> Outcome:
         without=without,
         seconds=time.monotonic() - began,
         visible_at_start=fault is not None and fault.visible_at_start,
+        proved=proof,
     )
+
+
+def _to_prove(trial: Trial) -> bool:
+    """Whether a trial's cause is also proved by a replay: one of each is enough."""
+    return trial.mechanism == 1 and trial.seed == 0 and trial.severity == Severity.NORMAL
 
 
 def _fault(trial: Trial) -> Fault | None:
@@ -106,6 +113,7 @@ def summary(outcomes: dict[int, list[Outcome]]) -> dict[str, Any]:
         "second_mechanism": _rates(second),
         "before_first_commit": _share(o.first_step == 1 for o in first if o.visible_at_start),
         "without": {name: _degraded(first + second, name) for name in WITHOUT},
+        "proved": _share(o.proved for o in outcomes[1] if o.proved is not None),
         "by_cause": {o.cause: _of_cause(o.cause, outcomes) for o in outcomes[1]},
     }
 

@@ -23,6 +23,7 @@ from klinic.loop import asking, checkpoint
 from klinic.loop.data import Prompts
 from klinic.loop.folder import EVENTS, step_of
 from klinic.loop.gather import Gathered
+from klinic.loop.live_doctor import LiveDoctor
 from klinic.loop.recovering import TROUBLE, Recovering, trouble_event
 from klinic.loop.source import Source
 from klinic.loop.state import LoopState, StepDone
@@ -81,6 +82,9 @@ class Run:
         self.answers = Journal(self.folder / PROBES)
         self._open = ExitStack()
         self._writer: RecordWriter | None = None
+        self._doctor: LiveDoctor | None = None
+        self.asked: dict[str, dict[str, Any]] = {}
+        """What the live parts answered in this step, by question."""
 
     def __enter__(self) -> "Run":
         self._open.enter_context(self.stopping)
@@ -138,7 +142,18 @@ class Run:
         for tracker in self.trackers:
             tracker.rewind(state.step)
         self.recovering.arrived()
+        if self._doctor is not None:
+            self._doctor.begin_again()
         return state
+
+    def open_doctor(self, *, resumed: bool) -> None:
+        """Begin to look for causes, when run.json is there."""
+        if not self.recipe.output.doctor:
+            return
+        self._doctor = LiveDoctor(self.folder)
+        self._open.callback(self._doctor.close)
+        if resumed:
+            self._doctor.begin_again()
 
     def _restore_sound(self, step: int) -> tuple[LoopState, list[str]]:
         """Restore the newest checkpoint, not behind a step, that is whole and made of numbers."""
@@ -191,10 +206,12 @@ class Run:
         return with_rewards(record, scores, advantage=self.recipe.learner.advantage)
 
     def _asks(self, step: int) -> bool:
-        return self.recipe.output.probes and asking.is_time(step)
+        curious = self._doctor is not None and self._doctor.curious
+        return self.recipe.output.doctor and (asking.is_time(step) or curious)
 
     def ask(self, gathered: Gathered, record: StepRecord, kl_coef: float) -> None:
         """Ask the live parts what the record does not tell, and write their answers down."""
+        self.asked = {}
         if not self._asks(record.step):
             return
         try:
@@ -206,6 +223,7 @@ class Run:
             what = f"{type(error).__name__}: {error}"
             self.event(record.step, "probe failed", f"A question could not be answered: {what}")
             return
+        self.asked = answers
         for name, answer in answers.items():
             self.answers.append({"step": record.step, "probe": name, **answer})
 
@@ -219,7 +237,7 @@ class Run:
     def keep(self, done: StepDone, state: LoopState) -> bool:
         """Write down a step; return whether to go on."""
         asked = self.stopping.asked  # once: a signal from here on stops after the next step
-        metrics = metrics_of(done, self._rewards, self.recipe.learner)
+        metrics = self.metrics(done)
         self.journal.append({"step": done.step, **metrics})
         self._tell(done, metrics)
         every = self.recipe.output.records_every
@@ -231,12 +249,31 @@ class Run:
             self.event(done.step, TRANSIENT, "Well the second time: the trouble was a transient.")
         self._watch(done.step, watch_step(self.signs, metrics, limits_of(self.recipe.kl)))
         last = done.step == self.max_steps
+        if self._doctor is not None:
+            self._hear(done.step - 1)
+            self._doctor.see(with_facts(done, metrics), metrics, self.asked)
         if _due(self.recipe.loop.eval_every, done.step) or last:
             self.evaluate(done.step)
         if _due(self.recipe.loop.checkpoint_every, done.step) or last or asked:
             self._refuse_unsound(done, metrics)
             self.save(state)
+        if last or asked:
+            self._hear(done.step)
         return not asked
+
+    def metrics(self, done: StepDone) -> dict[str, float]:
+        """Return every metric of a step by name."""
+        return metrics_of(done, self._rewards, self.recipe.learner)
+
+    def _hear(self, step: int) -> None:
+        """Tell what the doctor found in a step, if it is new."""
+        found = None if self._doctor is None else self._doctor.news()
+        if found is None:
+            return
+        self.event(step, "diagnosis", found.sentence, cause=found.cause)
+        recovery = self.recipe.recovery
+        if recovery is not None and recovery.stop_on_cause:
+            raise RunStoppedError(f"{self.folder}: {found.sentence}")
 
     def _refuse_unsound(self, done: StepDone, metrics: Mapping[str, float]) -> None:
         """Keep what is not a number out of checkpoints, whenever it came in."""
@@ -270,6 +307,8 @@ class Run:
         metrics = self._measured(step)
         if metrics:
             self.journal.append({"step": step, **metrics})
+            if self._doctor is not None:
+                self._doctor.tell(step, metrics)
             for tracker in self.trackers:
                 tracker.metrics(step, metrics)
             before = self.evaluated or {}

@@ -86,7 +86,8 @@ def _train_in(
         write_recipe(folder, recipe)  # first: from here on, a killed run can be resumed
     run = assemble(recipe, folder, source, console)
     with run:
-        state = _continue(run, console) if resume else _begin(run)
+        state = _continue(run, console) if resume else begin(run)
+        run.open_doctor(resumed=state.step > 0)
         for tracker in run.trackers:
             tracker.begin(step=state.step)
         if run.evaluated is None:
@@ -254,7 +255,7 @@ def make_sampler(recipe: Recipe, policy: Policy, reply: Reply | None = None) -> 
     return Conversing(sampler, encoder, reply, window=policy.context_window)
 
 
-def _begin(run: Run) -> LoopState:
+def begin(run: Run) -> LoopState:
     """Write what a new run begins with."""
     write_run_facts(run.folder, run_facts(run.recipe, run.policy, run.reference))
     write_tokens(run.folder, _token_texts(run.policy))
@@ -278,7 +279,7 @@ def _continue(run: Run, console: Console) -> LoopState:
     saved = found.checkpoint
     if saved is None:
         say(console, "No checkpoint yet: starting from the beginning.")
-        step, state = 0, _begin(run)
+        step, state = 0, begin(run)
     else:
         say(console, f"Going on after step {saved.step}.")
         step, state = saved.step, run.restore(saved)

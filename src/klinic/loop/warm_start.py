@@ -70,6 +70,13 @@ class Cached:
             )
 
 
+def is_made(policy: Policy, recipe: Recipe) -> bool:
+    """Whether the result of a warm start that begins with this policy is in the cache."""
+    assert recipe.warm_start is not None  # noqa: S101 - the caller asked
+    rows = None if recipe.warm_start.path is None else _rows(recipe.warm_start.path)
+    return Cached(folder=_cache() / _key(recipe, policy, rows)).is_whole()
+
+
 def warm_start(policy: Policy, recipe: Recipe, task: Task | None, progress: Progress) -> Cached:
     """Train the policy on examples, or take the result from the cache; return where it is."""
     assert recipe.warm_start is not None  # noqa: S101 - the caller asked

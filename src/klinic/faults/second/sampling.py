@@ -1,0 +1,57 @@
+"""What several faults need: to be at work while training samples, and not while it evaluates."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+import torch
+
+from klinic.faults.base import patched
+from klinic.sampler import transformers
+from klinic.sampler.decoding import Stream
+
+
+@contextmanager
+def while_sampling(
+    spoil: Callable[[Any, Sequence[Stream]], AbstractContextManager[Any]],
+) -> Iterator[None]:
+    """Decode within `spoil(scorer, streams)`; at temperature 0, an evaluation, as always."""
+
+    def decoded(real: Any, scorer: Any, streams: Any, *, how: Any, **rest: Any) -> Any:
+        if how.temperature == 0:
+            return real(scorer, streams, how=how, **rest)
+        with spoil(scorer, streams):
+            return iter(list(real(scorer, streams, how=how, **rest)))
+
+    with patched(transformers, "decode", decoded):
+        yield
+
+
+@contextmanager
+def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Let another value stand for an attribute for a while."""
+    real = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, real)
+
+
+def copied(lm: Any) -> dict[str, torch.Tensor]:
+    """Return the weights as they are now."""
+    return {name: p.detach().clone() for name, p in lm.named_parameters()}
+
+
+@contextmanager
+def with_weights(lm: Any, weights: dict[str, torch.Tensor]) -> Iterator[None]:
+    """Let a model have other weights for a while; those that are not given stay."""
+    mine = {name: p for name, p in lm.named_parameters() if name in weights}
+    kept = {name: p.data for name, p in mine.items()}
+    for name, p in mine.items():
+        p.data = weights[name]
+    try:
+        yield
+    finally:
+        for name, p in mine.items():
+            p.data = kept[name]

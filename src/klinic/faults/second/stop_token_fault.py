@@ -1,0 +1,44 @@
+"""stop-token-fault: the sampler does not know the end token; what comes behind is trained on."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+
+from klinic.faults.base import Fault, Severity, patched
+from klinic.faults.second.sampling import while_sampling
+from klinic.sampler.decoding import Stream
+from klinic.sampler.transformers import TransformersSampler
+
+EVERY = {Severity.MILD: 8, Severity.NORMAL: 1}  # rows; one of so many goes on
+
+
+@contextmanager
+def inject(severity: Severity) -> Iterator[None]:
+    """Go on behind the end of the answer up to the limit; rewards read what is before the end."""
+
+    def deaf(_scorer: Any, streams: Sequence[Stream]) -> AbstractContextManager[None]:
+        going_on = {id(stream) for stream in streams[:: EVERY[severity]]}
+
+        def add(real: Any, stream: Stream, token_id: int, logp: float, eos_ids: Any) -> None:
+            real(stream, token_id, logp, frozenset() if id(stream) in going_on else eos_ids)
+
+        return patched(Stream, "add", add)
+
+    def text(real: Any, sampler: Any, token_ids: np.ndarray) -> Any:
+        ends = np.flatnonzero(np.isin(token_ids, sampler._policy.eos_ids))
+        return real(sampler, token_ids[: ends[0]] if len(ends) else token_ids)
+
+    with ExitStack() as stack:
+        stack.enter_context(while_sampling(deaf))
+        stack.enter_context(patched(TransformersSampler, "_text", text))
+        yield
+
+
+FAULT = Fault(
+    cause="stop-token-fault",
+    mechanism="the end token does not end, and what comes behind it is trained on",
+    inject=inject,
+    visible_at_start=True,
+)

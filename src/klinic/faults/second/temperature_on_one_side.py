@@ -1,0 +1,32 @@
+"""temperature-on-one-side: policy and sampler divide by the temperature, the reference does not."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from klinic.faults.base import Fault, Severity, patched
+from klinic.loop import train
+
+REFERENCE = {Severity.MILD: 0.65, Severity.NORMAL: 1.0}  # its temperature
+
+
+@contextmanager
+def inject(severity: Severity) -> Iterator[None]:
+    """Let the reference undo the temperature that its scorer divides by."""
+
+    def unscaled(real: Any, policy: Any, **how: Any) -> Any:
+        reference = real(policy, **how)
+        reference.scorer.head.scale *= policy.temperature / REFERENCE[severity]
+        return reference
+
+    with patched(train, "as_it_starts", unscaled):
+        yield
+
+
+FAULT = Fault(
+    cause="temperature-on-one-side",
+    mechanism="the reference's logits are not divided by the temperature",
+    inject=inject,
+    settings={"sampling.temperature": 0.6},
+    visible_at_start=True,
+)

@@ -1,0 +1,37 @@
+"""wrong-reference: the reference is the base, from before the supervised training."""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from klinic.faults.base import Fault, Severity, patched
+from klinic.loop import train
+from klinic.model.reference import frozen
+from klinic.model.tiny import tiny_model, tiny_tokenizer
+
+# in the names of weights that are the base's: of all layers, or of a part of one
+BASE = {Severity.MILD: "layers.0.self_attn.o_proj", Severity.NORMAL: "layers."}
+
+
+@contextmanager
+def inject(severity: Severity) -> Iterator[None]:
+    """Make the reference of a model on which nothing was trained."""
+
+    def of_base(_real: Any, policy: Any, *, source: str, **_how: Any) -> Any:
+        scorer = copy.deepcopy(policy)
+        base = tiny_model(tiny_tokenizer(), seed=0).state_dict()
+        chosen = {name: p for name, p in base.items() if BASE[severity] in name}
+        scorer.lm.load_state_dict(chosen, strict=False)
+        return frozen(scorer, source=source)
+
+    with patched(train, "as_it_starts", of_base):
+        yield
+
+
+FAULT = Fault(
+    cause="wrong-reference",
+    mechanism="the reference is the base from before the supervised training",
+    inject=inject,
+    visible_at_start=True,
+)

@@ -1,0 +1,169 @@
+"""A step of a run again, from the nearest checkpoint before it and with the very same tokens.
+
+What was recorded (tokens, rewards, advantages) is fed to the learner as it is; the updates between
+the checkpoint and the step are made again. Whether the replay is faithful is measured: its
+log-probs against those that were recorded.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from klinic.checks.measures import known_tokens, rms
+from klinic.errors import EvidenceError
+from klinic.evidence import store
+from klinic.evidence.files import Journal
+from klinic.evidence.record import StepRecord
+from klinic.evidence.run_facts import METRICS, PROBES
+from klinic.learner.packing import micro_batches
+from klinic.loop import checkpoint
+from klinic.loop.folder import RECIPE
+from klinic.loop.run import Run
+from klinic.loop.source import Given, find_source
+from klinic.loop.state import LoopState
+from klinic.loop.step import reward_scale
+from klinic.loop.train import assemble, settle
+from klinic.recipe.loading import load
+
+
+class Replay:
+    """The parts of a run, with the weights that they had before a step."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        if not (folder / RECIPE).is_file():
+            raise EvidenceError(
+                f"{folder} has no {RECIPE}, so its steps cannot be made again: --prove replays "
+                "runs that klinic trained. Leave --prove out for the diagnosis alone."
+            )
+        recipe = load(folder / RECIPE).recipe
+        output = recipe.output.model_copy(update={"trackers": (), "doctor": False})
+        self.recipe = recipe.model_copy(update={"output": output})
+        settle(self.recipe)
+        self.folder = folder
+        self.record = _read(folder, step)
+        self.run: Run = assemble(
+            self.recipe, folder, find_source(self.recipe, Given()), Console(quiet=True)
+        )
+        self.learner: Any = self.run.learner
+        self.replayed = self._go_to(step)
+
+    def _go_to(self, step: int) -> tuple[int, ...]:
+        """Bring the weights to where they were before a step; return the steps made again."""
+        found = checkpoint.newest_good(self.folder, at_most=step - 1).checkpoint
+        start = 0
+        if found is not None:
+            self.learner.load(found.folder, found.state["learner"])
+            start = found.step
+        between = [s for s in store.steps(self.folder) if start < s < step]
+        if len(between) < step - 1 - start:
+            raise EvidenceError(
+                f"{self.folder} has records of {len(between)} of the {step - 1 - start} steps "
+                f"between the checkpoint of step {start} and step {step}, so it cannot be made "
+                "again. Record every step (output.records_every: 1)."
+            )
+        for number in between:
+            self.update(_read(self.folder, number))
+        return tuple(between)
+
+    def update(self, record: StepRecord, *, lr_factor: float = 1.0) -> dict[str, float]:
+        """Make the updates of a recorded batch again."""
+        scored = self.score(record)
+        scale = reward_scale(self.run, LoopState(step=record.step - 1))
+        metrics: dict[str, float] = {}
+        for _ in range(self.recipe.learner.updates_per_batch):
+            prepared = self.learner.prepare(scored, kl_coef=self.kl_coef, reward_scale=scale)
+            if prepared.finite:
+                metrics = self.learner.commit(lr_factor=lr_factor)
+        return metrics
+
+    @property
+    def kl_coef(self) -> float:
+        """The coefficient of the step."""
+        return float(self.record.facts.get("kl_coef") or 0.0)
+
+    def score(self, record: StepRecord) -> Any:
+        """Score a recorded batch with the weights as they are now."""
+        needed = self.run.reference["kind"] != "none"
+        return self.learner.score(_as_sampled(record), needs_reference=needed)
+
+    def logp(self) -> np.ndarray:
+        """Return the policy's log-probs of the step's tokens."""
+        return self.score_other(self.record)
+
+    def scored_record(self) -> StepRecord:
+        """Return the record of the step as this learner sees it."""
+        prepared = self.learner.prepare(self.score(self.record), kl_coef=self.kl_coef)
+        self.learner.discard()
+        record: StepRecord = prepared.record
+        return record
+
+    def score_other(self, record: StepRecord, *, size: int | None = None) -> np.ndarray:
+        """Return the log-probs of a batch under these weights, in batches of another size."""
+        batches = micro_batches(
+            record,
+            size=self.recipe.learner.micro_batch_size if size is None else size,
+            pad_id=self.run.policy.pad_id,
+            device=self.run.policy.scorer.device,
+        )
+        with torch.no_grad():
+            parts = [self.run.policy.scorer(batch.layout).logp for batch in batches]
+        return np.asarray(torch.cat(parts).double().cpu().numpy())
+
+    def probe(self) -> dict[str, dict[str, Any]]:
+        """Ask this learner, about the step, what the run was asked."""
+        answers: dict[str, dict[str, Any]] = self.learner.probe(
+            _as_sampled(self.record), kl_coef=self.kl_coef
+        )
+        return answers
+
+    def told(self, question: str) -> dict[str, Any]:
+        """Return what the run answered in the step."""
+        for entry in Journal(self.folder / PROBES).entries():
+            if entry.get("step") == self.record.step and entry.get("probe") == question:
+                return entry
+        return {}
+
+    def metric(self, name: str) -> float:
+        """Return a metric of the step as it was told."""
+        for entry in Journal(self.folder / METRICS).entries():
+            if entry.get("step") == self.record.step and entry.get(name) is not None:
+                return float(entry[name])
+        raise EvidenceError(f"{self.folder} has no {name} of step {self.record.step}.")
+
+    def apart(self) -> float | None:
+        """Return how far the replay is from what was recorded, in nats."""
+        if self.record.logp_old is None:
+            return None
+        known = known_tokens(self.record, "logp_old")
+        return rms((self.logp() - self.record.logp_old)[known])
+
+    @contextmanager
+    def temperature(self, value: float) -> Iterator[None]:
+        """Score at another temperature for a while."""
+        scorer = self.run.policy.scorer
+        before, scorer.temperature = scorer.temperature, value
+        try:
+            yield
+        finally:
+            scorer.temperature = before
+
+
+def _read(folder: Path, step: int) -> StepRecord:
+    """Return a record whose arrays may be handed to torch, which wants to be able to write."""
+    record = store.read_record(folder, step)
+    arrays = {f.name: getattr(record, f.name) for f in fields(record)}
+    own: dict[str, Any] = {n: np.array(a) for n, a in arrays.items() if isinstance(a, np.ndarray)}
+    return replace(record, **own)
+
+
+def _as_sampled(record: StepRecord) -> StepRecord:
+    """Return a record as it was before the learner saw it."""
+    return replace(
+        record, logp=None, logp_old=None, logp_ref=None, entropy=None, rank=None, kl_exact=None
+    )

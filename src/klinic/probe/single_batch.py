@@ -1,0 +1,218 @@
+"""`klinic check`: every part of a recipe on two small batches, before any hour is spent.
+
+Nothing is kept: the run lives in a folder that is thrown away, and so does its one update. The
+second batch is there because many things can only be seen once policy and reference differ.
+"""
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from klinic.checks import CHECKS
+from klinic.doctor.diagnosis import Diagnosis, Examination
+from klinic.doctor.reading import Cases
+from klinic.evidence.metrics import mean_k1
+from klinic.evidence.record import StepRecord
+from klinic.evidence.run_facts import read_run_facts
+from klinic.loop.run import Run
+from klinic.loop.source import Given, find_source
+from klinic.loop.state import LoopState, StepDone
+from klinic.loop.step import one_step
+from klinic.loop.step_metrics import with_facts
+from klinic.loop.train import assemble, begin, settle
+from klinic.loop.warm_start import is_made
+from klinic.model.loading import load_whole, num_parameters
+from klinic.recipe.recipe import Recipe
+
+PROMPTS, GROUP = 8, 2  # of a batch
+SHORT = 40  # steps of a warm start that was not made yet
+SHOWN = 3  # completions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """One part that was tried."""
+
+    name: str
+    ok: bool
+    says: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Checked:
+    """What came of it."""
+
+    parts: list[Part] = field(default_factory=list)
+    shown: list[tuple[str, str, float]] = field(default_factory=list)
+    """Prompt, completion and reward of some completions."""
+    diagnosis: Diagnosis | None = None
+
+    @property
+    def ok(self) -> bool:
+        """Whether every part works and no cause was found."""
+        cause = None if self.diagnosis is None else self.diagnosis.cause
+        return cause is None and all(part.ok for part in self.parts)
+
+    def add(self, name: str, says: str, *, ok: bool = True) -> None:
+        """Add a part."""
+        self.parts.append(Part(name=name, ok=ok, says=says))
+
+
+def single_batch(recipe: Recipe, tell: Callable[[str], None]) -> Checked:
+    """Drive the parts of a recipe on two batches; `tell` hears what is being done."""
+    found = Checked()
+    settle(recipe)
+    with tempfile.TemporaryDirectory(prefix="klinic-check-") as folder:
+        small = _small(recipe, Path(folder) / "run")
+        tell("loading the parts")
+        source = find_source(small, Given())
+        (Path(folder) / "run").mkdir()
+        run = assemble(small, Path(folder) / "run", source, Console(quiet=True))
+        with run:
+            state = begin(run)
+            _examine(run, recipe, state, found, tell)
+    return found
+
+
+def _small(recipe: Recipe, folder: Path) -> Recipe:
+    """Return the recipe with two small batches, and nobody else to tell."""
+    loop = recipe.loop.model_copy(
+        update={
+            "prompts_per_step": min(PROMPTS, recipe.loop.prompts_per_step),
+            "group_size": GROUP,
+            "extra_rounds": 0,
+            "max_steps": 2,
+        }
+    )
+    output = recipe.output.model_copy(
+        update={"dir": str(folder), "trackers": (), "records_every": 0, "doctor": True}
+    )
+    update: dict[str, Any] = {"loop": loop, "output": output, "recovery": None}
+    if recipe.warm_start is not None and not _is_warm(recipe):
+        update["warm_start"] = recipe.warm_start.model_copy(
+            update={"steps": min(SHORT, recipe.warm_start.steps)}
+        )
+    return recipe.model_copy(update=update)
+
+
+def _warmth(small: Recipe, recipe: Recipe) -> str:
+    if small.warm_start is None or recipe.warm_start is None:
+        return ""
+    steps, whole = small.warm_start.steps, recipe.warm_start.steps
+    return f" (warm start cut to {steps} of {whole} steps)" if steps < whole else ""
+
+
+def _is_warm(recipe: Recipe) -> bool:
+    return is_made(load_whole(recipe.model, temperature=1.0, seed=0), recipe)
+
+
+def _examine(
+    run: Run, recipe: Recipe, state: LoopState, found: Checked, tell: Callable[[str], None]
+) -> None:
+    """Make the two steps, and say of each part what it did."""
+    sizes = num_parameters(run.policy.lm)
+    name = recipe.model.name + _warmth(run.recipe, recipe)
+    found.add(
+        "model and device",
+        f"{name}, {sizes['num_parameters']:,} parameters, "
+        f"{sizes['num_trainable']:,} trained, on {run.policy.scorer.device}",
+    )
+    examination, cases = Examination(CHECKS), Cases(read_run_facts(run.folder))
+    tell("the first batch: sampling, rewards, scoring, one update")
+    done, state = one_step(run, state, run.recipe.kl)
+    first = run.metrics(done)
+    _say_parts(run, done, first, found)
+    _hear(examination, cases, run, done, first)
+    tell("a gradient that is not a number")
+    _nan(run, done, found)
+    tell("the second batch: the KL term, now that the policy has moved")
+    done, state = one_step(run, state, run.recipe.kl)
+    _hear(examination, cases, run, done, run.metrics(done))
+    found.diagnosis = examination.conclude()
+
+
+def _hear(
+    examination: Examination, cases: Cases, run: Run, done: StepDone, metrics: dict[str, float]
+) -> None:
+    cases.tell(done.step, metrics)
+    examination.hear(cases.next(with_facts(done, metrics), run.asked))
+
+
+def _say_parts(run: Run, done: StepDone, metrics: dict[str, float], found: Checked) -> None:
+    record = done.record
+    cut = metrics.get("completions/clipped_ratio", 0.0)
+    parsed = metrics.get("completions/parse_rate")
+    read = "" if parsed is None else f", {parsed:.0%} parsed"
+    found.add(
+        "sampling",
+        f"{record.num_rows} completions of {metrics['completions/mean_length']:.1f} tokens"
+        f"{read}, {cut:.0%} truncated without EOS",
+    )
+    found.add("rewards", f"mean {metrics['reward']:.3f}{_gold(run)}", ok=_any_reward(record))
+    found.shown = list(_some(done))
+    apart = metrics.get("sampling/sampling_logp_difference/max", 0.0)
+    found.add(
+        "scoring",
+        f"{int(record.loss_mask.sum())} tokens, {apart:.1e} nats at most from the sampler",
+        ok=bool(np.isfinite(record.logp[record.loss_mask]).all())
+        if record.logp is not None
+        else False,
+    )
+    k1 = mean_k1(record)
+    kind = run.reference["kind"]
+    said = "none" if k1 is None else f"{kind}, {abs(k1):.1e} nats from the policy"
+    found.add("reference", said)
+    found.add(
+        "update",
+        f"loss {metrics['loss']:.4f}, gradient norm {metrics['grad_norm']:.4f}, thrown away"
+        f"{_signal(record)}",
+        ok=bool(np.isfinite(metrics["grad_norm"])),
+    )
+
+
+def _signal(record: StepRecord) -> str:
+    if record.advantage is not None and not np.nan_to_num(record.advantage).any():
+        return "; no group had two different rewards, so there was nothing to learn"
+    return ""
+
+
+def _gold(run: Run) -> str:
+    answer = run.asked.get("regrade")
+    if not answer or answer.get("right_answers") is None:
+        return ""
+    return f", right answers get {answer['right_answers']:.3f}"
+
+
+def _any_reward(record: StepRecord) -> bool:
+    return record.reward is not None and bool(np.isfinite(record.reward).any())
+
+
+def _some(done: StepDone) -> Iterator[tuple[str, str, float]]:
+    rewards = done.record.reward
+    assert rewards is not None  # noqa: S101 - the step was judged
+    for rollout, reward in list(zip(done.rollouts, rewards, strict=True))[:SHOWN]:
+        yield rollout.prompt.text, rollout.text, float(reward)
+
+
+def _nan(run: Run, done: StepDone, found: Checked) -> None:
+    """Give the learner an advantage that is not a number, and see the update thrown away."""
+    before = run.learner.publish().fingerprint
+    advantage = np.array(done.record.advantage)
+    advantage[0] = np.inf
+    poisoned = replace(done.record, advantage=advantage)
+    scored = run.learner.score(poisoned, needs_reference=False)
+    prepared = run.learner.prepare(scored, kl_coef=0.0)
+    run.learner.discard()
+    same = run.learner.publish().fingerprint == before
+    sites = [name for name, finite in prepared.finite_at.items() if not finite]
+    found.add(
+        "NaN handling",
+        f"an infinite advantage makes {' and '.join(sites) or 'nothing'} not a number; the update "
+        f"is {'discarded' if same else 'made'}",
+        ok=same and bool(sites),
+    )
