@@ -12,14 +12,15 @@ def judge(case: Case) -> Finding:
     """Flag rewards that say nothing about how wrong an answer is.
 
     Looks for
-        Rewards of two values only, over the last three steps, and the share at the lower one.
+        Rewards of two values only, over the last three steps, the lower one a punishment, and the
+        share of the completions that get it.
     Why it matters
         Near misses and noise get the same. A rare success in a group of failures is the whole
         gradient of its step, and most steps have none.
     Confirmed when
-        There are two values, and 95% of the completions are at the lower one.
+        There are two values, the lower one below 0, and 95% of the completions get that.
     Ruled out when
-        There is something in between, or success is not rare.
+        There is something in between, failing costs nothing, or success is not rare.
     Confused with
         equal-rewards (no group has a success at all); malformed-output (there is nothing to
         grade).
@@ -32,10 +33,10 @@ def judge(case: Case) -> Finding:
     values = np.unique(rewards)
     share = float((rewards == values[0]).mean()) if values.size else 0.0
     summary = (
-        f"{share:.0%} of the rewards are the lowest of {values.size} values (limit {FLOOR:.0%} of "
-        "2)"
+        f"{share:.0%} of the rewards are the lowest of {values.size} values, "
+        f"{values[0] if values.size else 0:g} (limit {FLOOR:.0%} of 2, below 0)"
     )
-    wrong = values.size == 2 and share > FLOOR
+    wrong = values.size == 2 and share > FLOOR and values[0] < 0
     return (failed if wrong else passed)(summary, share=share, values=float(values.size))
 
 

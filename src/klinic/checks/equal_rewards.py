@@ -59,5 +59,5 @@ CHECK = Check(
     "instead (loop.extra_rounds); check the verifier on right answers.",
     judge=judge,
     change={"loop.extra_rounds": 2},
-    explains=("policy-does-not-move", "cliff-rewards"),
+    explains=("cliff-rewards",),
 )

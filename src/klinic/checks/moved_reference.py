@@ -60,5 +60,4 @@ CHECK = Check(
     "checkpoint, and load it before the policy when resuming.",
     judge=judge,
     also=("facts.weights_published",),
-    explains=("kl-not-applied", "kl-gradient-wrong", "wrong-reference"),
 )

@@ -1,7 +1,5 @@
 """policy-does-not-move: the gradient is cut off, or the update is rounded away."""
 
-import numpy as np
-
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 from klinic.evidence.record import StepRecord
 
@@ -27,7 +25,7 @@ def judge(case: Case) -> Finding:
         change, and the reference with them).
     """
     record = case.record
-    if not _has_signal(record) or case.metrics.get(record.step, {}).get("reward_scale") == 0:
+    if not _should_move(case, record):
         return no_data("all advantages are 0, or their warm-up is, so nothing should move")
     grad_norm = record.facts.get("grad_norm")
     if grad_norm == 0:
@@ -42,14 +40,16 @@ def judge(case: Case) -> Finding:
     return _between_steps(case)
 
 
-def _has_signal(record: StepRecord) -> bool:
-    return record.advantage is not None and bool(np.nan_to_num(record.advantage).any())
+def _should_move(case: Case, record: StepRecord) -> bool:
+    """Whether a step has an advantage that reaches the loss."""
+    warming = case.metrics.get(record.step, {}).get("reward_scale") == 0
+    return record.advantage is not None and bool(record.advantage.any()) and not warming
 
 
 def _between_steps(case: Case) -> Finding:
     """Compare the weights before this step with those before the last one."""
     last = case.earlier[-1] if case.earlier else None
-    if last is None or last.step != case.record.step - 1 or not _has_signal(last):
+    if last is None or last.step != case.record.step - 1 or not _should_move(case, last):
         return no_data("no step before it whose update could be seen")
     discarded = case.metrics.get(last.step, {}).get("discarded")
     rate = last.facts.get("learning_rate")
@@ -70,5 +70,4 @@ CHECK = Check(
     fix="Keep trained weights in fp32, let inputs require gradients where layers are "
     "checkpointed (non-reentrant), and look at which parameters are trained.",
     judge=judge,
-    explains=("moved-reference",),
 )
