@@ -7,27 +7,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from checks.drawn import RUN
 from evidence.records import full_record
 from klinic import checks
-from klinic.checks import CHECKS, Case, Verdict
+from klinic.checks import CHECKS, HYPOTHESES, Case, Verdict
+from klinic.checks.base import passed
 from klinic.evidence.causes import CAUSES
+from klinic.evidence.fields import PROBES
 
 FOLDER = Path(checks.__file__).parent
 HEADINGS = ("Looks for", "Why it matters", "Confirmed when", "Ruled out when", "Confused with")
 BY_NAME = {check.name: check for check in CHECKS}
+ANSWERED = ("ratio", "cosine", "norm", "expected_norm", "score_norm", "looks_like", "same")
 EVERY = pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 
 
 def test_every_file_is_in_the_catalogue_once():
-    files = {path.stem for path in FOLDER.glob("*.py")} - {"__init__", "base"}
+    files = {path.stem for path in FOLDER.glob("*.py")} - {"__init__", "base", "measures"}
     assert files == {check.name.replace("-", "_") for check in CHECKS}
     assert len(BY_NAME) == len(CHECKS)
 
 
 def test_checks_are_named_after_causes_and_stand_in_their_order():
-    order = [cause.name for cause in CAUSES]
-    places = [order.index(check.name) for check in CHECKS]
-    assert places == sorted(places)
+    assert [check.name for check in CHECKS] == [cause.name for cause in CAUSES]
 
 
 @EVERY
@@ -45,6 +47,49 @@ def test_what_it_explains_exists(check):
     assert check.name not in check.explains
 
 
+def test_nothing_explains_what_explains_it():
+    def follow(name, way):
+        for effect in BY_NAME[name].explains:
+            assert effect not in way, (*way, effect)
+            follow(effect, (*way, effect))
+
+    for name in BY_NAME:
+        follow(name, (name,))
+
+
+def test_hypotheses_are_checks():
+    assert {name for names in HYPOTHESES.values() for name in names} <= set(BY_NAME)
+
+
+ODD = {
+    "no tokens": full_record(lengths=(0, 0)),
+    "nothing trained on": replace(full_record(), loss_mask=np.zeros(5, bool)),
+    "not a number": replace(full_record(), logp_sampler=np.full(5, np.nan)),
+    "one row": full_record(lengths=(4,)),
+    "long": full_record(lengths=(40,) * 8),
+}
+
+
+@EVERY
+@pytest.mark.parametrize("name", ODD)
+def test_it_judges_every_legal_record(check, name):
+    found = ODD[name]
+    answers = {question: dict.fromkeys(ANSWERED) | {"largest": 0.0} for question in PROBES}
+    metrics = {found.step: dict.fromkeys(("kl", "reward", "entropy", "grad_norm"), 0.1)}
+    for version in (0, 3):
+        facts = {**found.facts, "learner_version": version, "loss": 0.1, "grad_norm": 1.0}
+        record = replace(found, facts=facts)
+        case = Case(
+            record=record,
+            earlier=(record, record),
+            start=record,
+            run=RUN,
+            metrics=metrics,
+            answers=answers,
+        )
+        assert check(case).summary
+
+
 @EVERY
 def test_each_missing_field_gives_no_data_and_is_named(check):
     for need in check.needs:
@@ -54,8 +99,19 @@ def test_each_missing_field_gives_no_data_and_is_named(check):
         assert f"`{need}`" in finding.summary
 
 
+def test_what_it_looks_at_besides_keeps_it_from_passing():
+    for check in (c for c in CHECKS if c.also):
+        assert all(need not in check.needs for need in check.also)
+        passes = replace(check, needs=(), judge=lambda _: passed("well"))
+        bare = replace(full_record(), logp_sampler=None, entropy=None, facts={})
+        assert passes(Case(record=bare)).verdict is Verdict.NO_DATA
+
+
 def without(case, need):
     place, _, name = need.partition(".")
+    if place == "facts":
+        facts = {key: value for key, value in case.record.facts.items() if key != name}
+        return replace(case, record=replace(case.record, facts=facts))
     if place != "record":
         return case  # a bare case has no facts of these kinds
     optional = {f.name for f in fields(case.record) if f.default is None}

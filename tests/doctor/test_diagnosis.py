@@ -40,8 +40,9 @@ def test_nothing_wrong_is_no_cause_with_everything_ruled_out():
     assert len(found.of(Status.RULED_OUT)) == 2
 
 
-def test_a_late_cause_is_not_named_while_an_earlier_stage_could_not_be_looked_at():
-    blind = replace(check("blind", Stage.SAMPLER), needs=("record.logp_sampler",))
+def test_a_cause_is_not_named_while_what_could_explain_it_was_not_looked_at():
+    blind = check("blind", Stage.SAMPLER, explains=("late",))
+    blind = replace(blind, needs=("record.logp_sampler",))
     late = check("late", Stage.DYNAMICS, failed)
     bare = [replace(c, record=replace(c.record, logp_sampler=None)) for c in cases()]
     found = diagnose(bare, [blind, late])

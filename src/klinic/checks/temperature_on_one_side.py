@@ -1,5 +1,7 @@
 """temperature-on-one-side: the temperature divides the logits of one side only."""
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
@@ -7,6 +9,7 @@ from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, pas
 SLOPE = 0.05  # of the gap over logp + entropy: a temperature that is off by one in twenty
 EXPLAINED = 0.8  # share of the gap that the line must carry: other faults leave a cloud
 NOISE = 0.03  # nats: root mean square of bf16 against fp32 (a model of 0.5B, public reports)
+BOTH = 0.05  # of the tokens on each side of 0: a lift of all that is left is no temperature
 TRIMMED = 0.02  # of the tokens, with the largest gaps: a few must not make a line
 ENOUGH = 50  # tokens
 
@@ -23,7 +26,8 @@ def judge(case: Case) -> Finding:
         Every ratio and every KL then compares two different distributions: a KL above 0 with equal
         weights, importance ratios far from 1, and a pull towards a policy that nobody asked for.
     Confirmed when
-        The slope is above 0.05 and the line carries 80% of a gap that is above rounding.
+        The slope is above 0.05 and the line carries 80% of a gap that is above rounding and goes
+        both ways.
     Ruled out when
         The gap is at the level of rounding, or the line does not carry it.
     Confused with
@@ -37,9 +41,10 @@ def judge(case: Case) -> Finding:
     known = {side: line for side, line in found.items() if line is not None}
     if not known:
         return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
-    side = max(known, key=lambda s: abs(known[s][0]))
-    slope, explained, size = known[side]
-    wrong = abs(slope) > SLOPE and explained > EXPLAINED and size > NOISE
+    side = max(known, key=lambda s: abs(known[s].slope))
+    line = known[side]
+    slope, explained, size = line.slope, line.explained, line.gap
+    wrong = abs(slope) > SLOPE and explained > EXPLAINED and size > NOISE and line.lesser > BOTH
     summary = (
         f"{side} against learner: slope {slope:+.3f} over logp + entropy (limit {SLOPE:g}), which "
         f"carries {max(explained, 0):.0%} of a gap of {size:.3g} nats"
@@ -47,8 +52,21 @@ def judge(case: Case) -> Finding:
     return (failed if wrong else passed)(summary, slope=slope, explained=explained, gap=size)
 
 
-def fit(case: Case, column: str) -> tuple[float, float, float] | None:
-    """Return slope, share of the gap that the line carries, and root mean square of the gap."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Line:
+    """A line through 0 over logp + entropy."""
+
+    slope: float
+    explained: float
+    """Share of the squared gap that it carries."""
+    gap: float
+    """Root mean square."""
+    lesser: float
+    """Share of the tokens on the side of 0 that has fewer."""
+
+
+def fit(case: Case, column: str) -> Line | None:
+    """Fit the gap between a column and the learner's log-probs."""
     record = case.record
     old, other, entropy = (
         np.asarray(getattr(record, name), dtype=np.float64)
@@ -63,10 +81,15 @@ def fit(case: Case, column: str) -> tuple[float, float, float] | None:
     size = float(np.sqrt(np.mean(gap**2)))
     along = float(np.sum(surprise**2))
     if size == 0 or along == 0:
-        return 0.0, 0.0, size
+        return Line(slope=0.0, explained=0.0, gap=size, lesser=0.0)
     slope = float(np.sum(gap * surprise)) / along
     left = float(np.sum((gap - slope * surprise) ** 2))
-    return slope, 1 - left / float(np.sum(gap**2)), size
+    return Line(
+        slope=slope,
+        explained=1 - left / float(np.sum(gap**2)),
+        gap=size,
+        lesser=float(min((gap > 0).mean(), (gap < 0).mean())),
+    )
 
 
 CHECK = Check(

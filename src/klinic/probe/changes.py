@@ -57,8 +57,8 @@ def fitted_temperature(replay: Replay) -> Measured:
     columns = [c for c in ("logp_sampler", "logp_ref") if getattr(record, c) is not None]
     fits = {c: temperature_on_one_side.fit(Case(record=record), c) for c in columns}
     known = {c: f for c, f in fits.items() if f is not None}
-    side = max(known, key=lambda c: abs(known[c][0]))
-    slope = known[side][0]
+    side = max(known, key=lambda c: abs(known[c].slope))
+    slope = known[side].slope
     before = rms(gap(record, side, "logp_old"))
     near = scorer.temperature / (1 + slope)
     tried = []

@@ -1,0 +1,88 @@
+"""Checks that ask the live learner, by answers that it could give."""
+
+import pytest
+
+from checks.drawn import judged, record
+from klinic.checks import (
+    Verdict,
+    dropout_in_scoring,
+    kl_gradient_wrong,
+    kl_not_applied,
+    kl_sign_flipped,
+    layout_changes_logp,
+    loss_scaled_wrong,
+)
+
+PASS, FAIL, WARN, NO_DATA = Verdict.PASS, Verdict.FAIL, Verdict.WARN, Verdict.NO_DATA
+KL = (kl_gradient_wrong, kl_not_applied, kl_sign_flipped)
+
+
+def answer(ratio, cosine, norm=1.0, expected=1.0, like="unbiased"):
+    return {
+        "kl_gradient": {
+            "ratio": ratio,
+            "cosine": cosine,
+            "norm": norm,
+            "expected_norm": expected,
+            "score_norm": 1.0,
+            "looks_like": like,
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "verdicts"),
+    [
+        (answer(1.0, 1.0), (PASS, PASS, PASS)),
+        (answer(1.01, 0.9999), (PASS, PASS, PASS)),
+        (answer(0.0, 0.0, norm=0.0), (PASS, FAIL, PASS)),
+        (answer(2.0, 1.0, norm=2.0), (PASS, FAIL, PASS)),
+        (answer(-1.0, -1.0), (PASS, PASS, FAIL)),
+        (answer(-0.3, -0.99, norm=0.3), (PASS, PASS, FAIL)),
+        (answer(0.4, 0.5), (FAIL, PASS, PASS)),
+        (answer(0.5, 1.0, norm=0.5), (FAIL, PASS, PASS)),
+        (answer(2.0, 0.9, norm=2.2), (FAIL, PASS, PASS)),
+        (answer(None, None, norm=0.0, expected=0.0), (NO_DATA, NO_DATA, NO_DATA)),
+        (answer(None, None, norm=0.5, expected=0.0), (FAIL, NO_DATA, NO_DATA)),
+    ],
+)
+def test_one_answer_names_one_fault_of_the_kl_term(given, verdicts):
+    assert tuple(judged(check, record(), answers=given) for check in KL) == verdicts
+
+
+def test_an_estimator_without_a_gradient_is_wrong_as_the_recipe_has_it():
+    given = answer(1.0, 1.0)
+    assert judged(kl_gradient_wrong, record(), answers=given, run={"estimator": "k1"}) is FAIL
+    assert judged(kl_gradient_wrong, record(), answers=given, run={"estimator": "k3"}) is WARN
+    assert judged(kl_gradient_wrong, record(), answers=given, run={"estimator": "k2"}) is PASS
+
+
+def test_scoring_twice_must_agree():
+    assert judged(dropout_in_scoring, record(), answers={"rescore": {"largest": 0.0}}) is PASS
+    assert judged(dropout_in_scoring, record(), answers={"rescore": {"largest": 0.02}}) is FAIL
+    assert judged(dropout_in_scoring, record()) is NO_DATA
+
+
+@pytest.mark.parametrize(
+    ("largest", "dtype", "expected"),
+    [(1e-5, "fp32", PASS), (0.1, "fp32", FAIL), (0.1, "bf16", PASS), (3.0, "bf16", FAIL)],
+)
+def test_rows_alone_must_agree_to_the_precision_of_the_run(largest, dtype, expected):
+    given = {"rescore_alone": {"largest": largest}}
+    run = {"policy": {"dtype": dtype}}
+    assert judged(layout_changes_logp, record(), answers=given, run=run) is expected
+
+
+@pytest.mark.parametrize(
+    ("ratio", "cosine", "expected"),
+    [
+        (1.0, 1.0, PASS),
+        (0.5, 1.0, FAIL),
+        (2.0, 1.0, FAIL),
+        (1.0, 0.9, FAIL),
+        (None, None, NO_DATA),
+    ],
+)
+def test_cutting_a_step_must_not_change_its_gradient(ratio, cosine, expected):
+    given = {"micro_batches": {"ratio": ratio, "cosine": cosine}}
+    assert judged(loss_scaled_wrong, record(), answers=given) is expected

@@ -1,0 +1,220 @@
+"""Causes in rows, rewards and the course of a run."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from checks.drawn import GROUP, LENGTH, ROWS, VOCABULARY, judged, moved, record
+from klinic.checks import (
+    Verdict,
+    broken_reward,
+    broken_sampler,
+    cliff_rewards,
+    context_truncated,
+    equal_rewards,
+    kl_tail_dominates,
+    malformed_output,
+    nan_outside_mask,
+    policy_does_not_move,
+    prompt_mismatch,
+    random_weights,
+    retokenised,
+    reward_hacking,
+    step_too_big,
+    wrong_metric,
+)
+from klinic.evidence.metrics import step_metrics
+
+PASS, FAIL, WARN, NO_DATA = Verdict.PASS, Verdict.FAIL, Verdict.WARN, Verdict.NO_DATA
+FIRST = record()
+
+
+def steps(num, **columns):
+    return [replace(record(n), step=n, **columns) for n in range(1, num + 1)]
+
+
+def test_a_gap_on_rows_that_do_not_survive_is_retokenisation():
+    lost = np.arange(ROWS) % 3 == 0
+    gap = np.where(np.repeat(lost, LENGTH), 1.0, 0.0)
+    found = replace(FIRST, round_trip=~lost, logp_sampler=FIRST.logp_old - gap)
+    assert judged(retokenised, found) is FAIL
+    assert judged(retokenised, replace(found, logp_sampler=FIRST.logp_old)) is PASS
+    assert judged(retokenised, replace(found, logp_sampler=FIRST.logp_old - 1.0)) is PASS
+    assert judged(retokenised, FIRST) is PASS
+
+
+def test_one_prompt_that_differs_is_enough():
+    match = np.ones(ROWS, bool)
+    match[3] = False
+    assert judged(prompt_mismatch, replace(FIRST, prompt_ids_match=match)) is FAIL
+    assert judged(prompt_mismatch, FIRST) is PASS
+
+
+def test_completions_that_no_working_sampler_draws():
+    rows = FIRST.token_ids.reshape(ROWS, LENGTH)
+    same = np.repeat(rows[::GROUP], GROUP, axis=0).reshape(-1)
+    assert judged(broken_sampler, replace(FIRST, token_ids=same)) is FAIL
+    outside = FIRST.token_ids.copy()
+    outside[7] = VOCABULARY
+    assert judged(broken_sampler, replace(FIRST, token_ids=outside)) is FAIL
+    lost = FIRST.logp_sampler.copy()
+    lost[7] = np.nan
+    assert judged(broken_sampler, replace(FIRST, logp_sampler=lost)) is FAIL
+    assert judged(broken_sampler, FIRST) is PASS
+
+
+def test_equal_short_answers_are_likely_and_no_fault():
+    found = replace(
+        FIRST,
+        token_ids=np.tile([5, 6, 7, 8, 9, 5, 6, 7, 8, 9], ROWS),
+        logp_old=np.full(FIRST.num_tokens, -0.01),
+    )
+    assert judged(broken_sampler, found) is PASS
+
+
+def test_a_loss_that_is_not_a_number_over_tokens_that_are():
+    bad = {**FIRST.facts, "loss": np.nan, "grad_norm": np.nan}
+    assert judged(nan_outside_mask, replace(FIRST, facts=bad)) is FAIL
+    assert judged(nan_outside_mask, FIRST) is PASS
+    logp = FIRST.logp_old.copy()
+    logp[0] = np.nan
+    inside = replace(FIRST, facts=bad, logp_old=logp, logp=logp)
+    assert judged(nan_outside_mask, inside) is PASS
+    mask = FIRST.loss_mask.copy()
+    mask[0] = False
+    assert judged(nan_outside_mask, replace(inside, loss_mask=mask)) is FAIL
+
+
+def test_a_few_tokens_that_the_reference_loves_are_a_tail_and_a_drift_is_not():
+    ref = FIRST.logp_old.copy()
+    ref[3] += 12
+    one = replace(FIRST, logp_ref=ref)
+    assert judged(kl_tail_dominates, one, run={"estimator": "k3"}) is FAIL
+    assert judged(kl_tail_dominates, one) is WARN
+    drift = replace(moved(record(1), 1.0), logp_ref=record(1).logp_ref)
+    assert judged(kl_tail_dominates, drift, run={"estimator": "k3"}) is PASS
+    assert judged(kl_tail_dominates, FIRST, run={"estimator": "k3"}) is PASS
+
+
+def test_nobody_who_differs_for_three_steps():
+    same = steps(3, reward=np.zeros(ROWS))
+    assert judged(equal_rewards, same[-1], earlier=same[:-1]) is FAIL
+    assert judged(equal_rewards, same[-1], earlier=same[:1]) is NO_DATA
+    well = steps(3)
+    assert judged(equal_rewards, well[-1], earlier=well[:-1]) is PASS
+    once = [well[0], same[1], well[2]]
+    assert judged(equal_rewards, once[-1], earlier=once[:-1]) is PASS
+
+
+def pairs(reward):
+    rows = FIRST.token_ids.reshape(ROWS, LENGTH)
+    same = np.repeat(rows[::GROUP], GROUP, axis=0).reshape(-1)
+    return replace(FIRST, token_ids=same, reward=reward)
+
+
+def test_equal_completions_with_different_rewards_are_graded_by_nobody():
+    random = np.random.default_rng(0)
+    assert judged(broken_reward, pairs(random.random(ROWS))) is FAIL
+    assert judged(broken_reward, pairs(np.repeat(random.random(ROWS // GROUP), GROUP))) is PASS
+
+
+def test_missing_rewards_and_those_that_are_others_when_asked_again():
+    half = np.where(np.arange(ROWS) % 2, np.nan, 1.0)
+    assert judged(broken_reward, replace(FIRST, reward=half)) is FAIL
+    good = {"same": 1.0, "right_answers": 1.0, "wrong_completions": 0.2}
+    assert judged(broken_reward, FIRST, answers={"regrade": good}) is PASS
+    for wrong in ({"same": 0.3}, {"right_answers": 0.1}):
+        assert judged(broken_reward, FIRST, answers={"regrade": good | wrong}) is FAIL
+    later = moved(record(1), 0.0)
+    exploited = {"regrade": good | {"right_answers": 0.1}}
+    assert judged(broken_reward, later, answers=exploited) is PASS
+    assert judged(broken_reward, FIRST) is NO_DATA
+
+
+def test_all_or_nothing_with_a_punishment_for_almost_everybody():
+    few = np.where(np.arange(ROWS) == 0, 1.0, -1.0)
+    steep = steps(3, reward=few)
+    assert judged(cliff_rewards, steep[-1], earlier=steep[:-1]) is FAIL
+    mild = steps(3, reward=np.maximum(few, 0.0))
+    assert judged(cliff_rewards, mild[-1], earlier=mild[:-1]) is PASS
+    graded = steps(3)
+    assert judged(cliff_rewards, graded[-1], earlier=graded[:-1]) is PASS
+
+
+def test_answers_that_cannot_be_read():
+    def told(rate):
+        return {n: {"completions/parse_rate": rate} for n in (1, 2, 3)}
+
+    assert judged(malformed_output, FIRST, metrics=told(0.05)) is FAIL
+    assert judged(malformed_output, FIRST, metrics=told(0.6)) is PASS
+
+
+def test_completions_that_are_cut_off_from_the_start_and_such_as_grew():
+    cut = np.array(["length"] * ROWS, "<U6")
+    ids = np.where(FIRST.token_ids == 1, 2, FIRST.token_ids)
+    two = steps(2, finish_reason=cut, token_ids=ids)
+    assert judged(context_truncated, two[1], earlier=two[:1], start=two[0]) is FAIL
+    assert judged(context_truncated, two[1], earlier=two[:1], start=FIRST) is PASS
+    assert judged(context_truncated, FIRST, earlier=[FIRST], start=FIRST) is PASS
+
+
+def test_a_policy_without_preferences_has_random_weights():
+    even = np.full(FIRST.num_tokens, 0.95 * np.log(VOCABULARY))
+    assert judged(random_weights, replace(FIRST, entropy=even)) is FAIL
+    assert judged(random_weights, replace(FIRST, entropy=even / 2)) is PASS
+    later = replace(FIRST, entropy=even, facts={"learner_version": 3})
+    assert judged(random_weights, later) is NO_DATA
+
+
+def ran_away(reward):
+    later = moved(record(1), 0.0)
+    return replace(later, logp_old=later.logp_old + 1.0, reward=np.full(ROWS, reward))
+
+
+def test_a_policy_that_runs_away_and_earns_less_stepped_too_far():
+    assert judged(step_too_big, ran_away(-1.0), start=FIRST) is FAIL
+    assert judged(step_too_big, ran_away(2.0), start=FIRST) is PASS
+    near = replace(moved(record(1), 0.01), reward=np.full(ROWS, -1.0))
+    assert judged(step_too_big, near, start=FIRST) is PASS
+
+
+def test_weights_that_stay_where_they_were():
+    stuck = replace(record(2), step=2)
+    told = {1: {"discarded": 0.0}, 2: {}}
+    assert judged(policy_does_not_move, stuck, earlier=[FIRST], metrics=told) is FAIL
+    thrown = {1: {"discarded": 1.0}, 2: {}}
+    assert judged(policy_does_not_move, stuck, earlier=[FIRST], metrics=thrown) is NO_DATA
+    went = replace(stuck, facts={**stuck.facts, "weights_published": "w1"})
+    assert judged(policy_does_not_move, went, earlier=[FIRST], metrics=told) is PASS
+    cut = replace(FIRST, facts={**FIRST.facts, "grad_norm": 0.0})
+    assert judged(policy_does_not_move, cut) is FAIL
+    warming = {1: {"reward_scale": 0.0}}
+    assert judged(policy_does_not_move, cut, metrics=warming) is NO_DATA
+    rounded = replace(FIRST, facts={**FIRST.facts, "unchanged_share": 0.99})
+    assert judged(policy_does_not_move, rounded) is FAIL
+    nothing = replace(cut, advantage=np.zeros(ROWS))
+    assert judged(policy_does_not_move, nothing) is NO_DATA
+
+
+def course(rewards, accuracies):
+    lines = {n + 1: {"reward": r} for n, r in enumerate(rewards)}
+    for place, accuracy in zip((0, len(rewards)), accuracies, strict=True):
+        lines.setdefault(place, {})["eval/accuracy"] = accuracy
+    return lines
+
+
+def test_a_reward_that_rises_without_the_skill():
+    rising = list(np.linspace(0, 1, 20))
+    assert judged(reward_hacking, FIRST, metrics=course(rising, (0.8, 0.3))) is FAIL
+    assert judged(reward_hacking, FIRST, metrics=course(rising, (0.3, 0.8))) is PASS
+    assert judged(reward_hacking, FIRST, metrics=course([0.5] * 20, (0.8, 0.3))) is PASS
+    assert judged(reward_hacking, FIRST, metrics=course(rising[:4], (0.8, 0.3))) is NO_DATA
+
+
+def test_a_figure_that_the_record_does_not_bear_out():
+    found = moved(record(1), 0.3)
+    right = step_metrics(found) | {"grad_norm": 1.0}
+    assert judged(wrong_metric, found, metrics={4: right}) is PASS
+    for name, factor in (("kl", 0.8), ("kl", 1.2), ("entropy", 1.5), ("grad_norm", 0.1)):
+        wrong = right | {name: factor * right[name]}
+        assert judged(wrong_metric, found, metrics={4: wrong}) is FAIL
