@@ -22,7 +22,7 @@ from xdist.scheduler import LoadScopeScheduling
 HAS_TORCH = find_spec("torch") is not None
 NEED_TORCH = (
     *("verify", "model", "integrations", "sampler", "learner", "loop", "bench"),
-    *("faults", "lab"),
+    *("faults", "lab", "probe"),
 )
 AS_SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -42,7 +42,7 @@ if not HAS_TORCH:
 
 WHOLE = (
     *(".md", "test_proof.py", "test_resume.py", "test_poisoned_batch.py", "test_blow_ups.py"),
-    "test_trial.py",
+    *("test_trial.py", "test_single_batch.py", "test_replayed_causes.py"),
 )
 
 

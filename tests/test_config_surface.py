@@ -2,7 +2,7 @@
 
 from klinic.recipe.keys import every_knob
 
-BUDGET = 80
+BUDGET = 81
 
 KNOBS = [
     "seed",
@@ -85,6 +85,7 @@ KNOBS = [
     "output.trackers",
     "output.project",
     "output.records_every",
+    "output.doctor",
 ]
 
 

@@ -8,17 +8,7 @@ from klinic.doctor.reading import read_cases
 from klinic.faults import FAULTS, Severity
 from klinic.lab.trial import make
 
-pytestmark = pytest.mark.timeout(300)
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(autouse=True)
-def _one_warm_start(cache, as_before, monkeypatch):
-    monkeypatch.setenv("KLINIC_CACHE", str(cache))
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
 
 
 def check_named(fault, folder, **how):

@@ -19,12 +19,14 @@ def judge(case: Case) -> Finding:
     Confirmed when
         The entropy is above four fifths of what knowing nothing gives.
     Ruled out when
-        It is below: the policy prefers some tokens.
+        It is below: the policy prefers some tokens; or the recipe starts from nothing on purpose.
     Confused with
         malformed-output (the policy knows a language, and not the form).
     """
     if case.version != 0:
         return no_data("only before the first update are the weights those that were loaded")
+    if (case.run.get("policy") or {}).get("untrained"):
+        return passed("the recipe starts from random weights on purpose")
     known = known_tokens(case.record, "entropy")
     if not known.any():
         return no_data("no trained tokens")

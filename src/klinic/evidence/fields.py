@@ -41,7 +41,8 @@ RUN_KEYS = {
     "pad_id": "the id used for padding, or null",
     "vocabulary_size": "ids the tokenizer can make",
     "policy": "`name`, `digest` of the weights at the start, `num_parameters`, `num_trainable`, "
-    "`dtype`, `dropout` (the largest probability found), `num_experts` (0 for none)",
+    "`dtype`, `dropout` (the largest probability found), `num_experts` (0 for none), "
+    "`untrained` (true where the recipe starts from random weights on purpose)",
     "reference": "`kind` (copy, adapter_off, adapter_frozen or none), `source`, `digest`, `wanted` "
     "(start: the policy as it starts; path: a model that the recipe names), `sync_every` (steps "
     "from reset to reset, or null), `ema` (share that stays in a step, or null)",

@@ -1,20 +1,38 @@
 """random-weights: the model is made from its config, and its weights are not loaded."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
-from klinic.faults.base import Fault, Severity
+import torch
+
+from klinic.faults.base import Fault, Severity, patched
+from klinic.loop import train
+
+LOST = {Severity.MILD: 0.5, Severity.NORMAL: 1.0}  # of what the weights have learnt
 
 
-def inject(severity: Severity) -> AbstractContextManager[None]:
-    """Do nothing: the recipe leaves the warm start out."""
-    del severity
-    return nullcontext()
+@contextmanager
+def inject(severity: Severity) -> Iterator[None]:
+    """Replace what was loaded by small random numbers."""
+
+    def unloaded(real: Any, *given: Any) -> Any:
+        policy, where = real(*given)
+        random = torch.Generator().manual_seed(0)
+        with torch.no_grad():
+            for p in policy.lm.parameters():
+                if p.ndim > 1:
+                    fresh = 0.02 * torch.randn(p.shape, generator=random)
+                    p.lerp_(fresh, LOST[severity])
+        return policy, where
+
+    with patched(train, "start_policy", unloaded):
+        yield
 
 
 FAULT = Fault(
     cause="random-weights",
-    mechanism="no weights are loaded",
+    mechanism="weights are not loaded",
     inject=inject,
-    settings={"warm_start": None},
     visible_at_start=True,
 )

@@ -12,7 +12,7 @@ from klinic.evidence.record import SCHEMA
 from klinic.evidence.run_facts import SHARED
 from klinic.maths.surrogate import SURROGATES
 from klinic.model.adapters import policy_digest
-from klinic.model.loading import Policy, num_experts, num_parameters
+from klinic.model.loading import BUILT_IN, Policy, num_experts, num_parameters
 from klinic.recipe.recipe import Recipe
 
 LIBRARIES = ("klinic", "torch", "transformers", "peft", "numpy", "pyarrow", "safetensors")
@@ -40,6 +40,7 @@ def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict
             "dtype": recipe.model.dtype,
             "dropout": 0.0,
             "num_experts": num_experts(policy.lm),
+            "untrained": recipe.model.name == BUILT_IN and recipe.warm_start is None,
             **num_parameters(policy.lm),
         },
         "reference": {

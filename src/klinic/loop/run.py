@@ -77,6 +77,7 @@ class Run:
         limits = self.recovering.limits
         self.update_kl_limit = None if limits is None else limits.update_kl
         self.reference_rule = self.recipe.reference
+        self.examined = self.recipe.output.doctor != "none"
         self.journal = Journal(self.folder / METRICS)
         self.events = Journal(self.folder / EVENTS)
         self.answers = Journal(self.folder / PROBES)
@@ -148,7 +149,7 @@ class Run:
 
     def open_doctor(self, *, resumed: bool) -> None:
         """Begin to look for causes, when run.json is there."""
-        if not self.recipe.output.doctor:
+        if not self.examined:
             return
         self._doctor = LiveDoctor(self.folder)
         self._open.callback(self._doctor.close)
@@ -206,8 +207,8 @@ class Run:
         return with_rewards(record, scores, advantage=self.recipe.learner.advantage)
 
     def _asks(self, step: int) -> bool:
-        curious = self._doctor is not None and self._doctor.curious
-        return self.recipe.output.doctor and (asking.is_time(step) or curious)
+        doctor = self._doctor
+        return self.examined and (asking.is_time(step) or (doctor is not None and doctor.curious))
 
     def ask(self, gathered: Gathered, record: StepRecord, kl_coef: float) -> None:
         """Ask the live parts what the record does not tell, and write their answers down."""
@@ -271,8 +272,7 @@ class Run:
         if found is None:
             return
         self.event(step, "diagnosis", found.sentence, cause=found.cause)
-        recovery = self.recipe.recovery
-        if recovery is not None and recovery.stop_on_cause:
+        if self.recipe.output.doctor == "stop":  # what it names, no rollback mends
             raise RunStoppedError(f"{self.folder}: {found.sentence}")
 
     def _refuse_unsound(self, done: StepDone, metrics: Mapping[str, float]) -> None:

@@ -42,7 +42,7 @@ class Replay:
                 "runs that klinic trained. Leave --prove out for the diagnosis alone."
             )
         recipe = load(folder / RECIPE).recipe
-        output = recipe.output.model_copy(update={"trackers": (), "doctor": False})
+        output = recipe.output.model_copy(update={"trackers": (), "doctor": "none"})
         self.recipe = recipe.model_copy(update={"output": output})
         settle(self.recipe)
         self.folder = folder

@@ -90,7 +90,7 @@ def _small(recipe: Recipe, folder: Path) -> Recipe:
         }
     )
     output = recipe.output.model_copy(
-        update={"dir": str(folder), "trackers": (), "records_every": 0, "doctor": True}
+        update={"dir": str(folder), "trackers": (), "records_every": 0, "doctor": "tell"}
     )
     update: dict[str, Any] = {"loop": loop, "output": output, "recovery": None}
     if recipe.warm_start is not None and not _is_warm(recipe):

@@ -35,5 +35,5 @@ class OutputSection(Section):
     """What W&B and trackio file the run under; the run's own name is that of its folder."""
     records_every: CountOrZero = 1
     """Steps between recorded steps, token by token; 0 is none."""
-    doctor: bool = True
-    """Test every step for known causes, and ask the learner as well after 1, 2, 4, 8, ... steps."""
+    doctor: Literal["tell", "stop", "none"] = "tell"
+    """Whether every step is tested for known causes: `tell` of one, `stop` at one, or `none`."""

@@ -30,5 +30,3 @@ class RecoverySection(Section):
     """Steps for which it is; again as many each time trouble comes back."""
     max_consecutive: Count = 5
     """Batches in trouble, one after the other, after which the run stops and says why."""
-    stop_on_cause: bool = False
-    """Stop when the doctor names a cause: what it names, no rollback mends."""

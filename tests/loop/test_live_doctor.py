@@ -1,0 +1,97 @@
+"""The doctor of a run that goes on: it says what it finds, and disturbs nothing."""
+
+import json
+from dataclasses import replace
+
+import pytest
+
+import klinic
+from klinic.checks import CHECKS
+from klinic.errors import RunStoppedError
+from klinic.evidence.files import Journal
+from klinic.faults import misaligned_logp
+from klinic.faults.base import Severity
+from klinic.learner.local import LocalLearner
+from klinic.loop import live_doctor
+from loop.killing import differences
+
+pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("as_before")]
+ROWS = [{"prompt": f"{n}+{m}="} for n in range(4) for m in range(4)]
+
+
+def digits(prompts, completions, **columns):
+    return [sum(c.isdigit() for c in text) + len(text) / 10 for text in completions]
+
+
+def train(folder, max_steps=3, **settings):
+    settings = {"output.trackers": [], "output.dir": str(folder), **settings}
+    klinic.train(
+        model="tiny",
+        reward_funcs=digits,
+        train_dataset=ROWS,
+        max_steps=max_steps,
+        prompts_per_step=4,
+        group_size=4,
+        max_new_tokens=6,
+        kl_coef=0.05,
+        threads=1,
+        **settings,
+    )
+    return folder
+
+
+def events(folder, name):
+    return [e for e in Journal(folder / "events.jsonl").entries() if e["event"] == name]
+
+
+def throw(_case):
+    raise ZeroDivisionError("in a check")
+
+
+def test_training_with_checks_that_all_throw_is_training_without_them(tmp_path, monkeypatch):
+    calm = train(tmp_path / "without", **{"output.doctor": "none"})
+    broken = tuple(replace(check, needs=(), also=(), judge=throw) for check in CHECKS)
+    monkeypatch.setattr(live_doctor.LiveDoctor.__init__, "__defaults__", (broken,))
+    loud = train(tmp_path / "throwing")
+    # one column is written only where somebody looks at it
+    assert {d.partition(": ")[2] for d in differences(calm, loud)} <= {"round_trip"}
+    assert not events(loud, "diagnosis")
+
+
+def test_a_cause_is_told_once_and_written_down(tmp_path):
+    with misaligned_logp.inject(Severity.NORMAL):
+        folder = train(tmp_path / "sick")
+    (told,) = events(folder, "diagnosis")
+    assert told["cause"] == "misaligned-logp"
+    assert told["step"] == 1
+    assert "Fix: Let position t hold" in told["says"]
+    written = json.loads((folder / "diagnosis.json").read_text())
+    assert written["cause"] == "misaligned-logp"
+    assert written["first_step"] == 1
+
+
+def test_a_run_that_is_to_stop_at_a_cause_does(tmp_path):
+    with (
+        misaligned_logp.inject(Severity.NORMAL),
+        pytest.raises(RunStoppedError, match="Cause: misaligned-logp"),
+    ):
+        train(tmp_path / "sick", max_steps=9, **{"output.doctor": "stop"})
+    steps = [e["step"] for e in Journal(tmp_path / "sick" / "metrics.jsonl").entries()]
+    assert max(steps) == 2
+
+
+def test_questions_are_asked_after_1_2_4_steps_and_forgotten_with_their_step(tmp_path):
+    folder = train(tmp_path / "run", 5, **{"loop.checkpoint_every": 2, "output.doctor": "tell"})
+    asked = [(e["step"], e["probe"]) for e in Journal(folder / "probes.jsonl").entries()]
+    assert {step for step, _ in asked} == {1, 2, 4}
+    assert (1, "rescore") in asked
+    assert (2, "kl_gradient") in asked
+
+
+def test_a_question_that_cannot_be_answered_is_an_event(tmp_path, monkeypatch):
+    def unable(self, record, *, kl_coef):
+        raise MemoryError(f"of step {record.step}")
+
+    monkeypatch.setattr(LocalLearner, "probe", unable)
+    (told,) = events(train(tmp_path / "run", 1), "probe failed")
+    assert told["says"] == "A question could not be answered: MemoryError: of step 1"

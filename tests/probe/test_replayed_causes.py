@@ -1,0 +1,65 @@
+"""Causes proved by making their step again: real faults, real replays."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from klinic.checks import CHECKS
+from klinic.errors import EvidenceError
+from klinic.faults import FAULTS
+from klinic.lab.outcome import look, proved
+from klinic.lab.trial import make
+from klinic.probe.changes import CHANGES
+from klinic.probe.replay import Replay
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
+
+
+def fault_of(cause):
+    return next(fault for fault in FAULTS if fault.cause == cause)
+
+
+def test_every_change_is_that_of_a_check():
+    assert CHANGES.keys() <= {check.name for check in CHECKS}
+
+
+def test_a_cause_is_proved_by_the_command(tmp_path):
+    run = make(tmp_path / "sick", fault_of("temperature-on-one-side"), **{"loop.max_steps": 2})
+    command = [
+        str(Path(sys.executable).with_name("klinic")),
+        "diagnose",
+        str(run),
+        "--prove",
+        "--json",
+    ]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = json.loads(done.stdout)
+    assert done.returncode == 1
+    proof = said["proof"]
+    assert proof["confirmed"]
+    assert proof["replay_apart"] == 0
+    assert proof["after"] < proof["before"] / 5
+
+
+def test_a_step_is_made_again_bit_for_bit_after_the_steps_before_it(tmp_path):
+    run = make(tmp_path / "well", **{"loop.max_steps": 4, "loop.checkpoint_every": 2})
+    assert Replay(run, 4).replayed == (3,)
+    assert Replay(run, 4).apart() == 0
+    assert Replay(run, 2).replayed == (1,)
+
+
+def test_a_run_of_somebody_else_cannot_be_made_again(tmp_path):
+    with pytest.raises(EvidenceError, match=r"has no recipe\.yaml"):
+        Replay(tmp_path, 1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("cause", CHANGES)
+def test_every_cause_that_has_a_change_is_proved(tmp_path, cause):
+    run = make(tmp_path / "sick", fault_of(cause))
+    found, _ = look(run)
+    assert found.cause == cause
+    assert proved(run, found)

@@ -1,0 +1,73 @@
+"""`klinic check` on the real parts of a recipe: every part is told of, and faults are named."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from klinic.faults import FAULTS
+from klinic.faults.base import Severity
+from klinic.lab.trial import SETTINGS
+from klinic.probe.single_batch import single_batch
+from klinic.recipe.loading import from_keywords
+
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
+PARTS = [
+    "model and device",
+    "sampling",
+    "rewards",
+    "scoring",
+    "reference",
+    "update",
+    "NaN handling",
+]
+
+
+def checked(**settings):
+    recipe = from_keywords(**{**SETTINGS, "warm_start.steps": 40, **settings}).recipe
+    told = []
+    return single_batch(recipe, told.append)
+
+
+def test_every_part_of_a_healthy_recipe_is_well():
+    found = checked()
+    assert [part.name for part in found.parts] == PARTS
+    assert all(part.ok for part in found.parts)
+    assert found.diagnosis.cause is None
+    assert found.ok
+    assert len(found.shown) == 3
+    says = {part.name: part.says for part in found.parts}
+    assert "795,136 parameters" in says["model and device"]
+    assert "truncated without EOS" in says["sampling"]
+    assert "right answers get 1.000" in says["rewards"]
+    assert "discarded" in says["NaN handling"]
+    judged = {h.check.name for h in found.diagnosis.hypotheses if h.num_judged}
+    assert {"kl-not-applied", "wrong-reference", "loss-scaled-wrong"} <= judged
+
+
+SEEN = ("temperature-on-one-side", "kl-sign-flipped", "wrong-reference", "dropout-in-scoring")
+
+
+@pytest.mark.parametrize("cause", SEEN)
+def test_what_is_wrong_from_the_start_is_named_before_an_hour_is_spent(cause):
+    fault = next(fault for fault in FAULTS if fault.cause == cause)
+    with fault.inject(Severity.NORMAL):
+        found = checked(**fault.settings)
+    assert not found.ok
+    assert found.diagnosis.cause == cause
+
+
+def test_the_command_prints_one_object_and_its_exit_code_is_for_machines(tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(
+        "model: tiny\ntask: arithmetic\nwarm_start:\n  steps: 40\nkl:\n  coef: 0.01\n"
+    )
+    command = [str(Path(sys.executable).with_name("klinic")), "check", str(recipe), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    said = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert (said["command"], said["ok"], said["cause"]) == ("check", True, None)
+    assert [part["name"] for part in said["parts"]] == PARTS
+    assert said.keys() >= {"confidence", "findings", "ruled_out", "missing", "fix", "first_step"}
