@@ -47,6 +47,12 @@ def test_what_it_explains_exists(check):
     assert check.name not in check.explains
 
 
+@EVERY
+def test_the_format_lists_what_it_needs(check):
+    (cause,) = (cause for cause in CAUSES if cause.name == check.name)
+    assert set(check.needs + check.also) <= set(cause.needs)
+
+
 def test_nothing_explains_what_explains_it():
     def follow(name, way):
         for effect in BY_NAME[name].explains:

@@ -5,7 +5,7 @@ import pytest
 from klinic.checks import CHECKS
 from klinic.doctor.diagnosis import diagnose
 from klinic.doctor.reading import read_cases
-from klinic.faults import FAULTS, Severity
+from klinic.faults import FAULTS
 from klinic.lab.trial import make
 
 pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
@@ -22,11 +22,9 @@ def test_a_fault_is_named(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("severity", Severity)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.cause)
-def test_every_fault_is_named(fault, severity, seed, tmp_path):
-    check_named(fault, tmp_path / "sick", severity=severity, seed=seed)
+def test_every_fault_is_named(fault, tmp_path):
+    check_named(fault, tmp_path / "sick")
 
 
 def test_a_healthy_run_has_no_cause(tmp_path):

@@ -1,5 +1,6 @@
 """`klinic explain NAME`: what a check looks for, when it is confirmed, and the fix."""
 
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,13 +18,19 @@ Name = Annotated[
 ]
 
 
-def explain(name: Name = None) -> None:
+All = Annotated[bool, typer.Option("--all", help="Print every check, as a page of Markdown.")]
+
+
+def explain(name: Name = None, every: All = False) -> None:
     """Say what a check looks for, when it is confirmed or ruled out, and the fix."""
     from difflib import get_close_matches
 
     from klinic.checks import CHECKS, HYPOTHESES
 
     checks = {check.name: check for check in CHECKS}
+    if every:
+        typer.echo("\n".join(_section(check) for check in CHECKS))
+        return
     if name is None:
         for check in checks.values():
             typer.echo(f"{check.name}: {check.text.splitlines()[0]}")
@@ -43,3 +50,14 @@ def explain(name: Name = None) -> None:
 def _explain_all(checks: "list[Check]") -> None:
     texts = [f"{check.name}\n\n{check.text}\nFix\n    {check.fix}" for check in checks]
     typer.echo("\n\n".join(texts))
+
+
+def _section(check: "Check") -> str:
+    """Return a check as a section of Markdown."""
+    first, _, rest = check.text.partition("\n\n")
+    lines = [f"## {check.name}", "", first, ""]
+    for line in rest.splitlines():
+        lines.append(line.strip() if line.startswith(" ") else f"\n**{line}**\n")
+    needs = ", ".join(f"`{need}`" for need in check.needs + check.also)
+    lines += ["", "**Fix**", "", check.fix, "", f"Needs {needs}.", ""]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))

@@ -88,7 +88,7 @@ class Diagnosis:
         named = next((h for h in self.hypotheses if h.check.name == self.cause), None)
         if named is None or named.finding is None:
             return "No cause was found."
-        return f"Cause: {self.cause}. {named.finding.summary}. Fix: {self.fix}"
+        return f"Cause: {self.cause} ({named.finding.summary}). Fix: {self.fix}"
 
     def to_json(self) -> dict[str, Any]:
         """Return it as `--json` prints it and diagnosis.json holds it."""

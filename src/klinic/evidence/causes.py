@@ -77,7 +77,7 @@ CAUSES = (
         7,
         "kl-gradient-wrong",
         "the KL estimator has another gradient than that of the KL",
-        "facts.kl_coef run.estimator probes.kl_gradient",
+        "facts.kl_coef run.estimator record.kl_exact probes.kl_gradient",
     ),
     _cause(
         8,
@@ -116,8 +116,8 @@ CAUSES = (
         13,
         "hidden-sampling-transform",
         "the sampler truncates or penalises, and the learner does not",
-        f"{TWO_ENGINES} record.rank record.logp_ref record.token_ids record.prompt_ids "
-        "run.sampling run.logprob_mode",
+        f"{TWO_ENGINES} record.rank record.entropy record.logp_ref record.token_ids "
+        "record.prompt_ids run.sampling run.logprob_mode",
     ),
     _cause(
         14,
@@ -162,7 +162,7 @@ CAUSES = (
         20,
         "routing-mismatch",
         "sampler and learner send tokens to different experts",
-        f"{TWO_ENGINES} record.routing_mismatch",
+        f"{TWO_ENGINES} record.routing_mismatch run.policy",
         "the experts themselves: layers times tokens of them; the share that differs decides",
     ),
     _cause(
@@ -175,7 +175,8 @@ CAUSES = (
         22,
         "layout-changes-logp",
         "padding, packing or a fused kernel changes the log-probs",
-        f"{TWO_ENGINES} record.logp record.prompt_offsets run.logp_old probes.rescore_alone",
+        f"{TWO_ENGINES} record.logp record.prompt_offsets run.policy run.logp_old "
+        "probes.rescore_alone",
     ),
     _cause(
         23,
@@ -187,9 +188,9 @@ CAUSES = (
         24,
         "step-too-big",
         "every part is right and the policy moves too far in a step",
-        f"{TO_REFERENCE} record.logp facts.kl_coef facts.learning_rate facts.entropy_coef "
-        "facts.grad_norm facts.grad_norm_kl facts.update_norm metrics.entropy metrics.clip_ratio "
-        "run.policy",
+        f"{TO_REFERENCE} record.logp record.reward facts.learner_version facts.kl_coef "
+        "facts.learning_rate facts.entropy_coef facts.grad_norm facts.grad_norm_kl "
+        "facts.update_norm metrics.entropy metrics.clip_ratio run.policy",
     ),
     _cause(
         25,
@@ -216,7 +217,7 @@ CAUSES = (
         "moved-reference",
         "the reference follows the policy, or is the policy",
         f"{TO_REFERENCE} facts.reference_digest facts.reference_fingerprint facts.reference_step "
-        "facts.weights_published run.reference",
+        "facts.learner_version facts.weights_published run.reference",
     ),
     _cause(
         29,
@@ -229,7 +230,8 @@ CAUSES = (
         30,
         "broken-sampler",
         "equal random streams, ids out of the vocabulary, or NaN in the engine",
-        "record.token_ids record.row_offsets record.group record.entropy record.logp_sampler "
+        "record.token_ids record.row_offsets record.group record.entropy record.logp_old "
+        "record.logp_sampler record.emitted_by "
         "run.vocabulary_size",
         "the engine's own random state: equal completions of high entropy show it",
     ),

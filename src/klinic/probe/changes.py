@@ -243,7 +243,7 @@ def regraded(replay: Replay) -> Measured:
 def streams_of_their_own(replay: Replay) -> Measured:
     """Sample again, every completion from a stream of its own: pairs of equal completions."""
     replay.run.sampler.load(replay.learner.publish())
-    prompts = list({r.prompt.index: r.prompt for r in _decoded(replay)}.values())
+    prompts = list({r.prompt.index: r.prompt for r in _rollouts(replay.record)}.values())
     groups = list(replay.run.sampler.sample(prompts, step=replay.record.step))
     fresh = flatten([rollout for group in groups for rollout in group], step=replay.record.step)
     fresh = replace(fresh, logp_old=fresh.logp_sampler)

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from klinic.checks.measures import known_tokens, rms
-from klinic.errors import EvidenceError
+from klinic.errors import ConfigError, EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
@@ -25,11 +25,12 @@ from klinic.learner.packing import micro_batches
 from klinic.loop import checkpoint
 from klinic.loop.folder import RECIPE
 from klinic.loop.run import Run
-from klinic.loop.source import Given, find_source
+from klinic.loop.source import Given, Source, find_source
 from klinic.loop.state import LoopState
 from klinic.loop.step import reward_scale
 from klinic.loop.train import assemble, settle
 from klinic.recipe.loading import load
+from klinic.recipe.recipe import Recipe
 
 
 class Replay:
@@ -47,9 +48,7 @@ class Replay:
         settle(self.recipe)
         self.folder = folder
         self.record = _read(folder, step)
-        self.run: Run = assemble(
-            self.recipe, folder, find_source(self.recipe, Given()), Console(quiet=True)
-        )
+        self.run: Run = assemble(self.recipe, folder, _source(self.recipe), Console(quiet=True))
         self.learner: Any = self.run.learner
         self.replayed = self._go_to(step)
 
@@ -152,6 +151,20 @@ class Replay:
             yield
         finally:
             scorer.temperature = before
+
+
+def _source(recipe: Recipe) -> Source:
+    """Return the run's rows and rewards, or stand-ins where Python code handed them over."""
+    try:
+        return find_source(recipe, Given())
+    except ConfigError:
+        rows = [{"prompt": f"{n}?"} for n in range(recipe.loop.prompts_per_step)]
+        return find_source(recipe, Given(reward_functions=[handed_over], rows=rows))
+
+
+def handed_over(prompts: list[str], completions: list[str], **columns: Any) -> list[None]:  # noqa: ARG001
+    """Stand for reward functions that a recipe does not name: a replay has their rewards."""
+    return [None] * len(completions)
 
 
 def _read(folder: Path, step: int) -> StepRecord:
