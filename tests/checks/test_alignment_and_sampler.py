@@ -118,6 +118,15 @@ def test_a_trained_token_of_somebody_else(who):
     assert verdict(wrong_loss_mask, right) is Verdict.PASS
 
 
+def test_a_row_that_is_left_out_as_a_whole_is_a_choice():
+    found = record()
+    mask = found.loss_mask.copy()
+    mask[: 3 * LENGTH] = False
+    assert verdict(wrong_loss_mask, replace(found, loss_mask=mask)) is Verdict.PASS
+    mask[3 * LENGTH : 4 * LENGTH - 1] = False
+    assert verdict(wrong_loss_mask, replace(found, loss_mask=mask)) is Verdict.FAIL
+
+
 def test_a_lost_log_prob_is_not_the_mask_s_fault():
     found = record()
     logp = found.logp_sampler.copy()

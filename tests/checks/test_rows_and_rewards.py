@@ -178,6 +178,18 @@ def test_a_policy_that_runs_away_and_earns_less_stepped_too_far():
     assert judged(step_too_big, near, start=FIRST) is PASS
 
 
+def test_a_policy_that_goes_far_and_gains_nothing_stepped_too_far():
+    same = [replace(ran_away(0.0), step=n, reward=FIRST.reward) for n in (2, 3, 4)]
+    assert (
+        judged(step_too_big, same[-1], earlier=same[:-1], start=FIRST) is PASS
+    )  # 1.0 is not above
+    far = [replace(r, logp_old=r.logp_old + 0.5) for r in same]
+    assert judged(step_too_big, far[-1], earlier=far[:-1], start=FIRST) is FAIL
+    assert judged(step_too_big, far[-1], earlier=far[:1], start=FIRST) is PASS
+    better = [replace(r, reward=FIRST.reward + 1) for r in far]
+    assert judged(step_too_big, better[-1], earlier=better[:-1], start=FIRST) is PASS
+
+
 def test_weights_that_stay_where_they_were():
     stuck = replace(record(2), step=2)
     told = {1: {"discarded": 0.0}, 2: {}}

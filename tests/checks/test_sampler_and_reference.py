@@ -172,3 +172,46 @@ def test_a_reference_whose_fingerprint_changes_was_moved():
 def test_the_world_of_these_tests_is_what_it_says():
     assert FIRST.num_tokens == ROWS * LENGTH
     assert FIRST.token_ids.max() < VOCABULARY
+
+
+def test_a_penalty_for_repetition_lowers_what_stood_before_and_lifts_the_rest():
+    logp = distributions()
+    random = np.random.default_rng(3)
+    prompts = random.integers(0, VOCABULARY, ROWS * 6)
+    ids, sampler, old = [], [], []
+    for row in range(ROWS):
+        before = set(prompts[row * 6 : row * 6 + 6].tolist())
+        for n in range(LENGTH):
+            raw = logp[row * LENGTH + n]
+            low = np.array([raw[v] * 1.3 if v in before else raw[v] for v in range(VOCABULARY)])
+            low -= np.log(np.exp(low).sum())
+            token = int(random.choice(VOCABULARY, p=np.exp(low)))
+            ids.append(token)
+            sampler.append(low[token])
+            old.append(raw[token])
+            before.add(token)
+    found = record(
+        token_ids=np.array(ids),
+        logp_sampler=np.array(sampler),
+        logp_old=np.array(old),
+        prompt_ids=prompts,
+        prompt_offsets=np.arange(ROWS + 1) * 6,
+    )
+    assert judged(hidden_sampling_transform, found) is FAIL
+    noisy = replace(found, logp_sampler=found.logp_old + 0.1 * random.normal(size=len(old)))
+    assert judged(hidden_sampling_transform, noisy) is PASS
+
+
+@pytest.mark.parametrize("share", [0.05, 0.2])
+def test_tokens_that_were_replaced_make_no_temperature(share):
+    random = np.random.default_rng(0)
+    found = record()
+    logp = distributions()
+    other = np.where(
+        random.random(found.num_tokens) < share,
+        random.integers(0, VOCABULARY, found.num_tokens),
+        found.token_ids,
+    )
+    scored = logp[np.arange(len(other)), other]
+    replaced = replace(found, token_ids=other, logp_old=scored, logp_ref=scored)
+    assert judged(temperature_on_one_side, replaced) is PASS

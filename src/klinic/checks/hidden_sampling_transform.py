@@ -19,6 +19,9 @@ DEFICIT = 0.15  # of the entropy: how much less surprising than drawn tokens the
 SCORES = 8.0  # standard errors; over groups, since completions of one prompt are alike
 CLUSTERS = 24  # groups
 NATS = 200.0  # of entropy in all: with less, a rare token that did not come is no evidence
+LOWERED = 0.15  # of the tokens that stood before: a penalty lowers them, and the rest is lifted
+SPARED = 0.02  # of the others, which no penalty lowers
+EACH = 20  # tokens that stood before, and such that did not
 ENOUGH = 50  # tokens
 
 
@@ -27,15 +30,16 @@ def judge(case: Case) -> Finding:
 
     Looks for
         What the sampler reports above the learner's log-prob: where outcomes were left out, the
-        rest was lifted, by the same for all tokens of a place and never lowered. And, where the
-        sampler reports bare log-probs, tokens that are less surprising than their entropy.
+        rest was lifted, by the same for all tokens of a place and never lowered. Where the
+        sampler reports bare log-probs, tokens that are less surprising than their entropy. And
+        tokens that are lowered only if they stood in the row before.
     Why it matters
         Engines take top-p, top-k or penalties from a file beside the model without a word. The
         policy is then trained on tokens of another distribution than the one it is scored with.
     Confirmed when
         At least 5% of the tokens are lifted and twenty times fewer lowered; or, over many groups,
-        their surprise is 15% below their entropy by eight standard errors. And the recipe names
-        no such transform.
+        their surprise is 15% below their entropy by eight standard errors; or tokens that stood
+        before are lowered and no others. And the recipe names no such transform.
     Ruled out when
         Log-probs agree and surprise is entropy, or the recipe names the transform.
     Confused with
@@ -50,6 +54,15 @@ def judge(case: Case) -> Finding:
         return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
     up, down = float((lift > TOLERANCE).mean()), float((lift < -TOLERANCE).mean())
     one_sided = up > SHARE and up > ONE_SIDED * down and float(lift.mean()) > SIZE
+    seen, fresh = _lowered(case.record)
+    if seen > LOWERED and fresh < SPARED:
+        return failed(
+            f"{seen:.0%} of the tokens that stood before in their row are lowered (limit "
+            f"{LOWERED:.0%}), and {fresh:.0%} of the others (limit {SPARED:.0%}): a penalty for "
+            "repetition",
+            seen=seen,
+            fresh=fresh,
+        )
     summary = (
         f"{up:.0%} of the tokens are lifted and {down:.0%} lowered, by {lift.mean():+.3g} nats "
         f"in the mean (limits {SHARE:.0%}, a twentieth of it, {SIZE:g})"
@@ -58,6 +71,25 @@ def judge(case: Case) -> Finding:
     if one_sided or rms(lift) > QUIET:
         return (failed if one_sided else passed)(summary, **measured)
     return _by_surprise(case, summary, measured)
+
+
+def _lowered(record: StepRecord) -> tuple[float, float]:
+    """Return the share of tokens that are lowered, of those that stood before and of the others."""
+    if record.prompt_ids is None or record.prompt_offsets is None:
+        return 0.0, 0.0
+    prompts = np.split(record.prompt_ids, record.prompt_offsets[1:-1])
+    rows = np.split(record.token_ids, record.row_offsets[1:-1])
+    before = [
+        np.array([t in {*prompt, *ids[:n]} for n, t in enumerate(ids)], dtype=bool)
+        for prompt, ids in zip(prompts, rows, strict=True)
+    ]
+    stood = np.concatenate([np.zeros(0, bool), *before])
+    lift = wide(record.logp_sampler) - wide(record.logp_old)
+    known = known_tokens(record, "logp_sampler", "logp_old")
+    seen, fresh = lift[known & stood], lift[known & ~stood]
+    if min(seen.size, fresh.size) < EACH or rms(seen) < QUIET:
+        return 0.0, 0.0
+    return float((seen < -TOLERANCE).mean()), float((fresh < -TOLERANCE).mean())
 
 
 def _by_surprise(case: Case, summary: str, measured: Mapping[str, float]) -> Finding:

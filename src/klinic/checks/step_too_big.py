@@ -7,6 +7,9 @@ from klinic.checks.measures import gap, mean_reward
 
 FAR = 0.3  # nats per token to the reference, where rewards have fallen
 FELL = 4.0  # standard errors by which the reward is below that of the first step
+FAR_FOR_NOTHING = 1.0  # nats per token: learning that goes so far shows in the reward
+GAINED = 2.0  # standard errors by which the reward of the last steps is above the first
+STEPS = 3  # last steps whose rewards are averaged there
 MEDIAN = 0.02  # nats: not a few tokens but the policy has moved
 
 
@@ -20,7 +23,7 @@ def judge(case: Case) -> Finding:
         fast, rewards fall, and completions turn into noise.
     Confirmed when
         k1 is above 0.3 nats per token and not by a few tokens, and the reward is four standard
-        errors below that of the first step.
+        errors below that of the first step; or k1 is above 1 and three steps earned no more.
     Ruled out when
         The KL is small, or it is high and the reward is not lower: that is learning.
     Confused with
@@ -36,12 +39,25 @@ def judge(case: Case) -> Finding:
     apart, median = float(k1.mean()), float(np.median(np.abs(k1)))
     error = float(np.hypot(first[1], now[1]))
     fell = (first[0] - now[0]) / max(error, 1e-9)
-    wrong = apart > FAR and median > MEDIAN and fell > FELL
+    gained = _gained(case, first)
+    for_nothing = apart > FAR_FOR_NOTHING and gained is not None and gained < GAINED
+    wrong = median > MEDIAN and ((apart > FAR and fell > FELL) or for_nothing)
     summary = (
         f"k1 to the reference is {apart:.3g} nats per token (limit {FAR:g}) and the reward went "
         f"from {first[0]:.3g} to {now[0]:.3g}: {fell:.1f} standard errors down (limit {FELL:g})"
     )
     return (failed if wrong else passed)(summary, kl=apart, fell=fell)
+
+
+def _gained(case: Case, first: tuple[float, float]) -> float | None:
+    """Return the standard errors by which the last steps earned more than the first."""
+    known = [mean_reward(record) for record in case.window[-STEPS:]]
+    last = [reward for reward in known if reward is not None]
+    if len(last) < STEPS or case.window[-STEPS].facts.get("learner_version") == 0:
+        return None
+    mean = float(np.mean([reward for reward, _ in last]))
+    error = float(np.hypot(first[1], np.mean([e for _, e in last]) / np.sqrt(STEPS)))
+    return (mean - first[0]) / max(error, 1e-9)
 
 
 CHECK = Check(

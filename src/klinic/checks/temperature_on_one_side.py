@@ -10,7 +10,7 @@ SLOPE = 0.05  # of the gap over logp + entropy: a temperature that is off by one
 EXPLAINED = 0.8  # share of the gap that the line must carry: other faults leave a cloud
 NOISE = 0.03  # nats: root mean square of bf16 against fp32 (a model of 0.5B, public reports)
 BOTH = 0.05  # of the tokens on each side of 0: a lift of all that is left is no temperature
-TRIMMED = 0.02  # of the tokens, with the largest gaps: a few must not make a line
+TRIMMED = 0.25  # of the tokens, with the largest gaps: the line must be that of most
 ENOUGH = 50  # tokens
 
 

@@ -3,7 +3,8 @@
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, passed
-from klinic.evidence.record import EmittedBy
+from klinic.evidence.record import EmittedBy, StepRecord
+from klinic.maths.arrays import row_of_token, segment_sum
 
 FOREIGN = 0.0  # share of trained tokens that somebody else emitted: none is right
 LEFT_OUT = 0.01  # share of emitted tokens, ends of rows apart, that are not trained on
@@ -13,8 +14,8 @@ def judge(case: Case) -> Finding:
     """Flag a loss mask that is not the tokens which the policy emitted.
 
     Looks for
-        Trained tokens that a tool or a template put there; and tokens of the policy, the last of
-        each row apart, that are left out.
+        Trained tokens that a tool or a template put there; and tokens of the policy that are left
+        out, the last of each row apart, in rows that are trained on.
     Why it matters
         It looks wrong on no curve. The policy is taught to write what tools say, or part of what
         it says is never judged.
@@ -31,7 +32,7 @@ def judge(case: Case) -> Finding:
     own = record.emitted_by == EmittedBy.POLICY
     trained = record.loss_mask
     foreign = float((trained & ~own).sum() / max(int(trained.sum()), 1))
-    inner = own & ~_last_of_rows(record.row_offsets, len(own))
+    inner = own & ~_last_of_rows(record.row_offsets, len(own)) & _rows_in_use(record)
     left_out = float((inner & ~trained).sum() / max(int(inner.sum()), 1))
     wrong = foreign > FOREIGN or left_out > LEFT_OUT
     summary = (
@@ -39,6 +40,13 @@ def judge(case: Case) -> Finding:
         f"of its tokens are left out (limit {LEFT_OUT:.0%})"
     )
     return (failed if wrong else passed)(summary, foreign=foreign, left_out=left_out)
+
+
+def _rows_in_use(record: StepRecord) -> np.ndarray:
+    """Return the tokens of rows that are trained on at all: to leave out a row is a choice."""
+    rows = row_of_token(record.row_offsets)
+    used = segment_sum(record.loss_mask.astype(np.float64), rows, record.num_rows) > 0
+    return np.asarray(used[rows])
 
 
 def _last_of_rows(row_offsets: np.ndarray, num_tokens: int) -> np.ndarray:

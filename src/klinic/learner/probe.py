@@ -16,7 +16,8 @@ from klinic.evidence.record import StepRecord
 from klinic.learner.objective import Objective, Targets
 from klinic.learner.packing import MicroBatch, micro_batches
 from klinic.learner.update import gradients
-from klinic.maths.kl_inputs import RATIO_CAP
+from klinic.maths.kl_estimators import ESTIMATORS
+from klinic.maths.kl_inputs import RATIO_CAP, KLInputs
 from klinic.model.adapters import is_adapted
 from klinic.model.reference import Reference
 from klinic.model.scorer import TokenScorer
@@ -144,8 +145,10 @@ def _weights(targets: Targets, logp: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 LIKELY = ("unbiased", "k1", "k3")
 """What a term that is not what it says has been found to be, most often."""
-PROMISED = ("unbiased", "k1", "k2", "k3", "k3_plus", "exact", "topk")
+WRITTEN = ("unbiased", "k1", "k2", "k3", "k3_plus", "exact", "topk")
 """Estimators whose gradient is written here a second time, apart from the one that is trained."""
+PROMISED = (*WRITTEN, *(name for name in ESTIMATORS if name not in (*WRITTEN, "sequence")))
+"""Those, and estimators whose formula is taken from `maths`, past the learner's own loss."""
 
 
 def _promised(learner: Asked, scored: Any, name: str) -> Tensor:
@@ -156,12 +159,29 @@ def _promised(learner: Asked, scored: Any, name: str) -> Tensor:
             assert learner.reference is not None  # noqa: S101 - asked only with a reference
             scores = learner.scorer(batch.layout, learner.reference.hidden(batch.layout))
             terms = scores.kl_exact if name == "exact" else scores.kl_topk
-        else:
+        elif name in WRITTEN:
             logp = learner.scorer(batch.layout).logp
             terms = dict(_weights(targets, logp))[name] * logp
+        else:
+            terms = _formula(name, targets, learner.scorer(batch.layout).logp)
         inside = torch.where(targets.loss_mask, targets.kl_weight * terms, 0.0)
         torch.autograd.backward(inside.sum())
     return _sample(learner)
+
+
+def _formula(name: str, targets: Targets, logp: Tensor) -> Any:
+    old = logp.detach() if targets.logp_old is None else targets.logp_old
+    sampler = old if targets.logp_sampler is None else targets.logp_sampler
+    inputs = KLInputs(
+        group=targets.group,
+        row_offsets=targets.row_offsets,
+        logp=logp,
+        logp_old=old,
+        logp_sampler=torch.where(torch.isnan(sampler), old, sampler),
+        logp_ref=targets.logp_ref,
+        loss_mask=targets.loss_mask,
+    )
+    return ESTIMATORS[name].term(inputs.clean())
 
 
 def _prepared(learner: Asked, scored: Any, **how: float) -> Tensor:

@@ -1,0 +1,61 @@
+"""Faults in a real language model: LoRA in bf16. `python -m bench.real_model MODEL [CAUSE ...]`."""
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from klinic.faults import FAULTS
+from klinic.faults.base import Fault
+from klinic.lab.outcome import look
+from klinic.lab.trial import make
+
+CAUSES = (
+    *("stale-sampler", "temperature-on-one-side", "misaligned-logp", "wrong-loss-mask"),
+    *("kl-gradient-wrong", "kl-not-applied", "kl-sign-flipped", "hidden-sampling-transform"),
+    *("advantage-explodes", "wrong-groups", "loss-scaled-wrong", "prompt-mismatch"),
+)
+SETTINGS = {
+    "warm_start": None,
+    "model.lora_rank": 8,
+    "model.dtype": "bf16",
+    "learner.learning_rate": 1e-3,
+    "learner.micro_batch_size": 8,
+    "loop.max_steps": 2,
+    "loop.prompts_per_step": 4,
+    "loop.group_size": 4,
+    "loop.eval_prompts": 1,
+    "sampling.max_new_tokens": 8,
+}
+
+
+def main() -> None:
+    """Inject each fault, and a run without any, and print what the doctor says."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("causes", nargs="*", default=["", *CAUSES])
+    given = parser.parse_args()
+    faults: dict[str, Fault | None] = {"": None, **{fault.cause: fault for fault in FAULTS}}
+    for cause in given.causes:
+        began = time.monotonic()
+        fault = faults[cause]
+        own = {} if fault is None else {**fault.settings}
+        own.pop("learner.micro_batch_size", None)
+        with tempfile.TemporaryDirectory() as folder:
+            run = make(Path(folder) / "run", fault, **{**SETTINGS, "model": given.model, **own})
+            found, failed = look(run)
+        outcome = {
+            "injected": cause or None,
+            "named": found.cause,
+            "failed": failed,
+            "first_step": found.first_step,
+            "seconds": round(time.monotonic() - began),
+        }
+        sys.stdout.write(json.dumps(outcome) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
