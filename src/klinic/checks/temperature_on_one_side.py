@@ -9,6 +9,7 @@ from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, pas
 SLOPE = 0.05  # of the gap over logp + entropy: a temperature that is off by one in twenty
 EXPLAINED = 0.8  # share of the gap that the line must carry: other faults leave a cloud
 NOISE = 0.03  # nats: root mean square of bf16 against fp32 (a model of 0.5B, public reports)
+LARGEST = 4.0  # times the temperature, or a quarter: beyond it the two sides are unrelated
 BOTH = 0.05  # of the tokens on each side of 0: a lift of all that is left is no temperature
 TRIMMED = 0.25  # of the tokens, with the largest gaps: the line must be that of most
 ENOUGH = 50  # tokens
@@ -26,8 +27,8 @@ def judge(case: Case) -> Finding:
         Every ratio and every KL then compares two different distributions: a KL above 0 with equal
         weights, importance ratios far from 1, and a pull towards a policy that nobody asked for.
     Confirmed when
-        The slope is above 0.05 and the line carries 80% of a gap that is above rounding and goes
-        both ways.
+        The slope is above 0.05, that of a temperature at most four times off, and the line carries
+        80% of a gap that is above rounding and goes both ways.
     Ruled out when
         The gap is at the level of rounding, or the line does not carry it.
     Confused with
@@ -44,7 +45,9 @@ def judge(case: Case) -> Finding:
     side = max(known, key=lambda s: abs(known[s].slope))
     line = known[side]
     slope, explained, size = line.slope, line.explained, line.gap
-    wrong = abs(slope) > SLOPE and explained > EXPLAINED and size > NOISE and line.lesser > BOTH
+    likely = 1 / LARGEST < 1 + slope < LARGEST
+    steep = likely and abs(slope) > SLOPE and size > NOISE
+    wrong = steep and explained > EXPLAINED and line.lesser > BOTH
     summary = (
         f"{side} against learner: slope {slope:+.3f} over logp + entropy (limit {SLOPE:g}), which "
         f"carries {max(explained, 0):.0%} of a gap of {size:.3g} nats"

@@ -12,7 +12,7 @@ from torch import Tensor
 from klinic.evidence.metrics import update_kl
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rows import first_rows
-from klinic.learner import checkpoint, probe
+from klinic.learner import checkpoint, questions
 from klinic.learner.findings import (
     completed,
     denominator,
@@ -291,7 +291,7 @@ class LocalLearner:
 
     def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, dict[str, Any]]:
         """Answer what records do not tell, about some completions of a step."""
-        asked = probe.Asked(
+        asked = questions.Asked(
             lm=self._policy.lm,
             scorer=self._scorer,
             reference=self._reference,
@@ -302,7 +302,7 @@ class LocalLearner:
             prepare=self.prepare,
             discard=self.discard,
         )
-        return probe.ask(asked, first_rows(record, probe.ROWS), kl_coef=kl_coef)
+        return questions.ask(asked, first_rows(record, questions.ROWS), kl_coef=kl_coef)
 
     def discard(self) -> None:
         """Drop the gradient that was prepared."""

@@ -8,7 +8,7 @@ import torch
 
 from klinic.evidence.fields import PROBES
 from klinic.learner import local
-from klinic.learner.probe import PROMISED
+from klinic.learner.questions import PROMISED
 from small import (
     batch_of,
     drifted_reference,
