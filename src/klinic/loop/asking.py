@@ -51,8 +51,8 @@ def regrade(
     """Grade the completions again in the opposite order, and some right answers."""
     again = reward([*reversed(rollouts)]).total[::-1]
     first = np.asarray(record.reward, dtype=np.float64)
-    right = [task.correct(_row(r), r.text) for r in rollouts]
-    gold = reward([replace(r, text=_row(r)["answer"]) for r in rollouts[:GOLD]]).total
+    right = [task.correct(row_of(r), r.text) for r in rollouts]
+    gold = reward([replace(r, text=row_of(r)["answer"]) for r in rollouts[:GOLD]]).total
     return {
         "same": float(np.isclose(again, first, equal_nan=True).mean()),
         "right_answers": mean(gold),
@@ -61,5 +61,6 @@ def regrade(
     }
 
 
-def _row(rollout: Rollout) -> dict[str, Any]:
+def row_of(rollout: Rollout) -> dict[str, Any]:
+    """Return the row of the dataset that a rollout answers."""
     return {"prompt": rollout.prompt.text, **rollout.prompt.columns}

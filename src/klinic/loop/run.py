@@ -232,7 +232,7 @@ class Run:
         task = self.source.task
         if task is None:
             return {}
-        parsed = [task.parse(_row(r), r.text) is not None for r in rollouts]
+        parsed = [task.parse(asking.row_of(r), r.text) is not None for r in rollouts]
         return {"completions/parse_rate": sum(parsed) / len(parsed)}
 
     def keep(self, done: StepDone, state: LoopState) -> bool:
@@ -383,10 +383,6 @@ class Run:
             history=History() if history is None else History.from_json(history),
             rewards=tuple(saved.state.get("rewards", ())),
         )
-
-
-def _row(rollout: Rollout) -> dict[str, Any]:
-    return {"prompt": rollout.prompt.text, **rollout.prompt.columns}
 
 
 def _due(every: int, step: int) -> bool:
