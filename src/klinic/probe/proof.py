@@ -6,6 +6,9 @@ from pathlib import Path
 
 from klinic.probe.replay import Replay
 
+Measured = tuple[float, float]
+"""A quantity before and after."""
+
 BETTER = 5.0  # times smaller: what remains is then not the same fault
 
 
@@ -31,7 +34,7 @@ class Change:
 
     changed: str
     quantity: str
-    measure: Callable[[Replay], tuple[float, float]]
+    measure: Callable[[Replay], Measured]
     """Return the quantity before and after."""
     holds: Callable[[float, float], bool]
     """Whether before and after prove the cause."""

@@ -1,0 +1,149 @@
+"""One thing changed in reference, rewards, loss or update, and what it did."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from klinic.checks.measures import gap, rms, wide
+from klinic.evidence.metrics import kl_metrics, update_kl
+from klinic.evidence.record import EmittedBy, StepRecord
+from klinic.evidence.rollout import flatten
+from klinic.loop.asking import regrade
+from klinic.maths.advantage import ADVANTAGES
+from klinic.probe.proof import Measured
+from klinic.probe.recorded import decoded, rollouts_of
+from klinic.probe.replay import Replay
+
+
+def start_as_reference(replay: Replay) -> Measured:
+    """Take the policy as it starts for the reference."""
+    return rms(gap(replay.record, "logp_old", "logp_ref")), rms(
+        gap(replay.scored_record(), "logp_old", "logp_ref")
+    )
+
+
+def emitted_mask(replay: Replay) -> Measured:
+    """Train on exactly what the policy emitted: the share of its tokens that the mask has wrong."""
+    record = replay.record
+    assert record.emitted_by is not None  # noqa: S101 - named by it
+    own = record.emitted_by == EmittedBy.POLICY
+    again = flatten(rollouts_of(record), step=record.step)
+    return (
+        float((own != record.loss_mask).mean()),
+        float((own != again.loss_mask).mean()),
+    )
+
+
+def right_gradient(replay: Replay) -> Measured:
+    """Let the KL term be what its name promises."""
+    return _off(replay.told("kl_gradient")), _off(replay.probe()["kl_gradient"])
+
+
+def _off(answer: Mapping[str, Any]) -> float:
+    """Return how far a gradient is from the one that was promised, over that of the score."""
+    found, promised = float(answer["norm"] or 0), float(answer["expected_norm"] or 0)
+    along = found * promised * float(answer["cosine"] or 0)
+    square = max(found**2 + promised**2 - 2 * along, 0.0)
+    return float(np.sqrt(square)) / max(float(answer["score_norm"] or 0), 1e-300)
+
+
+def cut_otherwise(replay: Replay) -> Measured:
+    """Divide by the tokens of the whole step."""
+    told = replay.told("micro_batches")
+    return float(told.get("ratio") or 0.0), float(replay.probe()["micro_batches"]["ratio"] or 0.0)
+
+
+def linear_tails(replay: Replay) -> Measured:
+    """Use an estimator with linear tails on the very same batch."""
+    learner = replay.learner
+    scored = replay.score(replay.record)
+    ref = torch.from_numpy(wide(replay.record.logp_ref)).to(scored.targets.advantage)
+    scored = replace(scored, targets=replace(scored.targets, logp_ref=ref))
+    norms = []
+    for name in (replay.recipe.kl.estimator if replay.recipe.kl else "k3", "unbiased"):
+        learner._objective = replace(learner._objective, estimator=name)
+        prepared = learner.prepare(scored, kl_coef=replay.kl_coef)
+        norms.append(float(prepared.metrics["grad_norm"]))
+    return norms[0], norms[1]
+
+
+def chosen_not_multiplied(replay: Replay) -> Measured:
+    """Leave out what is masked, instead of multiplying it by 0: 1 where the loss is a number."""
+    told = replay.record.facts.get("loss")
+    scored = replay.score(replay.record)
+    prepared = replay.learner.prepare(scored, kl_coef=replay.kl_coef)
+    return float(told is not None and np.isfinite(float(told))), float(prepared.finite)
+
+
+def own_advantages(replay: Replay) -> Measured:
+    """Compute advantages as the recipe names them, within groups: the largest, over its bound."""
+    record = replay.record
+    assert record.reward is not None and record.advantage is not None  # noqa: S101, PT018
+    again = ADVANTAGES[replay.recipe.learner.advantage](record.reward, record.group)
+    return _worst(record, record.advantage), _worst(record, again)
+
+
+def _worst(record: StepRecord, advantage: np.ndarray) -> float:
+    """Return the farthest that a group's advantages are from a sum of 0, or from their bound."""
+    sums = np.abs(np.bincount(record.group, weights=np.nan_to_num(advantage)))
+    sizes = np.bincount(record.group, weights=np.abs(np.nan_to_num(advantage)))
+    bound = np.sqrt(np.maximum(np.bincount(record.group)[record.group] - 1, 1))
+    over = float(np.max(np.abs(np.nan_to_num(advantage)) / bound))
+    return max(float(np.max(sums / np.maximum(sizes, 1e-12))), over - 1.0, 0.0)
+
+
+def no_dropout(replay: Replay) -> Measured:
+    """Score without any dropout."""
+    return float(replay.told("rescore").get("largest") or 0.0), float(
+        replay.probe()["rescore"]["largest"] or 0.0
+    )
+
+
+def smaller_rate(replay: Replay) -> Measured:
+    """Make the update before the step at a tenth of its rate: KL(new || old)."""
+    folder, step = replay.folder, replay.record.step
+    moved = []
+    for factor in (_rate_factor(replay), 0.1 * _rate_factor(replay)):
+        again = Replay(folder, max(1, step - 1))
+        before = again.scored_record()
+        again.update(again.record, lr_factor=factor)
+        moved.append(update_kl(replace(before, logp=again.score_other(again.record))))
+    return moved[0], moved[1]
+
+
+def _rate_factor(replay: Replay) -> float:
+    """Return how many times the recipe's rate the run really used."""
+    used = replay.record.facts.get("learning_rate")
+    planned = replay.recipe.learner.learning_rate
+    return 1.0 if used is None else float(used) / planned
+
+
+def full_precision(replay: Replay) -> Measured:
+    """Make the update in fp32, at the rate of the recipe: the share of weights that stay."""
+    told = replay.record.facts.get("unchanged_share")
+    replay.learner._look = True
+    metrics = replay.update(replay.record)
+    return float(1.0 if told is None else told), float(metrics.get("unchanged_share", 0.0))
+
+
+def regraded(replay: Replay) -> Measured:
+    """Grade the very same completions again: the share of rewards that are theirs."""
+    record, task = replay.record, replay.run.source.task
+    rollouts = decoded(replay)
+    again = replay.run.reward(rollouts).total
+    first = wide(record.reward)
+    same = float(np.isclose(again, first, equal_nan=True).mean())
+    graded = replace(record, reward=again)
+    if task is None:
+        return same, 1.0
+    return same, regrade(task, rollouts, graded, replay.run.reward)["same"]
+
+
+def told_again(replay: Replay) -> Measured:
+    """Compute the KL from the record: how far what was told is off."""
+    computed = kl_metrics(replay.record)["kl"]
+    told = replay.metric("kl")
+    return abs(told - computed) / max(abs(computed), 1e-12), 0.0

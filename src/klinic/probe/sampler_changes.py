@@ -1,0 +1,116 @@
+"""One thing changed between sampler and learner, and the gap before and after."""
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from klinic.checks import misaligned_logp, temperature_on_one_side
+from klinic.checks.base import Case
+from klinic.checks.broken_sampler import equal_pairs
+from klinic.checks.measures import gap, rms, wide
+from klinic.evidence.record import StepRecord
+from klinic.evidence.rollout import flatten
+from klinic.probe.proof import Measured
+from klinic.probe.recorded import rollouts_of
+from klinic.probe.replay import Replay
+from klinic.sampler.drawing import Drawing, kept
+
+
+def _sampler_gap(record: StepRecord, logp: np.ndarray | None = None) -> float:
+    """Return how far the sampler is from the learner, or from other log-probs of the learner."""
+    record = record if logp is None else replace(record, logp_old=logp)
+    return rms(gap(record, "logp_sampler", "logp_old"))
+
+
+def first_weights(replay: Replay) -> Measured:
+    """Score with the weights that the tokens fit best, of those before the step."""
+    record = replay.record
+    before = _sampler_gap(record)
+    older = [Replay(replay.folder, step) for step in (1, *replay.replayed)]
+    return before, min(_sampler_gap(record, each.score_other(record)) for each in older)
+
+
+def own_weights(replay: Replay) -> Measured:
+    """Score with the weights that the tokens say they were drawn from."""
+    record = replay.record
+    assert record.weight_version is not None  # noqa: S101 - named by it
+    version = int(record.weight_version[record.loss_mask].min())
+    steps = version // replay.recipe.learner.updates_per_batch
+    older = Replay(replay.folder, max(1, steps + 1))
+    return _sampler_gap(record), _sampler_gap(record, older.score_other(record))
+
+
+def fitted_temperature(replay: Replay) -> Measured:
+    """Score at the temperature that the gap's line says."""
+    record, scorer = replay.record, replay.run.policy.scorer
+    columns = [c for c in ("logp_sampler", "logp_ref") if getattr(record, c) is not None]
+    fits = {c: temperature_on_one_side.fit(Case(record=record), c) for c in columns}
+    known = {c: f for c, f in fits.items() if f is not None}
+    side = max(known, key=lambda c: abs(known[c].slope))
+    slope = known[side].slope
+    before = rms(gap(record, side, "logp_old"))
+    near = scorer.temperature / (1 + slope)
+    tried = []
+    for factor in np.linspace(0.85, 1.15, 13):
+        with replay.temperature(near * factor):
+            tried.append(rms(gap(replace(record, logp_old=replay.logp()), side, "logp_old")))
+    return before, min(tried)
+
+
+def found_shift(replay: Replay) -> Measured:
+    """Shift the log-probs by what the scan found, in the rows that it hit."""
+    record = replay.record
+    found = {
+        c: misaligned_logp.scan(record, c)
+        for c in ("logp_sampler", "logp_ref")
+        if getattr(record, c) is not None
+    }
+    best = max(found.values(), key=lambda scan: scan.gap - scan.shifted)
+    return best.gap, best.shifted
+
+
+def surviving_rows(replay: Replay) -> Measured:
+    """Leave out the rows that do not survive decoding and encoding."""
+    record = replay.record
+    assert record.round_trip is not None  # noqa: S101 - named by it
+    lost = np.repeat(~record.round_trip, np.diff(record.row_offsets))
+    kept_rows = replace(record, loss_mask=record.loss_mask & ~lost)
+    return _sampler_gap(record), _sampler_gap(kept_rows)
+
+
+@torch.no_grad()
+def narrowed(replay: Replay) -> Measured:
+    """Score among fewer outcomes: the top-p or top-k that fits best."""
+    record, scorer = replay.record, replay.run.policy.scorer
+    tried = [Drawing(top_p=p) for p in np.arange(0.5, 1.0, 0.05)]
+    tried += [Drawing(top_k=k) for k in (1, 2, 3, 5, 10, 20, 50)]
+    batches = replay.score(record).batches
+    found = []
+    for how in tried:
+        parts = []
+        for batch in batches:
+            logp = scorer.log_softmax(scorer.head(scorer.hidden(batch.layout)))
+            logp = torch.log_softmax(logp.masked_fill(~kept(logp, how), -torch.inf), -1)
+            parts.append(logp.gather(-1, batch.layout.target_ids[:, None])[:, 0])
+        other = torch.cat(parts).double().cpu().numpy()
+        usable = np.where(np.isfinite(other), other, wide(record.logp_old))
+        found.append(_sampler_gap(record, usable))
+    return _sampler_gap(record), min(found)
+
+
+@torch.no_grad()
+def rows_alone(replay: Replay) -> Measured:
+    """Score every row alone."""
+    record = replay.record
+    return _sampler_gap(record), _sampler_gap(record, replay.score_other(record, size=1))
+
+
+def streams_of_their_own(replay: Replay) -> Measured:
+    """Sample again, every completion from a stream of its own: pairs of equal completions."""
+    replay.run.sampler.load(replay.learner.publish())
+    prompts = list({r.prompt.index: r.prompt for r in rollouts_of(replay.record)}.values())
+    groups = list(replay.run.sampler.sample(prompts, step=replay.record.step))
+    fresh = flatten([rollout for group in groups for rollout in group], step=replay.record.step)
+    fresh = replace(fresh, logp_old=fresh.logp_sampler)
+    return float(equal_pairs(replay.record)[0]), float(equal_pairs(fresh)[0])
