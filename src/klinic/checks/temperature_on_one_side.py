@@ -20,8 +20,9 @@ def judge(case: Case) -> Finding:
 
     Looks for
         A straight line. For a softmax at inverse temperature b, the log-prob of a token at b'
-        differs by about (b'/b - 1) times logp + entropy, both of which are recorded. So the gap
-        between sampler and learner is fitted by a line through 0, and so is the gap between
+        differs by about s = b'/b - 1 times logp + entropy, both of which are recorded, less half
+        of s squared times the variance of logp, which lowers the line and never lifts it. So the
+        gap between sampler and learner is fitted by such a line, and so is the gap between
         reference and policy before the first update, when the two are one policy.
     Why it matters
         Every ratio and every KL then compares two different distributions: a KL above 0 with equal
@@ -57,7 +58,7 @@ def judge(case: Case) -> Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line through 0 over logp + entropy."""
+    """A line over logp + entropy."""
 
     slope: float
     explained: float
@@ -85,14 +86,24 @@ def fit(case: Case, column: str) -> Line | None:
     along = float(np.sum(surprise**2))
     if size == 0 or along == 0:
         return Line(slope=0.0, explained=0.0, gap=size, lesser=0.0)
-    slope = float(np.sum(gap * surprise)) / along
-    left = float(np.sum((gap - slope * surprise) ** 2))
+    centre = min(_centre(gap, surprise), 0.0)
+    slope = float(np.sum((gap - centre) * surprise)) / along
+    left = float(np.sum((gap - centre - slope * surprise) ** 2))
     return Line(
         slope=slope,
         explained=1 - left / float(np.sum(gap**2)),
         gap=size,
         lesser=float(min((gap > 0).mean(), (gap < 0).mean())),
     )
+
+
+def _centre(gap: np.ndarray, surprise: np.ndarray) -> float:
+    """Return the height at 0 of the line that fits best."""
+    spread = float(np.var(surprise))
+    if not spread:
+        return 0.0
+    tilt = float(np.mean((gap - gap.mean()) * (surprise - surprise.mean()))) / spread
+    return float(gap.mean() - tilt * surprise.mean())
 
 
 CHECK = Check(
