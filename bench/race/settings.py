@@ -62,6 +62,7 @@ def for_klinic(entry: Entry, output: Path) -> dict[str, Any]:
         "learner.mask_truncated": False,
         "output.dir": str(output),
         "output.trackers": [],
+        "output.doctor": "none",  # what is raced is training
     }
 
 

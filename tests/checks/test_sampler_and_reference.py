@@ -93,7 +93,7 @@ def test_bare_log_probs_of_a_narrower_distribution_are_found_by_their_surprise()
     assert judged(hidden_sampling_transform, well[-1], earlier=well[:-1]) is PASS
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(6))
 def test_the_surprise_of_tokens_that_were_really_drawn_is_no_evidence(seed):
     well = [record(100 * seed + n, step=n) for n in range(1, 21)]
     assert judged(hidden_sampling_transform, well[-1], earlier=well[:-1]) is PASS

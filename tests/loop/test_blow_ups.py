@@ -26,6 +26,7 @@ SETTINGS = {
     "learning_rate": 1e-3,
     "loop.checkpoint_every": 3,
     "output.trackers": [],
+    "output.doctor": "none",
     "threads": 1,
 }
 ROWS = [{"prompt": f"{n}+{n}="} for n in range(40)]

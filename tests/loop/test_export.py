@@ -23,6 +23,7 @@ SMALL = {
     "max_new_tokens": 3,
     "learning_rate": 1e-2,
     "output.trackers": [],
+    "output.doctor": "none",
 }
 
 

@@ -107,7 +107,12 @@ def train(folder, max_steps, **settings):
         group_size=2,
         max_new_tokens=3,
         learning_rate=1e-2,
-        **{"loop.checkpoint_every": 1, "output.trackers": [], "threads": 1},
+        **{
+            "loop.checkpoint_every": 1,
+            "output.trackers": [],
+            "output.doctor": "none",
+            "threads": 1,
+        },
         **settings,
     )
 

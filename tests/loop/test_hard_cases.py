@@ -36,6 +36,7 @@ SMALL = {
     "learning_rate": 1e-2,
     "threads": 1,
     "output.trackers": [],
+    "output.doctor": "none",
     "loop.checkpoint_every": 1,
 }
 

@@ -24,6 +24,7 @@ SETTINGS = {
     "learning_rate": 1e-3,
     "kl_coef": 0.1,
     "output.trackers": [],
+    "output.doctor": "none",
     "threads": 1,
 }
 

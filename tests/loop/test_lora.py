@@ -31,6 +31,7 @@ SMALL = {
     "learning_rate": 1e-2,
     "threads": 1,
     "output.trackers": [],
+    "output.doctor": "none",
     "loop.checkpoint_every": 2,
     "kl_coef": 0.1,
 }

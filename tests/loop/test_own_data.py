@@ -26,6 +26,7 @@ SMALL = {
     "learning_rate": 1e-3,
     "threads": 1,
     "output.trackers": [],
+    "output.doctor": "none",
 }
 
 

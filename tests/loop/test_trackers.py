@@ -32,6 +32,7 @@ SMALL = {
     "kl_coef": 0.1,
     "loop.checkpoint_every": 2,
     "output.trackers": [],
+    "output.doctor": "none",
 }
 
 

@@ -25,7 +25,8 @@ SMALL = {
     "max_new_tokens": 4,
     "learning_rate": 1e-3,
     "threads": 1,
-    "trackers": [],
+    "output.trackers": [],
+    "output.doctor": "none",
 }
 
 
@@ -39,12 +40,8 @@ def _in_a_folder_of_its_own(as_before, tmp_path, monkeypatch):
 
 
 def run(name, **settings):
-    settings = {**{_dotted(k): v for k, v in SMALL.items()}, "output.dir": name, **settings}
+    settings = {**SMALL, "output.dir": name, **settings}
     return klinic.train(model="tiny", reward_funcs=digits, train_dataset=ROWS, **settings)
-
-
-def _dotted(name):
-    return "output.trackers" if name == "trackers" else name
 
 
 def final_weights(result):
@@ -113,7 +110,7 @@ def test_a_warm_start_is_made_once_and_is_the_reference(tmp_path):
     settings |= {
         "kl_coef": 0.1,
         "loop.eval_prompts": 2,
-        **{_dotted(k): v for k, v in SMALL.items()},
+        **SMALL,
     }
     first = klinic.train(model="tiny", **settings, **{"output.dir": "a"})
     (cached,) = (tmp_path / "cache" / "warm_start").iterdir()
@@ -142,7 +139,7 @@ def test_a_reference_from_another_folder_is_used_as_it_is(tmp_path):
 
 
 def test_a_second_run_of_a_name_gets_a_folder_of_its_own():
-    settings = {_dotted(k): v for k, v in SMALL.items()}
+    settings = dict(SMALL)
     how = {"reward_funcs": digits, "train_dataset": ROWS, **settings}
     first = klinic.train(model="tiny", **how)
     second = klinic.train(model="tiny", **how)
@@ -153,7 +150,7 @@ def test_a_metric_that_is_missing_from_a_reward_is_counted_not_hidden():
     def picky(prompts, completions, **columns):
         return [None if i % 3 == 0 else float(i) for i, _ in enumerate(completions)]
 
-    settings = {**{_dotted(k): v for k, v in SMALL.items()}, "output.dir": "picky"}
+    settings = {**SMALL, "output.dir": "picky"}
     result = klinic.train(model="tiny", reward_funcs=[picky], train_dataset=ROWS, **settings)
     entry = journal(result)[0]
     assert entry["reward/missing"] == 2

@@ -36,7 +36,12 @@ def train(folder, max_steps, **settings):
         max_new_tokens=3,
         learning_rate=1e-2,
         threads=1,
-        **{"output.trackers": [], "output.dir": str(folder), "loop.checkpoint_every": 2},
+        **{
+            "output.trackers": [],
+            "output.doctor": "none",
+            "output.dir": str(folder),
+            "loop.checkpoint_every": 2,
+        },
         **settings,
     )
 

@@ -174,7 +174,7 @@ def train(function, folder):
             learning_rate=1e-3,
             kl_coef=0.1,
             threads=1,
-            **{"output.dir": str(folder), "output.trackers": []},
+            **{"output.dir": str(folder), "output.trackers": [], "output.doctor": "none"},
         )
     finally:
         torch.set_num_threads(threads)

@@ -39,15 +39,16 @@ def emitted_mask(replay: Replay) -> Measured:
 
 def right_gradient(replay: Replay) -> Measured:
     """Let the KL term be what its name promises."""
-    return _off(replay.told("kl_gradient")), _off(replay.probe()["kl_gradient"])
+    told = replay.told("kl_gradient")
+    return _off(told, told), _off(replay.probe()["kl_gradient"], told)
 
 
-def _off(answer: Mapping[str, Any]) -> float:
+def _off(answer: Mapping[str, Any], told: Mapping[str, Any]) -> float:
     """Return how far a gradient is from the one that was promised, over that of the score."""
     found, promised = float(answer["norm"] or 0), float(answer["expected_norm"] or 0)
     along = found * promised * float(answer["cosine"] or 0)
     square = max(found**2 + promised**2 - 2 * along, 0.0)
-    return float(np.sqrt(square)) / max(float(answer["score_norm"] or 0), 1e-300)
+    return float(np.sqrt(square)) / max(float(told["score_norm"] or 0), 1e-300)
 
 
 def cut_otherwise(replay: Replay) -> Measured:
