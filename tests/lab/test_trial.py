@@ -17,10 +17,6 @@ def check_named(fault, folder, **how):
     assert not fault.visible_at_start or found.first_step == 1
 
 
-def test_a_fault_is_named(tmp_path):
-    check_named(FAULTS[0], tmp_path / "sick")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.cause)
 def test_every_fault_is_named(fault, tmp_path):

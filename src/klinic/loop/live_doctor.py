@@ -5,6 +5,7 @@ step is heard when the next one is kept, so that it does not depend on who was f
 throws has found nothing; nothing that happens here reaches the training.
 """
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,7 @@ from klinic.checks import CHECKS
 from klinic.checks.base import Answer, Check
 from klinic.doctor.diagnosis import Diagnosis, Examination
 from klinic.doctor.reading import WINDOW, Cases
+from klinic.errors import EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import json_bytes, write_atomically
 from klinic.evidence.record import StepRecord
@@ -45,9 +47,10 @@ class LiveDoctor:
         self.news()
         self._begin()
         self._known, self._named = 0, None
-        steps = store.steps(self._folder)
-        for step in dict.fromkeys([*steps[:1], *steps[-WINDOW:]]):
-            self._cases.remember(store.read_record(self._folder, step))
+        with contextlib.suppress(EvidenceError, OSError):  # without them it knows less
+            steps = store.steps(self._folder)
+            for step in dict.fromkeys([*steps[:1], *steps[-WINDOW:]]):
+                self._cases.remember(store.read_record(self._folder, step))
 
     def see(
         self, record: StepRecord, metrics: Mapping[str, Any], answers: Mapping[str, Answer]
@@ -80,7 +83,8 @@ class LiveDoctor:
         if found.cause is None or found.cause == self._named:
             return None
         self._named = found.cause
-        write_atomically(self._folder / DIAGNOSIS, json_bytes(found.to_json()) + b"\n")
+        with contextlib.suppress(OSError):  # a full disk is for the run to find out
+            write_atomically(self._folder / DIAGNOSIS, json_bytes(found.to_json()) + b"\n")
         return found
 
     def close(self) -> None:
