@@ -26,6 +26,7 @@ def test_every_change_is_that_of_a_check():
     assert CHANGES.keys() <= {check.name for check in CHECKS}
 
 
+@pytest.mark.slow  # the pages of the two stories run it in every run of all tests
 def test_a_cause_is_proved_by_the_command(tmp_path):
     run = make(tmp_path / "sick", fault_of("temperature-on-one-side"), **{"loop.max_steps": 2})
     command = [
