@@ -75,9 +75,8 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(tmp_path, cache
     assert differences(whole, tmp_path / "run") == []
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_leaves_and_the_run_goes_on(tmp_path, cache, whole, number):
     (tmp_path / "recipe.yaml").write_text((whole.parent / "recipe.yaml").read_text())
     process = subprocess.Popen(

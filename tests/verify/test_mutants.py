@@ -25,7 +25,7 @@ def test_its_edit_still_fits(mutant):
     assert (PACKAGE / "maths" / mutant.file).read_text().count(mutant.right) == 1
 
 
-OFTEN = 6  # every so many are tried in each run of all tests; the others by hand (-m slow)
+OFTEN = 8  # every so many are tried in each run of all tests; the others by hand (-m slow)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS[::OFTEN], ids=lambda mutant: mutant.name)
