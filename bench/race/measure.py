@@ -7,9 +7,10 @@ from typing import Any
 from rich.console import Console
 
 from bench.race.settings import LONGEST
+from klinic.loop.assembly import start_policy
 from klinic.loop.evaluate import accuracy, distance, retention
 from klinic.loop.source import Given, find_source
-from klinic.loop.train import settle, start_policy
+from klinic.loop.train import settle
 from klinic.model.loading import Policy, load_policy
 from klinic.model.reference import frozen
 from klinic.recipe.loading import load

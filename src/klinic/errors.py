@@ -50,5 +50,9 @@ class RunStoppedError(KlinicError, RuntimeError):
     """A run was stopped because it could not be brought back to health."""
 
 
+class RankLostError(KlinicError, RuntimeError):
+    """Another process of the same learner is gone."""
+
+
 class RewardError(KlinicError, ValueError):
     """A reward function failed, or returned what is not a reward."""

@@ -1,6 +1,7 @@
 """`klinic train`: GRPO as a recipe says."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -99,6 +100,10 @@ def _print_recipe(loaded: "Loaded") -> "Console":
 
 
 def _run(loaded: "Loaded", console: "Console", *, resume: bool) -> None:
+    if int(os.environ.get("RANK", "0")) > 0:  # one of several that torchrun started
+        from klinic.loop.follow import main
+
+        raise typer.Exit(main())
     with console.status("Loading torch ..."):
         from klinic.loop.source import Given
         from klinic.loop.trackers.console import labels

@@ -55,9 +55,14 @@ def write_part(run: Path, record: StepRecord, rank: int) -> Part:
     data = sink.getvalue().to_pybytes()
     folder = _folder(run, record.step)
     folder.mkdir(parents=True, exist_ok=True)
-    name = f"part-{rank:05d}.parquet"
+    name = part_name(rank)
     write_atomically(folder / name, data)
     return Part(file=name, rows=record.num_rows, sha256=hashlib.sha256(data).hexdigest())
+
+
+def part_name(rank: int) -> str:
+    """Return the name of one rank's file."""
+    return f"part-{rank:05d}.parquet"
 
 
 def complete_step(

@@ -1,7 +1,8 @@
 """Weights and optimiser as files: safetensors, and a model that `from_pretrained` loads.
 
 A reference that moves is saved as well, the tensors of it that can move; one that stands still is
-found again where it was.
+found again where it was. Several processes write shards beside the model; one process, or any other
+number of them, can go on from there.
 """
 
 from pathlib import Path
@@ -20,6 +21,7 @@ from klinic.model.reference import Reference
 
 MODEL = "model"
 OPTIMIZER = "optimizer.safetensors"
+SHARDS = "shards"
 REFERENCE = "reference.safetensors"
 
 
@@ -40,7 +42,11 @@ def save_model(folder: Path, policy: Policy) -> None:
 
 
 def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """Put back what `save` wrote, into the same model and optimiser."""
+    """Put back what `save` wrote, or several processes, into the same model and optimiser."""
+    if (folder / SHARDS).is_dir():
+        trained = {name: p for name, p in policy.lm.named_parameters() if p.requires_grad}
+        load_shards_of(folder, trained, optimizer)
+        return
     load_weights(folder / MODEL, policy)
     names = _names(policy)
     state: dict[Tensor, dict[str, Tensor]] = {}
@@ -56,6 +62,42 @@ def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None
     optimizer.state.clear()
     for parameter, fields in state.items():
         optimizer.state[parameter] = dict(fields)
+
+
+def save_shards_of(
+    folder: Path, trained: dict[str, Tensor], optimizer: torch.optim.Optimizer
+) -> None:
+    """Write what is trained and the optimiser's state, each process what it has of them."""
+    from klinic.learner.sharded_files import save_shards
+
+    tensors = {name: p.detach() for name, p in trained.items()}
+    names = {p: name for name, p in trained.items()}
+    for parameter, fields in optimizer.state.items():
+        tensors |= {f"{names[parameter]}|{field}": value for field, value in fields.items()}
+    save_shards(folder / SHARDS, tensors)
+
+
+def load_shards_of(
+    folder: Path, trained: dict[str, Tensor], optimizer: torch.optim.Optimizer
+) -> None:
+    """Put back what `save_shards_of` wrote, into as many shards or others."""
+    from klinic.learner.sharded_files import load_shards, saved_names
+
+    if not (folder / SHARDS).is_dir():
+        raise CheckpointError(
+            f"{folder} was written by one process, and learner.shards is more than 1. Resume with "
+            "learner.shards 1."
+        )
+    tensors = {name: p.detach() for name, p in trained.items()}
+    optimizer.state.clear()
+    for key in saved_names(folder / SHARDS):
+        name, bar, field = key.rpartition("|")
+        if not bar or name not in trained:
+            continue
+        like = trained[name].detach()
+        tensors[key] = torch.zeros((), device="cpu") if field == "step" else torch.zeros_like(like)
+        optimizer.state[trained[name]][field] = tensors[key]
+    load_shards(folder / SHARDS, tensors)
 
 
 def save_reference(folder: Path, reference: Reference | None) -> dict[str, Any]:

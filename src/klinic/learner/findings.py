@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from klinic.evidence.record import StepRecord
-from klinic.learner.objective import Targets
-from klinic.learner.packing import MicroBatch
+from klinic.learner.objective import Parts, Targets
+from klinic.learner.packing import MicroBatch, joined
+from klinic.learner.team import Team
 from klinic.learner.update import norm
 from klinic.maths import kl
 from klinic.model.scorer import RefHidden, TokenScores
+from klinic.model.weights import whole
 
 
 def first_of_groups(
@@ -32,12 +34,26 @@ def detached(scores: TokenScores) -> TokenScores:
     return replace(scores, logp=scores.logp.detach(), kl_exact=kl_exact, kl_topk=None)
 
 
-def completed(record: StepRecord, targets: Targets, found: list[TokenScores]) -> StepRecord:
+def detached_parts(parts: Parts) -> Parts:
+    """Return the sums of a micro-batch without their graph."""
+    kl = None if parts.kl is None else parts.kl.detach()
+    return replace(parts, policy=parts.policy.detach(), kl=kl)
+
+
+def completed(
+    record: StepRecord,
+    targets: Targets,
+    found: list[TokenScores],
+    batches: list[MicroBatch],
+    team: Team,
+) -> StepRecord:
     """Return the record with what the learner found out about every token."""
 
     def column(name: str) -> Any:
         values = [getattr(scores, name) for scores in found]
-        return None if values[0] is None else torch.cat(values).cpu().numpy()
+        if values[0] is None:
+            return None
+        return joined(values, batches, record.num_tokens, team).cpu().numpy()
 
     def array(tensor: Tensor | None) -> Any:
         return None if tensor is None else tensor.cpu().numpy()
@@ -94,7 +110,7 @@ def denominator(weights: Tensor) -> float:
 def moved(before: list[Tensor], after: list[Tensor]) -> dict[str, float]:
     """Return how far an update went, and the share of parameters that it left bit-equal."""
     total = sum(p.numel() for p in after)
-    unchanged = sum(int((a == b).sum()) for a, b in zip(before, after, strict=True))
+    unchanged = sum(int(whole((a == b).sum())) for a, b in zip(before, after, strict=True))
     return {
         "update_norm": norm([b - a for a, b in zip(before, after, strict=True)]),
         "unchanged_share": unchanged / max(total, 1),

@@ -1,43 +1,44 @@
 """Which part of the gradient is the KL term's."""
 
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
 from klinic.learner.update import norm
+from klinic.model.weights import whole
 
 
 class KLApart:
-    """The KL term's gradient kept apart from the policy's, to see which share it has."""
+    """The KL term's gradient kept apart from the policy's, to see which share it has.
 
-    def __init__(self, lm: Any) -> None:
-        self._trained = [p for p in lm.parameters() if p.requires_grad]
-        self._kl: list[Tensor] | None = None
+    The policy's gradient is made first and put aside; the KL term's then comes from forward passes
+    of its own. The graphs of the policy's part will not do a second time: a compiled model's
+    backward refuses it, or, with `donated_buffer` off, returns another gradient without a word.
+    """
 
-    def add(self, kl: Tensor | None) -> None:
-        """Add the gradient of one micro-batch, from a forward pass of its own.
+    def __init__(self, trained: Iterable[Tensor]) -> None:
+        self._trained = list(trained)
+        self._policy: list[Tensor | None] = []
 
-        The graph of the policy's part will not do a second time: a compiled model's backward
-        refuses it, or, with `donated_buffer` off, returns another gradient without a word.
-        """
-        if kl is None:
-            return
-        new = torch.autograd.grad(kl, self._trained, allow_unused=True, materialize_grads=True)
-        self._kl = (
-            list(new) if self._kl is None else [a + b for a, b in zip(self._kl, new, strict=True)]
-        )
+    def put_policy_aside(self) -> None:
+        """Take the gradient that is there for the policy's, and begin with the KL term's."""
+        self._policy = [p.grad for p in self._trained]
+        for p in self._trained:
+            p.grad = None
 
     def join(self, kl_coef: float) -> dict[str, float]:
-        """Add it to the policy's gradient; return its norm, its share and the angle between."""
-        if self._kl is None:
-            return {}
-        policy = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._trained]
-        kl = [kl_coef * g for g in self._kl]
-        dot = sum(float((a.double() * b.double()).sum()) for a, b in zip(policy, kl, strict=True))
+        """Add both into one gradient; return the KL's norm, its share and the angle between."""
+        policy, kl = [], []
+        for p, policy_grad in zip(self._trained, self._policy, strict=True):
+            policy.append(torch.zeros_like(p) if policy_grad is None else policy_grad)
+            kl.append(torch.zeros_like(p) if p.grad is None else kl_coef * p.grad)
+        dots = [(a.double() * b.double()).sum() for a, b in zip(policy, kl, strict=True)]
+        dot = sum(float(whole(value)) for value in dots)
         kl_norm, policy_norm = norm(kl), norm(policy)
         for p, a, b in zip(self._trained, policy, kl, strict=True):
             p.grad = a + b
+        self._policy = []
         return {
             "kl/grad_norm_kl": kl_norm,
             "kl/grad_share": kl_norm / max(kl_norm + policy_norm, 1e-30),

@@ -1,5 +1,10 @@
-"""The learner of one process: score, prepare, commit or discard."""
+"""A learner in this process: score, prepare, commit or discard.
 
+Alone, or as one of a team that makes the same calls: each process runs its own micro-batches, and
+what they find out about the tokens is put together on all of them.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,11 +17,13 @@ from torch import Tensor
 from klinic.evidence.metrics import update_kl
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rows import first_rows
+from klinic.evidence.store import RecordWriter
 from klinic.learner import checkpoint, questions
 from klinic.learner.findings import (
     completed,
     denominator,
     detached,
+    detached_parts,
     finite_at,
     first_of_groups,
     kl_to_start,
@@ -31,13 +38,13 @@ from klinic.learner.objective import (
     sequence_baseline,
     targets_of,
 )
-from klinic.learner.packing import MicroBatch, micro_batches
-from klinic.learner.protocol import Prepared
+from klinic.learner.packing import MicroBatch, joined, micro_batches
+from klinic.learner.protocol import Prepared, Records
+from klinic.learner.team import ALONE, Team
 from klinic.learner.update import (
     LearningRate,
     all_finite,
     clip_gradients,
-    gradients,
     make_optimizer,
     norm,
     set_rate,
@@ -70,11 +77,14 @@ class Scored:
 
     record: StepRecord
     batches: list[MicroBatch]
+    """Those of this process."""
     targets: Targets
     ref_hidden: list[RefHidden | None]
     """A sample of the reference's hidden states, a part a micro-batch."""
     logp_start: Tensor | None = None
     """Under the policy as the run started, where the reference has left it and it is time."""
+    reference_fingerprint: str | None = None
+    """Which weights the reference really had."""
 
 
 class LocalLearner:
@@ -87,13 +97,17 @@ class LocalLearner:
         *,
         objective: Objective,
         settings: Settings,
+        team: Team = ALONE,
     ) -> None:
+        self.team = team
         self._policy = policy
         self._scorer = policy.scorer
         self._reference = reference
         self._objective = objective
         self._settings = settings
         self._optimizer = make_optimizer(policy.lm, weight_decay=settings.weight_decay)
+        # taken once: while a sharded model is gathered, it shows other tensors
+        self._trained = {n: p for n, p in policy.lm.named_parameters() if p.requires_grad}
         self._num_updates = 0
         self._grad_norm = 0.0
         self._look = False
@@ -109,13 +123,9 @@ class LocalLearner:
     @torch.no_grad()
     def score(self, record: StepRecord, *, needs_reference: bool) -> Scored:
         """Score a batch with the policy and the reference as they stand before its updates."""
-        batches = micro_batches(
-            record,
-            size=self._settings.micro_batch_size,
-            pad_id=self._policy.pad_id,
-            device=self._scorer.device,
-        )
-        like = self._policy.lm.get_output_embeddings().weight[:0]
+        batches = self._cut(record, self._settings.micro_batch_size)
+        head: Tensor = self._policy.lm.get_output_embeddings().weight
+        like = torch.empty(0, dtype=head.dtype, device=head.device)
         targets = targets_of(record, self._objective, like)
         reference = self._reference if needs_reference else None
         hidden = [None if reference is None else reference.hidden(b.layout) for b in batches]
@@ -126,24 +136,38 @@ class LocalLearner:
                 for h, b in zip(hidden, batches, strict=True)
                 if h is not None
             ]
-            targets = replace(targets, logp_ref=torch.cat(logp_ref))
+            targets = replace(targets, logp_ref=self._joined(logp_ref, batches, record))
         sample = [first_of_groups(record, b, h) for b, h in zip(batches, hidden, strict=True)]
         return Scored(
             record=record,
             batches=batches,
             targets=targets,
             ref_hidden=sample,
-            logp_start=self._logp_start(record.step, batches),
+            logp_start=self._logp_start(record, batches),
+            reference_fingerprint=None if self._reference is None else self._reference.now(),
         )
 
-    def _logp_start(self, step: int, batches: list[MicroBatch]) -> Tensor | None:
+    def _cut(self, record: StepRecord, size: int) -> list[MicroBatch]:
+        return micro_batches(
+            record,
+            size=size,
+            pad_id=self._policy.pad_id,
+            device=self._scorer.device,
+            team=self.team,
+        )
+
+    def _joined(self, parts: list[Tensor], batches: list[MicroBatch], record: StepRecord) -> Tensor:
+        return joined(parts, batches, record.num_tokens, self.team)
+
+    def _logp_start(self, record: StepRecord, batches: list[MicroBatch]) -> Tensor | None:
         moving = self._reference
         if not isinstance(moving, MovingReference) or moving.step == 0:
             return None
-        if step % LOOK_EVERY != 1 and step != moving.jumped + 1:
+        if record.step % LOOK_EVERY != 1 and record.step != moving.jumped + 1:
             return None
         start = moving.start
-        return torch.cat([start.logp(start.hidden(b.layout), b.layout.target_ids) for b in batches])
+        logp = [start.logp(start.hidden(b.layout), b.layout.target_ids) for b in batches]
+        return self._joined(logp, batches, record)
 
     def _with_old(
         self,
@@ -161,34 +185,47 @@ class LocalLearner:
             self._scorer(b.layout, h if baseline else None)
             for b, h in zip(batches, hidden, strict=True)
         ]
-        targets = replace(targets, logp_old=torch.cat([s.logp for s in scores]))
+        logp_old = self._joined([s.logp for s in scores], batches, record)
+        targets = replace(targets, logp_old=logp_old)
         if not baseline:
             return targets
-        kl_exact = torch.cat([s.kl_exact for s in scores if s.kl_exact is not None])
+        exact = [s.kl_exact for s in scores if s.kl_exact is not None]
+        kl_exact = self._joined(exact, batches, record)
         return replace(targets, kl_baseline=sequence_baseline(kl_exact, targets))
 
     def prepare(self, scored: Scored, *, kl_coef: float, reward_scale: float = 1.0) -> Prepared:
         """Compute the loss and its gradient; nothing moves yet."""
         self.discard()
         self._look = scored.record.step % LOOK_EVERY == 1
-        apart = KLApart(self._policy.lm) if self._look and kl_coef else None
+        apart = KLApart(self._trained.values()) if self._look and kl_coef else None
         objective = self._objective if kl_coef else replace(self._objective, estimator=None)
         found: list[TokenScores] = []
         parts: list[Parts] = []
-        for batch, sample in zip(scored.batches, scored.ref_hidden, strict=True):
-            reference = self._ref_hidden(batch, sample, kl_coef)
-            forward = partial(self._forward, scored.targets, objective, batch, reference)
+        for forward in self._forwards(scored, objective, kl_coef):
             scores, part = forward()
             # the term and not the advantage, which stays in the record as it is
             part = replace(part, policy=reward_scale * part.policy)
             self._backward(part, kl_coef, apart)
-            if apart is not None:
-                apart.add(forward()[1].kl)
             found.append(detached(scores))
-            parts.append(part)
-        share = {} if apart is None else apart.join(kl_coef)
-        self._grad_norm = norm(gradients(self._policy.lm))
+            parts.append(detached_parts(part))
+        share = {}
+        if apart is not None:
+            apart.put_policy_aside()
+            for forward in self._forwards(scored, objective, kl_coef):
+                kl = forward()[1].kl
+                if kl is not None:
+                    torch.autograd.backward(kl)
+            share = apart.join(kl_coef)
+        self._grad_norm = norm(self._gradients())
         return self._prepared(scored, found, parts, kl_coef, share)
+
+    def _forwards(
+        self, scored: Scored, objective: Objective, kl_coef: float
+    ) -> Iterator[Callable[[], tuple[TokenScores, Parts]]]:
+        """Yield the forward pass of each micro-batch, with what it compares with at hand."""
+        for batch, sample in zip(scored.batches, scored.ref_hidden, strict=True):
+            reference = self._ref_hidden(batch, sample, kl_coef)
+            yield partial(self._forward, scored.targets, objective, batch, reference)
 
     def _forward(
         self,
@@ -221,44 +258,52 @@ class LocalLearner:
         kl_coef: float,
         share: dict[str, float],
     ) -> Prepared:
-        policy_loss = sum(float(p.policy.detach()) for p in parts)
+        policy_loss = self._total(sum(float(p.policy) for p in parts))
         metrics = {
             "policy_loss": policy_loss,
             "grad_norm": self._grad_norm,
             "kl_coef": kl_coef,
-            "kl/num_saturated": float(sum(p.num_saturated for p in parts)),
+            "kl/num_saturated": self._total(float(sum(p.num_saturated for p in parts))),
             **share,
         }
         facts = self._facts(scored, kl_coef) | share_facts(share)
-        record = completed(scored.record, scored.targets, found)
+        record = completed(scored.record, scored.targets, found, scored.batches, self.team)
         metrics |= kl_to_start(record, scored.logp_start)
         record = replace(record, facts={**record.facts, **facts})
         finite = finite_at(record, loss=policy_loss, grad_norm=self._grad_norm)
         return Prepared(record=record, metrics=metrics, finite_at=finite)
 
+    def _total(self, value: float) -> float:
+        """Return the sum of a number over all processes."""
+        summed = torch.tensor(value, dtype=torch.float64, device=self._scorer.device)
+        return float(self.team.sum(summed))
+
     def _facts(self, scored: Scored, kl_coef: float) -> dict[str, Any]:
-        masks = [scored.targets.loss_mask[batch.tokens] for batch in scored.batches]
+        record, size = scored.record, self._settings.micro_batch_size
+        edges = record.row_offsets[[*range(0, record.num_rows, size), record.num_rows]]
+        trained = np.diff(np.concatenate([[0], np.cumsum(record.loss_mask)])[edges])
         return {
             "kl_coef": kl_coef,
             "learner_version": self._num_updates,
             "loss_denominator": denominator(scored.targets.policy_weight),
             "micro_batch_size": self._settings.micro_batch_size,
             "scoring_batch_size": self._settings.micro_batch_size,
-            "num_micro_batches": len(masks),
-            "num_empty_micro_batches": sum(not bool(mask.any()) for mask in masks),
+            "num_micro_batches": len(trained),
+            "num_empty_micro_batches": int((trained == 0).sum()),
             "grad_norm": self._grad_norm,
             "reference_digest": None if self._reference is None else self._reference.digest,
-            "reference_fingerprint": None if self._reference is None else self._reference.now(),
+            "reference_fingerprint": scored.reference_fingerprint,
             "reference_step": None if self._reference is None else self._reference.step,
         }
 
     def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:
         """Make the update that was prepared, at the scheduled rate times a factor."""
-        lm, settings = self._policy.lm, self._settings
-        clipped = clip_gradients(lm, grad_norm=self._grad_norm, max_norm=settings.max_grad_norm)
+        settings, trained = self._settings, list(self._trained.values())
+        clipped = clip_gradients(
+            self._gradients(), grad_norm=self._grad_norm, max_norm=settings.max_grad_norm
+        )
         rate = lr_factor * settings.rate.at(self._num_updates)
         set_rate(self._optimizer, rate)
-        trained = [p for p in lm.parameters() if p.requires_grad]
         before = [p.detach().clone() for p in trained] if self._look else None
         self._optimizer.step()
         self._num_updates += 1
@@ -268,15 +313,20 @@ class LocalLearner:
 
     def sound(self) -> dict[str, bool]:
         """Whether all weights, and all moments of the optimiser, are numbers."""
-        trained = [p.detach() for p in self._policy.lm.parameters() if p.requires_grad]
+        trained = [p.detach() for p in self._trained.values()]
         moments = [m for fields in self._optimizer.state.values() for m in fields.values()]
         return {"weights": all_finite(trained), "optimizer": all_finite(moments)}
 
     @torch.no_grad()
     def update_kl(self, scored: Scored, before: StepRecord) -> float:
         """Return KL(new || old) in nats per token; `before` holds the old log-probs."""
-        logp = torch.cat([self._scorer(batch.layout).logp for batch in scored.batches])
-        return update_kl(replace(before, logp=logp.cpu().numpy()))
+        return update_kl(replace(before, logp=self.rescore(scored).cpu().numpy()))
+
+    @torch.no_grad()
+    def rescore(self, scored: Scored) -> Tensor:
+        """Return the log-probs of a batch under the policy as it is now."""
+        logp = [self._scorer(batch.layout).logp for batch in scored.batches]
+        return self._joined(logp, scored.batches, scored.record)
 
     def sequence_kl(self, scored: Scored) -> np.ndarray | None:
         """Return k1 to the reference summed over each completion; None without a reference."""
@@ -297,12 +347,17 @@ class LocalLearner:
             reference=self._reference,
             objective=self._objective,
             size=self._settings.micro_batch_size,
-            pad_id=self._policy.pad_id,
+            team=self.team,
+            cut=self._cut,
+            gradients=self._gradients,
             score=self.score,
             prepare=self.prepare,
             discard=self.discard,
         )
         return questions.ask(asked, first_rows(record, questions.ROWS), kl_coef=kl_coef)
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self._trained.values() if p.grad is not None]
 
     def discard(self) -> None:
         """Drop the gradient that was prepared."""
@@ -331,3 +386,10 @@ class LocalLearner:
         checkpoint.load_reference(folder, self._reference, state)
         self._num_updates = int(state["num_updates"])
         self.discard()
+
+    def records(self, run: Path) -> Records:
+        """Write every record here."""
+        return RecordWriter(run)
+
+    def close(self) -> None:
+        """Do nothing: everything is in this process."""

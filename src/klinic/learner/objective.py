@@ -65,7 +65,7 @@ class Targets:
     kl_baseline: Tensor | None = None
 
     def cut(self, batch: MicroBatch) -> "Targets":
-        """Return the part of one micro-batch."""
+        """Return the part of one micro-batch; one that does not count has no trained token."""
         offsets = self.row_offsets[batch.rows.start : batch.rows.stop + 1]
         by_row = {"group": self.group[batch.rows], "advantage": self.advantage[batch.rows]}
         by_token: dict[str, Any] = {
@@ -75,6 +75,11 @@ class Targets:
                 *("logp_sampler", "logp_old", "logp_ref", "kl_baseline"),
             )
         }
+        if not batch.counts:
+            by_token |= {
+                name: torch.zeros_like(by_token[name])
+                for name in ("loss_mask", "policy_weight", "kl_weight")
+            }
         return replace(self, row_offsets=offsets - offsets[0], **by_row, **by_token)
 
 
@@ -138,24 +143,29 @@ def loss_parts(scores: TokenScores, targets: Targets, objective: Objective) -> P
         )
     )
     policy = weighted_sum(terms, targets.policy_weight)
-    logp_ref = targets.logp_ref if scores.logp_ref is None else scores.logp_ref
-    if objective.estimator is None or logp_ref is None:
+    if objective.estimator is None or (targets.logp_ref is None and scores.logp_ref is None):
         return Parts(policy=policy, kl=None, num_saturated=0)
-    inputs = KLInputs(
+    inputs = kl_inputs(scores, targets, vocabulary=objective.needs_vocabulary)
+    kl_terms = kl_term(objective.estimator, inputs, aggregation=surrogate.aggregation)
+    kl = weighted_sum(kl_terms, targets.kl_weight)
+    return Parts(policy=policy, kl=kl, num_saturated=num_saturated(inputs))
+
+
+def kl_inputs(scores: TokenScores, targets: Targets, *, vocabulary: bool) -> KLInputs:
+    """Return what a KL term is made of, for one micro-batch."""
+    logp_old = scores.logp.detach() if targets.logp_old is None else targets.logp_old
+    return KLInputs(
         group=targets.group,
         row_offsets=targets.row_offsets,
         logp=scores.logp,
         logp_old=logp_old,
         logp_sampler=_reported(targets.logp_sampler, logp_old),
-        logp_ref=logp_ref,
+        logp_ref=targets.logp_ref if scores.logp_ref is None else scores.logp_ref,
         loss_mask=targets.loss_mask,
-        kl_exact=scores.kl_exact if objective.needs_vocabulary else None,
-        kl_topk=scores.kl_topk if objective.needs_vocabulary else None,
+        kl_exact=scores.kl_exact if vocabulary else None,
+        kl_topk=scores.kl_topk if vocabulary else None,
         kl_baseline=targets.kl_baseline,
     )
-    kl_terms = kl_term(objective.estimator, inputs, aggregation=surrogate.aggregation)
-    kl = weighted_sum(kl_terms, targets.kl_weight)
-    return Parts(policy=policy, kl=kl, num_saturated=num_saturated(inputs))
 
 
 def _reported(logp_sampler: Tensor | None, logp_old: Tensor) -> Tensor:

@@ -28,6 +28,21 @@ class Prepared:
 
 
 @runtime_checkable
+class Records(Protocol):
+    """The records of a run, written beside the training."""
+
+    def put(self, record: StepRecord) -> None:
+        """Hand over the record of the step that was prepared last."""
+
+    def flush(self) -> None:
+        """Wait until every record that was put is written."""
+
+    def __enter__(self) -> "Records": ...
+
+    def __exit__(self, *error: Any) -> None: ...
+
+
+@runtime_checkable
 class Learner(Protocol):
     """The policy in training. Between `prepare` and `commit` nothing has moved."""
 
@@ -77,3 +92,9 @@ class Learner(Protocol):
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
         """Go back to what `save` wrote."""
+
+    def records(self, run: Path) -> Records:
+        """Return who writes down the steps of a run."""
+
+    def close(self) -> None:
+        """Let go of whatever outlives a step: other processes, if there are any."""

@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from klinic.evidence.record import StepRecord
-from klinic.learner.objective import Objective, Targets
-from klinic.learner.packing import MicroBatch, micro_batches
-from klinic.learner.update import gradients
+from klinic.evidence.rows import some_rows
+from klinic.learner.objective import Objective, Targets, kl_inputs
+from klinic.learner.packing import MicroBatch, joined
+from klinic.learner.team import Team
 from klinic.maths.kl_estimators import ESTIMATORS
-from klinic.maths.kl_inputs import RATIO_CAP, KLInputs
+from klinic.maths.kl_inputs import RATIO_CAP
 from klinic.model.adapters import is_adapted
 from klinic.model.reference import Reference
 from klinic.model.scorer import TokenScorer
+from klinic.model.weights import whole
 
 ROWS = 16  # completions that are asked about
 ALONE = 4  # of them that are scored one by one
@@ -40,26 +42,26 @@ class Asked:
     objective: Objective
     size: int
     """Completions in a micro-batch."""
-    pad_id: int
+    team: Team
+    cut: Callable[[StepRecord, int], list[MicroBatch]]
+    """The completions of this process in micro-batches of a size."""
+    gradients: Callable[[], list[Tensor]]
     score: Callable[..., Any]
     prepare: Callable[..., Any]
     discard: Callable[[], None]
-
-    def cut(self, record: StepRecord, size: int) -> list[MicroBatch]:
-        """Return the completions in micro-batches of another size."""
-        return micro_batches(record, size=size, pad_id=self.pad_id, device=self.scorer.device)
 
 
 def ask(learner: Asked, record: StepRecord, *, kl_coef: float) -> dict[str, Answer]:
     """Return the answer to every question that this learner can be asked."""
     with_kl = kl_coef > 0 and learner.reference is not None
     scored = learner.score(record, needs_reference=with_kl)
-    logp = _logp(learner, scored.batches)
+    logp = _logp(learner, record, scored.batches)
     answers = {
-        "rescore": _apart(logp, _logp(learner, scored.batches)),
-        "rescore_alone": alone(learner, scored, logp),
+        "rescore": _apart(logp, _logp(learner, record, scored.batches)),
+        "rescore_alone": alone(learner, record, logp),
     }
-    if learner.scorer.autocast is not None:
+    # shards are gathered in the lower precision, and have no other to be asked in
+    if learner.scorer.autocast is not None and learner.team.size == 1:
         answers["rescore_float32"] = float32(learner, scored, logp)
     if is_adapted(learner.lm) and with_kl:
         answers["adapters_off"] = adapters_off(learner, scored, logp)
@@ -71,20 +73,19 @@ def ask(learner: Asked, record: StepRecord, *, kl_coef: float) -> dict[str, Answ
     return answers
 
 
-def alone(learner: Asked, scored: Any, together: Tensor) -> Answer:
+def alone(learner: Asked, record: StepRecord, together: Tensor) -> Answer:
     """Score some rows alone, unpadded; those first that are farthest from the sampler."""
-    record: StepRecord = scored.record
-    rows = _suspects(record, together.cpu().numpy())
-    singles = [batch for batch in learner.cut(record, 1) if batch.rows.start in rows]
-    one_by_one = torch.cat([_logp(learner, [batch]) for batch in singles])
-    same = torch.cat([together[batch.tokens] for batch in singles])
-    return _apart(one_by_one, same)
+    few = sorted(_suspects(record, together.cpu().numpy()))
+    rows = some_rows(record, few)
+    one_by_one = _logp(learner, rows, learner.cut(rows, 1))
+    ends = record.row_offsets
+    return _apart(one_by_one, torch.cat([together[ends[row] : ends[row + 1]] for row in few]))
 
 
 def float32(learner: Asked, scored: Any, logp: Tensor) -> Answer:
     """Score without the recipe's lower precision."""
     plain = replace(learner, scorer=TokenScorer(learner.lm, temperature=learner.scorer.temperature))
-    return _apart(logp, _logp(plain, scored.batches))
+    return _apart(logp, _logp(plain, scored.record, scored.batches))
 
 
 @torch.no_grad()
@@ -92,7 +93,7 @@ def adapters_off(learner: Asked, scored: Any, policy: Tensor) -> Answer:
     """Compare the policy without its adapter, the policy, and the reference."""
     reference: Tensor = scored.targets.logp_ref
     with learner.lm.disable_adapter():
-        off = _logp(learner, scored.batches)
+        off = _logp(learner, scored.record, scored.batches)
     return {
         "off_to_reference": float((off - reference).abs().mean()),
         "off_to_policy": float((off - policy).abs().mean()),
@@ -171,25 +172,11 @@ def _promised(learner: Asked, scored: Any, name: str) -> Tensor:
             logp = learner.scorer(batch.layout).logp
             terms = dict(_weights(targets, logp))[name] * logp
         else:
-            terms = _formula(name, targets, learner.scorer(batch.layout).logp)
+            inputs = kl_inputs(learner.scorer(batch.layout), targets, vocabulary=False)
+            terms = ESTIMATORS[name].term(inputs.clean())
         inside = torch.where(targets.loss_mask, targets.kl_weight * terms, 0.0)
         torch.autograd.backward(inside.sum())
     return _sample(learner)
-
-
-def _formula(name: str, targets: Targets, logp: Tensor) -> Any:
-    old = logp.detach() if targets.logp_old is None else targets.logp_old
-    sampler = old if targets.logp_sampler is None else targets.logp_sampler
-    inputs = KLInputs(
-        group=targets.group,
-        row_offsets=targets.row_offsets,
-        logp=logp,
-        logp_old=old,
-        logp_sampler=torch.where(torch.isnan(sampler), old, sampler),
-        logp_ref=targets.logp_ref,
-        loss_mask=targets.loss_mask,
-    )
-    return ESTIMATORS[name].term(inputs.clean())
 
 
 def _prepared(learner: Asked, scored: Any, **how: float) -> Tensor:
@@ -199,7 +186,7 @@ def _prepared(learner: Asked, scored: Any, **how: float) -> Tensor:
 
 def _sample(learner: Asked) -> Tensor:
     """Return evenly spaced entries of every gradient, end to end, and drop the gradients."""
-    parts = [g.detach().reshape(-1) for g in gradients(learner.lm)]
+    parts = [whole(g.detach()).reshape(-1) for g in learner.gradients()]
     flat = [p[:: max(1, p.numel() // SAMPLED)].double() for p in parts]
     learner.discard()
     return torch.cat(flat) if flat else torch.zeros(1, dtype=torch.float64)
@@ -233,8 +220,9 @@ def _norm(vector: Tensor) -> float:
 
 
 @torch.no_grad()
-def _logp(learner: Asked, batches: list[MicroBatch]) -> Tensor:
-    return torch.cat([learner.scorer(batch.layout).logp for batch in batches])
+def _logp(learner: Asked, record: StepRecord, batches: list[MicroBatch]) -> Tensor:
+    logp = [learner.scorer(batch.layout).logp for batch in batches]
+    return joined(logp, batches, record.num_tokens, learner.team)
 
 
 def _apart(one: Tensor, other: Tensor) -> Answer:

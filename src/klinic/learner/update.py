@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from klinic.model.weights import whole
+
 Schedule = Literal["constant", "linear", "cosine"]
 
 
@@ -58,24 +60,19 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 def norm(tensors: Iterable[Tensor]) -> float:
     """Return the Euclidean norm of all entries together."""
-    return float(torch.nn.utils.get_total_norm(list(tensors)))
+    return float(whole(torch.nn.utils.get_total_norm(list(tensors))))
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether every entry is a number; the largest one is not where any is not."""
     largest = torch.nn.utils.get_total_norm(list(tensors), norm_type=math.inf)
-    return bool(torch.isfinite(largest))
+    return bool(torch.isfinite(whole(largest)))
 
 
-def gradients(model: nn.Module) -> list[Tensor]:
-    """Return the gradients that exist."""
-    return [p.grad for p in model.parameters() if p.grad is not None]
-
-
-def clip_gradients(model: nn.Module, *, grad_norm: float, max_norm: float) -> float:
+def clip_gradients(gradients: Iterable[Tensor], *, grad_norm: float, max_norm: float) -> float:
     """Scale the gradients down to `max_norm` where they are above; return their norm then."""
     if grad_norm <= max_norm:
         return grad_norm
-    for gradient in gradients(model):
+    for gradient in gradients:
         gradient.mul_(max_norm / grad_norm)
     return max_norm

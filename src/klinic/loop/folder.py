@@ -31,6 +31,7 @@ MAY_CHANGE = (
     "loop.keep_",
     "loop.show_",
     "recovery",
+    "learner.shards",
 )
 
 

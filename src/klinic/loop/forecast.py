@@ -17,11 +17,11 @@ import torch
 from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, Segment, flatten
 from klinic.learner.local import LOOK_EVERY, LocalLearner, Scored
+from klinic.loop.assembly import make_learner
 from klinic.loop.evaluate import BATCH, GREEDY
 from klinic.loop.lengths import Lengths, find_lengths
 from klinic.loop.state import LoopState
 from klinic.loop.step import due
-from klinic.loop.train import make_learner
 from klinic.maths.kl_coef import KLCoefState
 from klinic.model import memory
 from klinic.model.bare import Bare, bare_policy

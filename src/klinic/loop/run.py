@@ -17,8 +17,7 @@ from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, flatten
 from klinic.evidence.run_facts import METRICS, PROBES
-from klinic.evidence.store import RecordWriter
-from klinic.learner.protocol import Learner
+from klinic.learner.protocol import Learner, Records
 from klinic.loop import asking, checkpoint
 from klinic.loop.data import Prompts
 from klinic.loop.folder import EVENTS, step_of
@@ -82,15 +81,17 @@ class Run:
         self.events = Journal(self.folder / EVENTS)
         self.answers = Journal(self.folder / PROBES)
         self._open = ExitStack()
-        self._writer: RecordWriter | None = None
+        self._writer: Records | None = None
         self._doctor: LiveDoctor | None = None
         self.asked: dict[str, dict[str, Any]] = {}
         """What the live parts answered in this step, by question."""
 
     def __enter__(self) -> "Run":
         self._open.enter_context(self.stopping)
+        self._open.callback(self.learner.close)
+        self._open.callback(self.sampler.close)
         if self.recipe.output.records_every:
-            self._writer = self._open.enter_context(RecordWriter(self.folder))
+            self._writer = self._open.enter_context(self.learner.records(self.folder))
         for tracker in self.trackers:
             self._open.callback(tracker.close)
         for reward in self.source.every_reward:
@@ -304,6 +305,7 @@ class Run:
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Measure the policy on what is held out, and tell."""
+        self.learner.publish()  # where the weights are shards, the policy here is a copy of them
         metrics = self._measured(step)
         if metrics:
             self.journal.append({"step": step, **metrics})

@@ -69,7 +69,9 @@ class Reference:
 
     @torch.no_grad()
     def _logits(self, hidden: Tensor) -> Tensor:
-        with self._in_force():
+        if self.kind == "copy":
+            return self.scorer.logits(hidden)
+        with self._in_force():  # asked from inside the forward pass of this very model
             logits: Tensor = self.scorer.head(hidden)
             return logits
 

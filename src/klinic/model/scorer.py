@@ -121,6 +121,11 @@ class TokenScorer(nn.Module):
                 parts.append(self._chunk(*arguments))
         return _joined(parts)
 
+    def logits(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
+        """Return the logits of hidden states, when asked from outside a forward pass."""
+        logits: Tensor = self.head(hidden)
+        return logits
+
     def log_softmax(self, logits: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Return log-probs at the run's temperature."""
         return torch.log_softmax(logits / self.temperature, dim=-1)

@@ -21,6 +21,12 @@ class Weights:
     """`process` for weights that sampler and learner share, else a path."""
 
 
+def whole(tensor: Tensor) -> Tensor:
+    """Return all entries of a tensor that may be sharded over processes; all of them must ask."""
+    gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return gathered
+
+
 @torch.no_grad()
 def fingerprint(model: nn.Module) -> str:
     """Return a hash of evenly spaced entries of every trainable tensor.
@@ -41,7 +47,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 def sampled_digest(tensors: Mapping[str, Tensor]) -> str:
     """Return a hash of evenly spaced entries of every tensor."""
     return _hash(
-        (name, p.reshape(-1)[:: max(1, p.numel() // SAMPLED)]) for name, p in tensors.items()
+        (name, whole(p).reshape(-1)[:: max(1, p.numel() // SAMPLED)]) for name, p in tensors.items()
     )
 
 

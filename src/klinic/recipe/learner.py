@@ -38,6 +38,8 @@ class LearnerSection(Section):
     """Updates made on the completions of one step."""
     micro_batch_size: Count = 8
     """Completions in one forward and backward pass: memory, not the result."""
+    shards: Count = 1
+    """Processes that share the weights by FSDP2; 1 is this one alone."""
     mask_truncated: bool = False
     """Whether completions cut off at the length limit leave the policy term."""
     overlong_buffer: CountOrZero = 0

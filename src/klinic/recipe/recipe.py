@@ -68,6 +68,7 @@ class Recipe(Section):
             *_buffer_fits(self),
             *_reference_is_used(self),
             *_limits_can_be_seen(self),
+            *_shards_fit(self),
         ]
         if problems:
             raise ValueError("\n".join(problems))
@@ -171,6 +172,22 @@ def _reference_is_used(recipe: Recipe) -> Iterator[str]:
         yield (
             "reference is given, but kl is not: without a KL nothing is compared with a reference. "
             "Add kl, with coef 0 and monitor_every to only look, or leave reference out."
+        )
+
+
+def _shards_fit(recipe: Recipe) -> Iterator[str]:
+    shards = recipe.learner.shards
+    if shards == 1:
+        return
+    if recipe.reference.moves:
+        yield (
+            f"learner.shards is {shards} and the reference moves: that is not built for several "
+            "processes. Leave reference.ema and reference.reset_every out, or use learner.shards 1."
+        )
+    if recipe.model.compile:
+        yield (
+            f"learner.shards is {shards} with model.compile: a compiled model that is gathered "
+            "layer by layer has not been proven right. Leave one of them out."
         )
 
 

@@ -51,6 +51,10 @@ class Conversing:
         """Let the policy go on, and be answered, behind the segments of each rollout."""
         return list(self._converse(self._sampler.extend(rollouts, step=step), step))
 
+    def close(self) -> None:
+        """Let go of the sampler."""
+        self._sampler.close()
+
     def _converse(self, rollouts: list[Rollout], step: int) -> Iterator[Rollout]:
         places = list(range(len(rollouts)))
         while places:

@@ -19,3 +19,6 @@ class Sampler(Protocol):
 
     def extend(self, rollouts: Sequence[Rollout], *, step: int) -> list[Rollout]:
         """Let the policy go on behind the segments of each rollout."""
+
+    def close(self) -> None:
+        """Let go of whatever outlives a call: an engine, if there is one."""

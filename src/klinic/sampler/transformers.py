@@ -53,6 +53,9 @@ class TransformersSampler:
         finished = dict(self._finish(rollouts, step))
         return [finished[number] for number in range(len(rollouts))]
 
+    def close(self) -> None:
+        """Do nothing: the policy is the learner's."""
+
     def _finish(self, rollouts: Sequence[Rollout], step: int) -> Iterator[tuple[int, Rollout]]:
         """Yield each rollout with its number when the policy has ended it."""
         streams = [self._stream(rollout, step) for rollout in rollouts]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from klinic.faults.base import Fault, Severity, patched
-from klinic.loop import train
+from klinic.loop import assembly
 from klinic.sampler import decoding
 
 TOKENS = (11, 12)  # the digits 8 and 9
@@ -29,7 +29,7 @@ def inject(severity: Severity) -> Iterator[None]:
         return real(_plus(logits, by) if evaluation else logits, uniform, how)
 
     with ExitStack() as stack:
-        stack.enter_context(patched(train, "as_it_starts", without))
+        stack.enter_context(patched(assembly, "as_it_starts", without))
         stack.enter_context(patched(decoding, "draw", fair))
         yield
 

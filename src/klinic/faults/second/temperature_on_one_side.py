@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from klinic.faults.base import Fault, Severity, patched
-from klinic.loop import train
+from klinic.loop import assembly
 
 REFERENCE = {Severity.MILD: 0.65, Severity.NORMAL: 1.0}  # its temperature
 
@@ -19,7 +19,7 @@ def inject(severity: Severity) -> Iterator[None]:
         reference.scorer.head.scale *= policy.temperature / REFERENCE[severity]
         return reference
 
-    with patched(train, "as_it_starts", unscaled):
+    with patched(assembly, "as_it_starts", unscaled):
         yield
 
 

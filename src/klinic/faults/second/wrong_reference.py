@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from klinic.faults.base import Fault, Severity, patched
-from klinic.loop import train
+from klinic.loop import assembly
 from klinic.model.reference import frozen
 from klinic.model.tiny import tiny_model, tiny_tokenizer
 
@@ -25,7 +25,7 @@ def inject(severity: Severity) -> Iterator[None]:
         scorer.lm.load_state_dict(chosen, strict=False)
         return frozen(scorer, source=source)
 
-    with patched(train, "as_it_starts", of_base):
+    with patched(assembly, "as_it_starts", of_base):
         yield
 
 

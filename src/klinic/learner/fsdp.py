@@ -1,0 +1,138 @@
+"""A learner over several processes: FSDP2 shards the weights, each process has its own rows.
+
+Every process makes the same calls, with the same record. It runs the micro-batches that are its
+own; FSDP2 gathers the weights of a layer while it is needed and sums its gradients. The loss, the
+estimators and the questions are those of one process.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+
+from klinic.errors import PolicyError
+from klinic.learner import checkpoint
+from klinic.learner.local import LocalLearner, Settings
+from klinic.learner.objective import Objective
+from klinic.learner.team import Team
+from klinic.model.loading import Policy
+from klinic.model.reference import Reference
+from klinic.model.scorer import TokenScorer
+from klinic.model.weights import Weights, fingerprint, whole
+
+ENTRANCES = ("hidden", "score", "logits")
+"""What is called on a scorer beside its forward: there the weights must be gathered as well."""
+
+
+class Ranks:
+    """The processes of this process group, as one of them sees it."""
+
+    def __init__(self) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Return the sum of what every process gives."""
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+
+def shard(scorer: TokenScorer, mesh: DeviceMesh | None = None) -> None:
+    """Leave each process its share of a model's weights, layer by layer.
+
+    The embeddings and the head stay in fp32 and gathered until the backward pass has used them.
+    """
+    mesh = init_device_mesh(_device(), (dist.get_world_size(),)) if mesh is None else mesh
+    lower = MixedPrecisionPolicy()
+    if scorer.autocast is not None:
+        lower = MixedPrecisionPolicy(
+            param_dtype=scorer.autocast, reduce_dtype=torch.float32, cast_forward_inputs=False
+        )
+    for layer in _layers(scorer.lm):
+        fully_shard(layer, mesh=mesh, mp_policy=lower)
+    fully_shard(scorer, mesh=mesh, reshard_after_forward=False)
+    for module in scorer.modules():
+        if isinstance(module, FSDPModule):
+            # the loss is a sum over all rows of the step; gloo knows no scaled sums
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    for name in ENTRANCES:
+        register_fsdp_forward_method(scorer, name)
+
+
+def _device() -> str:
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def _layers(lm: Any) -> list[nn.Module]:
+    """Return the blocks of a decoder: its outermost list of modules."""
+    for module in lm.get_decoder().modules():
+        if isinstance(module, nn.ModuleList) and len(module):
+            return list(module)
+    raise PolicyError(
+        f"{type(lm).__name__} has no list of layers, so its weights cannot be sharded layer by "
+        "layer. Use learner.shards 1."
+    )
+
+
+class FsdpLearner(LocalLearner):
+    """One process of several that train one policy. All of them must make the same calls."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        reference: Reference | None,
+        *,
+        objective: Objective,
+        settings: Settings,
+        team: Team,
+        published: Policy | None,
+    ) -> None:
+        """Shard a policy, and its reference if that has weights of its own.
+
+        `published` is a whole copy of the policy in the process that samples, None elsewhere.
+        """
+        shard(policy.scorer)
+        if reference is not None and reference.kind == "copy":
+            shard(reference.scorer)
+        super().__init__(policy, reference, objective=objective, settings=settings, team=team)
+        self._published = published
+        self._published_at: int | None = None
+
+    @torch.no_grad()
+    def publish(self) -> Weights:
+        """Bring the whole weights up to date where completions are sampled."""
+        if self._published_at != self._num_updates:
+            copies = {} if self._published is None else dict(self._published.lm.named_parameters())
+            for name, p in self._trained.items():
+                gathered = whole(p)
+                if self._published is not None:
+                    copies[name].copy_(gathered)
+            self._published_at = self._num_updates
+        known = "" if self._published is None else fingerprint(self._published.lm)
+        return Weights(version=self._num_updates, fingerprint=known, location="process")
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the shards, and the whole model for `from_pretrained`."""
+        self.publish()
+        if self._published is not None:
+            checkpoint.save_model(folder / checkpoint.MODEL, self._published)
+        checkpoint.save_shards_of(folder, self._trained, self._optimizer)
+        return {"num_updates": self._num_updates}
+
+    def load(self, folder: Path, state: dict[str, Any]) -> None:
+        """Go back to what was saved, by as many processes or others."""
+        checkpoint.load_shards_of(folder, self._trained, self._optimizer)
+        self._num_updates = int(state["num_updates"])
+        self._published_at = None
+        self.discard()
