@@ -7,7 +7,7 @@ from typing import Any
 
 from klinic.checks import CHECKS
 from klinic.checks.base import Case
-from klinic.doctor.diagnosis import Diagnosis, Status, diagnose, ranked
+from klinic.doctor.diagnosis import Diagnosis, diagnose, ranked
 from klinic.doctor.reading import read_cases
 from klinic.probe.proof import prove
 
@@ -87,6 +87,3 @@ def _stripped(run: Path, columns: tuple[str, ...]) -> Iterator[Case]:
             earlier=tuple(strip(record) for record in case.earlier),
             start=strip(case.start),
         )
-
-
-__all__ = ["HEALTHY", "WITHOUT", "Outcome", "Status", "look", "named_without"]
