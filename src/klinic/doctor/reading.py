@@ -58,8 +58,15 @@ class Cases:
             self._start = record
         self._earlier.append(record)
 
-    def next(self, record: StepRecord, answers: Mapping[str, Answer]) -> Case:
-        """Return the case of a step."""
+    def next(
+        self,
+        record: StepRecord,
+        answers: Mapping[str, Answer],
+        metrics: Mapping[str, Any] | None = None,
+    ) -> Case:
+        """Return the case of a step; its metrics may have been told before."""
+        if metrics is not None:
+            self.tell(record.step, metrics)
         earlier = tuple(self._earlier)
         self.remember(record)
         return Case(

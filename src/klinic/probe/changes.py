@@ -12,6 +12,19 @@ def _was_off(before: float, after: float) -> bool:
     return abs(before - 1) > 0.05 and abs(after - 1) < 0.05
 
 
+PROMISED_GRADIENT = Change(
+    changed="the KL term as its name promises",
+    quantity="distance from the promised gradient, over the score's",
+    measure=learner_changes.right_gradient,
+    holds=much_smaller,
+)
+OWN_MASK = Change(
+    changed="the mask from who emitted a token",
+    quantity="share of tokens that are masked wrongly",
+    measure=learner_changes.emitted_mask,
+    holds=much_smaller,
+)
+
 CHANGES: dict[str, Change] = {
     "stale-sampler": Change(
         changed="score with older weights",
@@ -43,36 +56,11 @@ CHANGES: dict[str, Change] = {
         measure=sampler_changes.surviving_rows,
         holds=much_smaller,
     ),
-    "wrong-loss-mask": Change(
-        changed="the mask from who emitted a token",
-        quantity="share of tokens that are masked wrongly",
-        measure=learner_changes.emitted_mask,
-        holds=much_smaller,
-    ),
-    "stop-token-fault": Change(
-        changed="the mask from who emitted a token",
-        quantity="share of tokens that are masked wrongly",
-        measure=learner_changes.emitted_mask,
-        holds=much_smaller,
-    ),
-    "kl-gradient-wrong": Change(
-        changed="the KL term as its name promises",
-        quantity="distance from the promised gradient, over the score's",
-        measure=learner_changes.right_gradient,
-        holds=much_smaller,
-    ),
-    "kl-not-applied": Change(
-        changed="the KL term as its name promises",
-        quantity="distance from the promised gradient, over the score's",
-        measure=learner_changes.right_gradient,
-        holds=much_smaller,
-    ),
-    "kl-sign-flipped": Change(
-        changed="the KL term as its name promises",
-        quantity="distance from the promised gradient, over the score's",
-        measure=learner_changes.right_gradient,
-        holds=much_smaller,
-    ),
+    "wrong-loss-mask": OWN_MASK,
+    "stop-token-fault": OWN_MASK,
+    "kl-gradient-wrong": PROMISED_GRADIENT,
+    "kl-not-applied": PROMISED_GRADIENT,
+    "kl-sign-flipped": PROMISED_GRADIENT,
     "kl-tail-dominates": Change(
         changed="kl.estimator unbiased",
         quantity="gradient norm",

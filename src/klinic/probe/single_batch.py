@@ -127,20 +127,14 @@ def _examine(
     done, state = one_step(run, state, run.recipe.kl)
     first = run.metrics(done)
     _say_parts(run, done, first, found)
-    _hear(examination, cases, run, done, first)
+    examination.hear(cases.next(with_facts(done, first), run.asked, first))
     tell("a gradient that is not a number")
     _nan(run, done, found)
     tell("the second batch: the KL term, now that the policy has moved")
     done, state = one_step(run, state, run.recipe.kl)
-    _hear(examination, cases, run, done, run.metrics(done))
+    second = run.metrics(done)
+    examination.hear(cases.next(with_facts(done, second), run.asked, second))
     found.diagnosis = examination.conclude()
-
-
-def _hear(
-    examination: Examination, cases: Cases, run: Run, done: StepDone, metrics: dict[str, float]
-) -> None:
-    cases.tell(done.step, metrics)
-    examination.hear(cases.next(with_facts(done, metrics), run.asked))
 
 
 def _say_parts(run: Run, done: StepDone, metrics: dict[str, float], found: Checked) -> None:
