@@ -1,13 +1,12 @@
 """What the doctor said of one trial, and what that is worth."""
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from klinic.checks import CHECKS
 from klinic.checks.base import Case
-from klinic.doctor.diagnosis import Diagnosis, diagnose, ranked
+from klinic.doctor.diagnosis import Diagnosis, Examination, diagnose, ranked
 from klinic.doctor.reading import read_cases
 from klinic.probe.proof import prove
 
@@ -70,20 +69,21 @@ def proved(run: Path, found: Diagnosis) -> bool | None:
 
 
 def named_without(run: Path) -> dict[str, str | None]:
-    """Return what is named when columns are missing."""
-    return {
-        name: diagnose(_stripped(run, columns), CHECKS).cause for name, columns in WITHOUT.items()
-    }
+    """Return what is named when columns are missing; the records are read once."""
+    examinations = {name: Examination(CHECKS) for name in WITHOUT}
+    for case in read_cases(run):
+        for name, examination in examinations.items():
+            examination.hear(_stripped(case, WITHOUT[name]))
+    return {name: examination.conclude().cause for name, examination in examinations.items()}
 
 
-def _stripped(run: Path, columns: tuple[str, ...]) -> Iterator[Case]:
+def _stripped(case: Case, columns: tuple[str, ...]) -> Case:
     def strip(record: Any) -> Any:
         return None if record is None else replace(record, **dict.fromkeys(columns))
 
-    for case in read_cases(run):
-        yield replace(
-            case,
-            record=strip(case.record),
-            earlier=tuple(strip(record) for record in case.earlier),
-            start=strip(case.start),
-        )
+    return replace(
+        case,
+        record=strip(case.record),
+        earlier=tuple(strip(record) for record in case.earlier),
+        start=strip(case.start),
+    )
