@@ -70,7 +70,7 @@ def _print_proof(found: "Diagnosis", proof: "Proof | None", console: "Console") 
     if found.cause is None:
         return
     if proof is None:
-        said = "no single change would prove this cause in a replay."
+        said = "none is possible: no single change in a replay of this run would show this cause."
     else:
         said = (
             f"{'confirmed' if proof.confirmed else 'not confirmed'}. Step {proof.step} again, "

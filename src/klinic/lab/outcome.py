@@ -38,11 +38,19 @@ class Outcome:
     visible_at_start: bool = False
     proved: bool | None = None
     """Whether a replay with one thing changed confirmed it; None where none was made."""
+    error: str | None = None
+    """What the trial threw; then nothing was looked at."""
 
     @property
     def right(self) -> bool:
         """Whether the cause was named first; of a healthy run, whether none was."""
-        return self.named == (None if self.cause == HEALTHY else self.cause)
+        expected = None if self.cause == HEALTHY else self.cause
+        return self.error is None and self.named == expected
+
+    @property
+    def abstained(self) -> bool:
+        """Whether the doctor looked and named nothing."""
+        return self.error is None and self.named is None
 
     @property
     def wrong(self) -> bool:

@@ -1,7 +1,8 @@
 """The one thing to change for each cause, and the quantity that shows it.
 
 Not every cause has one: a prompt that was lost on the way is not in the record, a reward that can
-be exploited has no single right form, and prompts that are too hard stay so in a replay.
+be exploited has no single right form, and prompts that are too hard stay so in a replay. Nor has
+every run: rewards that Python code handed over cannot be asked again.
 """
 
 from klinic.probe import learner_changes, sampler_changes
@@ -123,7 +124,7 @@ CHANGES: dict[str, Change] = {
     ),
     "broken-reward": Change(
         changed="completions graded again",
-        quantity="share with the reward that is theirs",
+        quantity="share that gets the same reward again",
         measure=learner_changes.regraded,
         holds=lambda before, after: before < 0.9 < after,
     ),
@@ -146,7 +147,7 @@ CHANGES: dict[str, Change] = {
         holds=lambda before, after: after < before / 2,
     ),
     "wrong-metric": Change(
-        changed="computed from the record",
+        changed="computed from the tokens, scored again",
         quantity="share by which kl is off",
         measure=learner_changes.told_again,
         holds=much_smaller,

@@ -49,7 +49,8 @@ class Replay:
         settle(self.recipe)
         self.folder = folder
         self.record = _read(folder, step)
-        self.run: Run = assemble(self.recipe, folder, _source(self.recipe), Console(quiet=True))
+        source, self.can_grade = _source(self.recipe)
+        self.run: Run = assemble(self.recipe, folder, source, Console(quiet=True))
         self.learner: Any = self.run.learner
         self.replayed = self._go_to(step)
 
@@ -171,13 +172,13 @@ def kl_coef(record: StepRecord) -> float:
     return float(record.facts.get("kl_coef") or 0.0)
 
 
-def _source(recipe: Recipe) -> Source:
-    """Return the run's rows and rewards, or stand-ins where Python code handed them over."""
+def _source(recipe: Recipe) -> tuple[Source, bool]:
+    """Return the run's rows and rewards and True, or stand-ins where Python handed them over."""
     try:
-        return find_source(recipe, Given())
+        return find_source(recipe, Given()), True
     except ConfigError:
         rows = [{"prompt": f"{n}?"} for n in range(recipe.loop.prompts_per_step)]
-        return find_source(recipe, Given(reward_functions=[handed_over], rows=rows))
+        return find_source(recipe, Given(reward_functions=[handed_over], rows=rows)), False
 
 
 def handed_over(prompts: list[str], completions: list[str], **columns: Any) -> list[None]:  # noqa: ARG001
