@@ -3,17 +3,19 @@
 import re
 from dataclasses import fields, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
+from checks import drawn
 from checks.drawn import RUN
 from evidence.records import full_record
 from klinic import checks
 from klinic.checks import CHECKS, HYPOTHESES, Case, Verdict
 from klinic.checks.base import passed
 from klinic.evidence.causes import CAUSES
-from klinic.evidence.fields import PROBES
+from klinic.evidence.fields import METRICS, PROBES
 
 FOLDER = Path(checks.__file__).parent
 HEADINGS = ("Looks for", "Why it matters", "Confirmed when", "Ruled out when", "Confused with")
@@ -150,3 +152,26 @@ def test_its_text_names_only_checks_and_causes_that_exist(check):
     known = {cause.name for cause in CAUSES}
     for name in re.findall(r"\b[a-z]+(?:-[a-z]+)+(?= \()", confused):
         assert name in known, name
+
+
+class Spied(dict):
+    """A line of metrics that remembers which of them were asked for."""
+
+    asked: ClassVar[set[str]] = set()
+
+    def get(self, name, default=None):
+        self.asked.add(name)
+        return super().get(name, default)
+
+    def __getitem__(self, name):
+        self.asked.add(name)
+        return super().__getitem__(name)
+
+
+def test_the_format_lists_every_metric_that_a_check_reads():
+    steps = [drawn.record(step=step, version=step - 1) for step in (1, 2)]
+    metrics = {step: Spied(dict.fromkeys(METRICS, 1.0)) for step in (1, 2)}
+    case = drawn.case(steps[1], earlier=steps[:1], start=steps[0], metrics=metrics)
+    for check in CHECKS:
+        check(case)
+    assert {"discarded", "reward_scale"} <= Spied.asked <= METRICS.keys()

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from evidence.records import full_record
-from klinic.checks.base import Case, Check, Stage, failed, no_data, passed
+from klinic.checks.base import Case, Check, Stage, Verdict, failed, no_data, passed, warned
 from klinic.doctor.diagnosis import Status, diagnose
 
 
@@ -85,6 +85,40 @@ def test_a_check_that_throws_has_found_nothing_and_disturbs_nobody():
 def test_missing_data_is_never_a_pass(says):
     found = diagnose(cases(), [check("one", Stage.SAMPLER, says)])
     assert found.hypotheses[0].status is (Status.UNDECIDED if says is no_data else Status.RULED_OUT)
+
+
+@pytest.mark.parametrize("warns_in", [{1}, {2}, {1, 2, 3}])
+def test_a_cause_that_was_warned_of_is_undecided_and_the_warning_is_told(warns_in):
+    sometimes = replace(
+        check("sometimes", Stage.SAMPLER),
+        judge=lambda case: (warned if case.record.step in warns_in else passed)("s"),
+    )
+    found = diagnose(cases(), [sometimes, check("other", Stage.SAMPLER)])
+    assert found.hypotheses[0].status is Status.UNDECIDED
+    assert found.hypotheses[0].finding.verdict is Verdict.WARN
+    assert (found.cause, found.confidence, found.missing) == (None, 0.5, ())
+
+
+def test_a_cause_that_was_warned_of_and_failed_is_confirmed():
+    worse = replace(
+        check("worse", Stage.SAMPLER),
+        judge=lambda case: (failed if case.record.step == 2 else warned)("s"),
+    )
+    assert diagnose(cases(), [worse]).cause == "worse"
+
+
+def test_a_warning_keeps_nobody_from_naming_what_it_could_explain():
+    warner = check("warner", Stage.SAMPLER, warned, explains=("late",))
+    assert diagnose(cases(), [warner, check("late", Stage.DYNAMICS, failed)]).cause == "late"
+
+
+def test_a_warning_from_an_answer_of_an_earlier_step_is_no_missing_field():
+    warner = check("warner", Stage.SAMPLER, warned, explains=("late",))
+    warner = replace(warner, needs=("probes.rescore",))
+    asked, *others = cases()
+    asked = replace(asked, answers={"rescore": {}})
+    found = diagnose([asked, *others], [warner, check("late", Stage.DYNAMICS, failed)])
+    assert (found.cause, found.missing) == ("late", ())
 
 
 def test_a_run_without_steps_has_nothing_to_say():

@@ -1,13 +1,15 @@
 """The figures of a scoreboard, by outcomes that are made up; trials themselves are real runs."""
 
 import pytest
+from rich.console import Console
 
 from klinic.faults import FAULTS, Severity
 from klinic.faults.second import SECOND
 from klinic.lab import healthy
 from klinic.lab.confusion import NOBODY, counts
 from klinic.lab.outcome import HEALTHY, Outcome
-from klinic.lab.scoreboard import Trial, outcome, summary, trials
+from klinic.lab.score_table import show
+from klinic.lab.scoreboard import Trial, measured, outcome, summary, trials
 from klinic.lab.trial import SETTINGS
 from klinic.recipe.loading import from_keywords
 
@@ -80,6 +82,24 @@ def test_the_second_mechanism_is_another_one():
 @pytest.mark.parametrize("name", healthy.VARIANTS)
 def test_the_settings_of_a_healthy_run_are_a_recipe(name):
     assert from_keywords(**{**SETTINGS, **healthy.VARIANTS[name]}).recipe
+
+
+def test_a_trial_that_throws_is_neither_right_nor_abstained_nor_an_alarm():
+    broken = [made(cause, None, error="ValueError: x") for cause in ("wrong-groups", HEALTHY)]
+    figures = summary({1: broken[:1], 2: [], 0: broken[1:]})
+    assert (figures["errors"], figures["false_alarms"]) == (2, 0)
+    assert figures["top1"] == figures["abstained"] == figures["wrong"] == 0
+    assert figures["by_cause"]["wrong-groups"]["also_named"] == {"error": 1}
+
+
+@pytest.mark.timeout(300)
+def test_a_trial_that_throws_does_not_end_the_others(tmp_path):
+    bad = [Trial(cause=HEALTHY, mechanism=0, severity=f"unknown {n}", seed=0) for n in (1, 2)]
+    found = measured(bad, 1, tmp_path / "out")
+    assert [o.error for o in found[0]] == ["KeyError: 'unknown 1'", "KeyError: 'unknown 2'"]
+    written = (tmp_path / "out" / "outcomes.jsonl").read_text().splitlines()
+    assert len(written) == 2
+    show(summary(found), found, Console(quiet=True))
 
 
 @pytest.mark.timeout(300)

@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from klinic.checks import CHECKS
@@ -12,6 +13,7 @@ from klinic.errors import EvidenceError
 from klinic.faults import FAULTS
 from klinic.lab.outcome import look, proved
 from klinic.lab.trial import make
+from klinic.probe import sampler_changes
 from klinic.probe.changes import CHANGES
 from klinic.probe.replay import Replay
 
@@ -70,3 +72,18 @@ def test_every_cause_that_has_a_change_is_proved(tmp_path, cause):
     found, _ = look(run)
     assert found.cause == cause
     assert proved(run, found)
+
+
+def test_a_step_is_made_again_with_the_coefficient_that_it_had(tmp_path):
+    how = {"loop.max_steps": 4, "kl.controller": "log_pi"}
+    replay = Replay(make(tmp_path / "adapted", **how), 4)
+    assert replay.apart() == 0
+
+
+def test_older_weights_are_those_before_every_step_made_again(tmp_path):
+    run = make(tmp_path / "well", **{"loop.max_steps": 3})
+    replay = Replay(run, 3)
+    found = [older.score_other(replay.record) for older in sampler_changes._older(replay)]
+    assert len(found) == 2
+    for step, logp in enumerate(found, 1):
+        np.testing.assert_array_equal(logp, Replay(run, step).score_other(replay.record))

@@ -10,6 +10,9 @@ import pytest
 from klinic.faults import FAULTS
 from klinic.faults.base import Severity
 from klinic.lab.trial import SETTINGS
+from klinic.loop import train as train_module
+from klinic.model import loading
+from klinic.probe import single_batch as single_batch_module
 from klinic.probe.single_batch import single_batch
 from klinic.recipe.loading import from_keywords
 
@@ -45,6 +48,21 @@ def test_every_part_of_a_healthy_recipe_is_well():
     assert "discarded" in says["NaN handling"]
     judged = {h.check.name for h in found.diagnosis.hypotheses if h.num_judged}
     assert {"kl-not-applied", "wrong-reference", "loss-scaled-wrong"} <= judged
+
+
+def test_a_warm_start_is_made_from_a_model_that_is_loaded_once(monkeypatch):
+    loaded = []
+    load = loading.load_whole
+
+    def counted(*given, **how):
+        loaded.append(given)
+        return load(*given, **how)
+
+    for module in (single_batch_module, train_module):
+        monkeypatch.setattr(module, "load_whole", counted)
+    found = checked(**{"warm_start.steps": 50})
+    assert "warm start cut to 40 of 50 steps" in found.parts[0].says
+    assert len(loaded) == 1
 
 
 SEEN = ("temperature-on-one-side", "kl-sign-flipped", "wrong-reference", "dropout-in-scoring")

@@ -79,8 +79,6 @@ class Case:
                 return any(name in line for line in self.metrics.values())
             case "probes":
                 return name in self.answers
-            case "history":
-                return len(self.earlier) >= int(name)
         raise KeyError(need)
 
     @property
@@ -112,7 +110,7 @@ class Check:
     name: str
     stage: Stage
     needs: tuple[str, ...]
-    """`record.x`, `facts.x`, `run.x`, `metrics.x`, `probe.x`, or `history.5`: five steps before."""
+    """`record.x`, `facts.x`, `run.x`, `metrics.x` or `probes.x`."""
     fix: str
     judge: Callable[[Case], Finding]
     also: tuple[str, ...] = ()

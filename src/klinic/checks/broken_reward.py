@@ -3,6 +3,7 @@
 import numpy as np
 
 from klinic.checks.base import Answer, Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.measures import equal_completions, num_pairs
 from klinic.evidence.record import StepRecord
 
 MISSING = 0.2  # of the completions without a reward: more than a timeout now and then
@@ -34,7 +35,7 @@ def judge(case: Case) -> Finding:
     record = case.record
     assert record.reward is not None  # noqa: S101 - needed
     missing = float((~np.isfinite(record.reward)).mean()) if record.num_rows else 0.0
-    pairs, differ = equal_completions(record)
+    pairs, differ = unequally_rewarded(record)
     share = differ / pairs if pairs else 0.0
     asked = case.answers.get("regrade")
     graded = "" if asked is None else _graded(asked, at_start=case.version == 0)
@@ -64,21 +65,16 @@ def _graded(asked: Answer, *, at_start: bool) -> str:
     return ""
 
 
-def equal_completions(record: StepRecord) -> tuple[int, int]:
+def unequally_rewarded(record: StepRecord) -> tuple[int, int]:
     """Return the pairs of equal completions of one prompt, and how many have unequal rewards."""
     assert record.reward is not None  # noqa: S101 - needed
-    rows = np.split(record.token_ids, record.row_offsets[1:-1])
-    seen: dict[tuple[int, bytes], list[float]] = {}
-    known = zip(record.group.tolist(), rows, record.reward.tolist(), strict=True)
-    for group, ids, reward in known:
-        if np.isfinite(reward):
-            seen.setdefault((group, ids.tobytes()), []).append(reward)
     pairs = differ = 0
-    for rewards in seen.values():
+    for rows in equal_completions(record):
+        rewards = record.reward[rows]
+        rewards = rewards[np.isfinite(rewards)]
         _, counts = np.unique(np.round(rewards, 9), return_counts=True)
-        num = len(rewards)
-        pairs += num * (num - 1) // 2
-        differ += num * (num - 1) // 2 - int(sum(c * (c - 1) // 2 for c in counts))
+        pairs += num_pairs(len(rewards))
+        differ += num_pairs(len(rewards)) - sum(num_pairs(int(num)) for num in counts)
     return pairs, differ
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import wide
+from klinic.checks.measures import equal_completions, num_pairs, wide
 from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.maths.arrays import row_of_token, segment_sum
 
@@ -63,12 +63,7 @@ def equal_pairs(record: StepRecord) -> tuple[int, float, float]:
     logp = wide(record.logp_old)
     sums = segment_sum(np.nan_to_num(logp), row_of_token(record.row_offsets), record.num_rows)
     likely = np.exp(np.minimum(sums, 0.0))
-    rows = np.split(record.token_ids, record.row_offsets[1:-1])
-    seen: dict[tuple[int, bytes], int] = {}
-    for group, ids in zip(record.group.tolist(), rows, strict=True):
-        key = (group, ids.tobytes())
-        seen[key] = seen.get(key, 0) + 1
-    pairs = sum(num * (num - 1) // 2 for num in seen.values())
+    pairs = sum(num_pairs(len(rows)) for rows in equal_completions(record))
     sizes = np.bincount(record.group)[record.group]
     chances = likely * (sizes - 1) / 2
     # pairs of one group depend on one another: as if each member brought its whole group along

@@ -45,6 +45,24 @@ def row_means(
     return means
 
 
+def equal_completions(record: StepRecord) -> list[list[int]]:
+    """Return the rows of each completion, those of equal completions of one prompt together."""
+    found: dict[tuple[int, bytes], list[int]] = {}
+    rows = np.split(record.token_ids, record.row_offsets[1:-1])
+    for row, (group, ids) in enumerate(zip(record.group.tolist(), rows, strict=True)):
+        found.setdefault((group, ids.tobytes()), []).append(row)
+    return list(found.values())
+
+
+def num_pairs(num: int) -> int:
+    """Return how many pairs there are among so many.
+
+    >>> [num_pairs(num) for num in range(5)]
+    [0, 0, 1, 3, 6]
+    """
+    return num * (num - 1) // 2
+
+
 def mean_reward(record: StepRecord) -> tuple[float, float] | None:
     """Return the mean reward and its standard error over groups; None where there are too few."""
     if record.reward is None:

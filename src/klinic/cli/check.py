@@ -1,19 +1,17 @@
 """`klinic check RECIPE`: every part on one batch, before any hour is spent; exit code for CI."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
 from klinic.cli.extras import require
-from klinic.cli.printing import print_json
+from klinic.cli.printing import Json, print_json, say
 from klinic.cli.train import Overrides, Recipe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from klinic.probe.single_batch import Checked
-
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def check(recipe: Recipe, overrides: Overrides = None, as_json: Json = False) -> None:
@@ -43,23 +41,20 @@ def _print_json(found: "Checked") -> None:
 
 
 def _print(found: "Checked", console: "Console") -> None:
-    def say(text: str = "") -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
     for part in found.parts:
-        say(f"{'✓' if part.ok else '✗'} {part.name}: {part.says}")
-    say()
+        say(console, f"{'✓' if part.ok else '✗'} {part.name}: {part.says}")
+    say(console)
     for prompt, completion, reward in found.shown:
-        say(f"  {reward:+.3f}  {prompt!r} -> {completion!r}")
+        say(console, f"  {reward:+.3f}  {prompt!r} -> {completion!r}")
     diagnosis = found.diagnosis
     assert diagnosis is not None  # noqa: S101 - it ended
     decided = [h for h in diagnosis.hypotheses if h.num_judged]
     failed = [h for h in decided if h.num_failed]
-    say()
-    say(f"{len(decided)} of {len(diagnosis.hypotheses)} causes could be looked for.")
+    say(console)
+    say(console, f"{len(decided)} of {len(diagnosis.hypotheses)} causes could be looked for.")
     for hypothesis in failed:
         summary = "" if hypothesis.finding is None else hypothesis.finding.summary
-        say(f"✗ {hypothesis.check.name}: {summary}")
+        say(console, f"✗ {hypothesis.check.name}: {summary}")
     if diagnosis.cause is not None:
-        say(f"\nCause: {diagnosis.cause}\nFix: {diagnosis.fix}")
-    say("\nReady to train." if found.ok else "\nNot ready to train.")
+        say(console, f"\nCause: {diagnosis.cause}\nFix: {diagnosis.fix}")
+    say(console, "\nReady to train." if found.ok else "\nNot ready to train.")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from klinic.cli.extras import require
-from klinic.cli.printing import print_json
+from klinic.cli.printing import Json, print_json, say
 from klinic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -26,7 +26,6 @@ Prove = Annotated[
         help="Make the blamed step again from the nearest checkpoint, with one thing changed.",
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 MARKS = {"confirmed": "✗", "explained": "-", "ruled out": "✓", "undecided": "?"}
 
@@ -71,32 +70,29 @@ def _print_proof(found: "Diagnosis", proof: "Proof | None", console: "Console") 
     if found.cause is None:
         return
     if proof is None:
-        said = "no single change would prove this cause in a replay."
+        said = "none is possible: no single change in a replay of this run would show this cause."
     else:
         said = (
             f"{'confirmed' if proof.confirmed else 'not confirmed'}. Step {proof.step} again, "
             f"changed: {proof.changed}.\n  {proof.quantity}: {proof.before:.4g} before, "
             f"{proof.after:.4g} after"
         )
-    console.print(f"\nProof: {said}", markup=False, soft_wrap=True)
+    say(console, f"\nProof: {said}")
 
 
 def _print(found: "Diagnosis", console: "Console") -> None:
-    def say(text: str = "") -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
     if found.cause is None:
-        say("No cause was found." if not found.missing else "No cause can be named.")
+        say(console, "No cause was found." if not found.missing else "No cause can be named.")
     else:
-        say(f"Cause: {found.cause}, first seen in step {found.first_step}")
-        say(f"Fix: {found.fix}")
+        say(console, f"Cause: {found.cause}, first seen in step {found.first_step}")
+        say(console, f"Fix: {found.fix}")
         for key, value in found.change.items():
-            say(f"  {key}: {value}")
-    say()
+            say(console, f"  {key}: {value}")
+    say(console)
     for hypothesis in sorted(found.hypotheses, key=lambda h: h.check.stage):
         summary = "" if hypothesis.finding is None else hypothesis.finding.summary
-        say(f"{MARKS[hypothesis.status]} {hypothesis.check.name}: {summary}")
+        say(console, f"{MARKS[hypothesis.status]} {hypothesis.check.name}: {summary}")
     if found.missing:
-        say(f"\nNot recorded, and would decide more: {', '.join(found.missing)}")
+        say(console, f"\nNot recorded, and would decide more: {', '.join(found.missing)}")
     if found.cause is not None:
-        say(f"\nklinic explain {found.cause} says what was looked for.")
+        say(console, f"\nklinic explain {found.cause} says what was looked for.")

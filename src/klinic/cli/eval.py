@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from klinic.cli.extras import require
-from klinic.cli.printing import print_json
+from klinic.cli.printing import Json, print_json, say
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,7 +29,6 @@ Prompts = Annotated[
 ]
 Task = Annotated[str | None, typer.Option(help="Measure accuracy on this task.")]
 Num = Annotated[int, typer.Option(min=1, help="Held-out prompts, for each skill.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def evaluate(
@@ -63,9 +62,9 @@ def _print(found: "Evaluation", console: "Console") -> None:
     from rich import box
     from rich.table import Table
 
-    console.print(f"Model: {found.model}", markup=False, soft_wrap=True)
+    say(console, f"Model: {found.model}")
     if found.reference is not None:
-        console.print(f"Reference: {found.reference}", markup=False, soft_wrap=True)
+        say(console, f"Reference: {found.reference}")
     if found.accuracy:
         table = Table(box=box.SIMPLE_HEAD)
         table.add_column("skill")

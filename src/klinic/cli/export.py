@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from klinic.cli.extras import require
-from klinic.cli.printing import print_json
+from klinic.cli.printing import Json, print_json
 
 if TYPE_CHECKING:
     from klinic.loop.export import Exported
@@ -20,7 +20,6 @@ Checkpoint = Annotated[
 ]
 To = Annotated[str, typer.Option(help="The folder to write; it must be new or empty.")]
 Merge = Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 WHAT = {
     "model": "a whole model",
     "adapter": "an adapter for {base}",

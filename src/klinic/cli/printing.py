@@ -3,17 +3,27 @@
 import json
 import math
 from dataclasses import asdict, is_dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from klinic import __version__
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def print_json(command: str, *, ok: bool, **content: Any) -> None:
     """Print the one object that `--json` promises, and nothing else."""
     answer = {"klinic": __version__, "command": command, "ok": ok, **content}
     typer.echo(json.dumps(_plain(answer), indent=2, allow_nan=False))
+
+
+def say(console: "Console", text: str = "") -> None:
+    """Print a line as it is: what it quotes is no markup, and a terminal wraps it by itself."""
+    console.print(text, markup=False, soft_wrap=True)
 
 
 def _plain(value: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from klinic.cli.extras import require
-from klinic.cli.printing import print_json
+from klinic.cli.printing import Json, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,7 +30,6 @@ Target = Annotated[
         show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
 def verify(target: Target = None, json: Json = False) -> None:

@@ -4,7 +4,7 @@ Every check is a hypothesis, over all steps that were looked at:
 
     confirmed   it failed in at least one step, and no other cause that was confirmed explains it
     ruled out   it passed in every step that it could judge
-    undecided   what it needs was not recorded, or it only warned
+    undecided   what it needs was not recorded, or it warned and never failed
 
 A cause is named if it is confirmed, of the earliest stage in which one is, and if every check that
 could explain it was decided. Where one was not, the cause may be an effect of what could not be
@@ -16,7 +16,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from klinic.checks.base import Case, Check, Finding, Verdict
+from klinic.checks.base import Case, Check, Finding, Verdict, no_data
+
+WEIGHT = {Verdict.NO_DATA: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.FAIL: 3}
+"""Which of two findings is told."""
 
 
 class Status(StrEnum):
@@ -34,11 +37,12 @@ class Hypothesis:
 
     check: Check
     num_judged: int = 0
+    num_warned: int = 0
     num_failed: int = 0
     first_step: int | None = None
     """The first step in which it failed."""
     finding: Finding | None = None
-    """The finding of that step, or the last one."""
+    """The finding of that step, or the last one of those that say most."""
     status: Status = Status.UNDECIDED
 
     def hear(self, step: int, finding: Finding) -> None:
@@ -49,6 +53,7 @@ class Hypothesis:
         if failed and self.first_step is None:
             self.first_step = step
             self.finding = finding
+        self.num_warned += finding.verdict is Verdict.WARN
         self.num_failed += failed
         if self.first_step is None and (self.finding is None or _says_more(finding, self.finding)):
             self.finding = finding
@@ -146,7 +151,7 @@ def judged(check: Check, case: Case) -> Finding:
         return check(case)
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        return Finding(verdict=Verdict.NO_DATA, summary=f"the check failed: {said}")
+        return no_data(f"the check failed: {said}")
 
 
 def _settle(hypotheses: Sequence[Hypothesis]) -> None:
@@ -156,7 +161,7 @@ def _settle(hypotheses: Sequence[Hypothesis]) -> None:
         if hypothesis.num_failed:
             by_another = hypothesis.check.name in explained
             hypothesis.status = Status.EXPLAINED if by_another else Status.CONFIRMED
-        elif hypothesis.num_judged:
+        elif hypothesis.num_judged and not hypothesis.num_warned:
             hypothesis.status = Status.RULED_OUT
 
 
@@ -165,7 +170,8 @@ def _named(hypotheses: Sequence[Hypothesis], case: Case | None) -> Diagnosis:
     others = [h for h in hypotheses if h is not first]
     looked = others if first is None else [h for h in others if _could_explain(h, first)]
     undecided = [h for h in looked if h.status is Status.UNDECIDED]
-    missing = _missing(undecided, case)
+    # one that warned had what it needs, in the steps in which it was asked
+    missing = _missing([h for h in undecided if not h.num_judged], case)
     decided = 1 - len(undecided) / max(len(looked), 1)
     if first is None or missing:
         return Diagnosis(
@@ -204,9 +210,8 @@ def _missing(undecided: Sequence[Hypothesis], case: Case | None) -> tuple[str, .
     if case is None:
         return ()
     fields = [need for h in undecided for need in case.missing(h.check.needs + h.check.also)]
-    # steps that have not been made yet are no field that somebody forgot
-    return tuple(dict.fromkeys(f for f in fields if not f.startswith("history.")))
+    return tuple(dict.fromkeys(fields))
 
 
 def _says_more(new: Finding, old: Finding) -> bool:
-    return old.verdict is Verdict.NO_DATA or new.verdict is not Verdict.NO_DATA
+    return WEIGHT[new.verdict] >= WEIGHT[old.verdict]

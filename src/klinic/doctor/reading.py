@@ -8,7 +8,7 @@ from typing import Any
 
 from klinic.checks.base import Answer, Case
 from klinic.errors import EvidenceError
-from klinic.evidence import store
+from klinic.evidence import fields, store
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import METRICS, PROBES, RUN_FACTS, SHARED, read_run_facts
@@ -25,12 +25,13 @@ def read_cases(run: Path) -> Iterator[Case]:
             "records are in `records/step=...` (output.records_every: 1)."
         )
     facts = read_run_facts(run) if (run / RUN_FACTS).exists() else {}
-    lines = _by_step(run / METRICS)
+    lines = deque(sorted(_by_step(run / METRICS).items()))
     answers = _by_step(run / PROBES)
     cases = Cases(facts)
     for step in steps:
-        for earlier in [s for s in lines if s <= step]:
-            cases.tell(earlier, _merged(lines.pop(earlier)))
+        while lines and lines[0][0] <= step:
+            told, entries = lines.popleft()
+            cases.tell(told, _merged(entries))
         asked = {a["probe"]: a for a in answers.get(step, ()) if isinstance(a.get("probe"), str)}
         yield cases.next(store.read_record(run, step), asked)
 
@@ -45,8 +46,10 @@ class Cases:
         self._start: StepRecord | None = None
 
     def tell(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Take in the metrics of a step; an evaluation stands with its step."""
-        self._metrics[step] = {**self._metrics.get(step, {}), **metrics}
+        """Take in the metrics of a step that checks read; an evaluation stands with its step."""
+        # a run may go on for weeks, and these are kept of all its steps
+        read = {name: value for name, value in metrics.items() if name in fields.METRICS}
+        self._metrics[step] = {**self._metrics.get(step, {}), **read}
 
     def remember(self, record: StepRecord) -> None:
         """Take in a record that was judged before."""
@@ -55,8 +58,15 @@ class Cases:
             self._start = record
         self._earlier.append(record)
 
-    def next(self, record: StepRecord, answers: Mapping[str, Answer]) -> Case:
-        """Return the case of a step."""
+    def next(
+        self,
+        record: StepRecord,
+        answers: Mapping[str, Answer],
+        metrics: Mapping[str, Any] | None = None,
+    ) -> Case:
+        """Return the case of a step; its metrics may have been told before."""
+        if metrics is not None:
+            self.tell(record.step, metrics)
         earlier = tuple(self._earlier)
         self.remember(record)
         return Case(

@@ -197,7 +197,8 @@ CAUSES = (
         "policy-does-not-move",
         "the gradient is cut off, or the update is rounded away",
         "record.advantage facts.grad_norm facts.update_norm facts.unchanged_share "
-        "facts.weights_published facts.learning_rate run.policy",
+        "facts.weights_published facts.learning_rate metrics.reward_scale metrics.discarded "
+        "run.policy",
     ),
     _cause(
         26,

@@ -62,6 +62,8 @@ METRICS = {
     "clip_ratio": "share of the trained tokens whose ratio is clipped",
     "completions/parse_rate": "share of the completions in which the task finds an answer",
     "eval/accuracy": "on held-out prompts, by the task's own measure",
+    "reward_scale": "what the policy term of the step was multiplied by, where that warms up",
+    "discarded": "updates that were not made because loss or gradient was not a number",
 }
 
 PROBES = {

@@ -1,13 +1,12 @@
 """What the doctor said of one trial, and what that is worth."""
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from klinic.checks import CHECKS
 from klinic.checks.base import Case
-from klinic.doctor.diagnosis import Diagnosis, Status, diagnose, ranked
+from klinic.doctor.diagnosis import Diagnosis, Examination, diagnose, ranked
 from klinic.doctor.reading import read_cases
 from klinic.probe.proof import prove
 
@@ -39,11 +38,19 @@ class Outcome:
     visible_at_start: bool = False
     proved: bool | None = None
     """Whether a replay with one thing changed confirmed it; None where none was made."""
+    error: str | None = None
+    """What the trial threw; then nothing was looked at."""
 
     @property
     def right(self) -> bool:
         """Whether the cause was named first; of a healthy run, whether none was."""
-        return self.named == (None if self.cause == HEALTHY else self.cause)
+        expected = None if self.cause == HEALTHY else self.cause
+        return self.error is None and self.named == expected
+
+    @property
+    def abstained(self) -> bool:
+        """Whether the doctor looked and named nothing."""
+        return self.error is None and self.named is None
 
     @property
     def wrong(self) -> bool:
@@ -70,23 +77,21 @@ def proved(run: Path, found: Diagnosis) -> bool | None:
 
 
 def named_without(run: Path) -> dict[str, str | None]:
-    """Return what is named when columns are missing."""
-    return {
-        name: diagnose(_stripped(run, columns), CHECKS).cause for name, columns in WITHOUT.items()
-    }
+    """Return what is named when columns are missing; the records are read once."""
+    examinations = {name: Examination(CHECKS) for name in WITHOUT}
+    for case in read_cases(run):
+        for name, examination in examinations.items():
+            examination.hear(_stripped(case, WITHOUT[name]))
+    return {name: examination.conclude().cause for name, examination in examinations.items()}
 
 
-def _stripped(run: Path, columns: tuple[str, ...]) -> Iterator[Case]:
+def _stripped(case: Case, columns: tuple[str, ...]) -> Case:
     def strip(record: Any) -> Any:
         return None if record is None else replace(record, **dict.fromkeys(columns))
 
-    for case in read_cases(run):
-        yield replace(
-            case,
-            record=strip(case.record),
-            earlier=tuple(strip(record) for record in case.earlier),
-            start=strip(case.start),
-        )
-
-
-__all__ = ["HEALTHY", "WITHOUT", "Outcome", "Status", "look", "named_without"]
+    return replace(
+        case,
+        record=strip(case.record),
+        earlier=tuple(strip(record) for record in case.earlier),
+        start=strip(case.start),
+    )

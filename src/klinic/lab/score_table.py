@@ -24,6 +24,10 @@ def show(figures: dict[str, Any], outcomes: dict[int, list[Outcome]], console: C
     for name, rates in figures["without"].items():
         console.print(f"without {name}: {rates}", highlight=False)
     console.print(f"proved by a replay: {figures['proved']:.3g}", highlight=False)
+    console.print(f"trials that threw: {figures['errors']}", highlight=False)
+    for failed in (o for each in outcomes.values() for o in each if o.error is not None):
+        where = f"{failed.cause}, {failed.severity}, seed {failed.seed}"
+        console.print(f"  {where}: {failed.error}", markup=False, highlight=False)
     alarms = [o for o in outcomes[0] if o.named is not None]
     console.print(f"false alarms: {len(alarms)} of {figures['healthy_runs']} {HEALTHY} runs")
     for alarm in alarms:

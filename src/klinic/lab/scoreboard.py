@@ -87,6 +87,24 @@ def outcome(trial: Trial) -> Outcome:
     )
 
 
+def thrown(trial: Trial, error: BaseException) -> Outcome:
+    """Return a trial that came to nothing: neither right nor abstained, and told apart."""
+    fault = _fault(trial)
+    return Outcome(
+        cause=trial.cause,
+        mechanism="" if fault is None else fault.mechanism,
+        severity=trial.severity,
+        seed=trial.seed,
+        named=None,
+        ranked=(),
+        missing=(),
+        first_step=None,
+        without=dict.fromkeys(WITHOUT),
+        seconds=float("nan"),
+        error=" ".join(f"{type(error).__name__}: {error}".split())[:300],
+    )
+
+
 def _to_prove(trial: Trial) -> bool:
     """Whether a trial's cause is also proved by a replay: one of each is enough."""
     return trial.mechanism == 1 and trial.seed == 0 and trial.severity == Severity.NORMAL
@@ -107,6 +125,7 @@ def summary(outcomes: dict[int, list[Outcome]]) -> dict[str, Any]:
         "cases": sum(len(outcomes[number]) for number in (1, 2)),
         **_rates(first),
         "mild_top1": _rates([o for o in outcomes[1] if o.severity == Severity.MILD])["top1"],
+        "errors": sum(o.error is not None for each in outcomes.values() for o in each),
         "healthy_runs": len(well),
         "false_alarms": sum(o.named is not None for o in well),
         "second_mechanism_top1": _rates(second)["top1"],
@@ -122,13 +141,13 @@ def _rates(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return {
         "top1": _share(o.right for o in outcomes),
         "top3": _share(o.right or o.cause in o.ranked[:3] for o in outcomes),
-        "abstained": _share(o.named is None for o in outcomes),
+        "abstained": _share(o.abstained for o in outcomes),
         "wrong": _share(o.wrong for o in outcomes),
     }
 
 
 def _degraded(outcomes: Sequence[Outcome], column: str) -> dict[str, float]:
-    named = [(o.cause, o.without[column]) for o in outcomes]
+    named = [(o.cause, o.without[column]) for o in outcomes if o.error is None]
     return {
         "top1": _share(cause == name for cause, name in named),
         "abstained": _share(name is None for _, name in named),
@@ -148,7 +167,12 @@ def _of_cause(cause: str, outcomes: dict[int, list[Outcome]]) -> dict[str, Any]:
         "second_normal": rate(2, Severity.NORMAL),
         "second_mild": rate(2, Severity.MILD),
         "also_named": dict(
-            Counter(o.named or "none" for n in (1, 2) for o in outcomes[n] if o.cause == cause)
+            Counter(
+                "error" if o.error is not None else o.named or "none"
+                for n in (1, 2)
+                for o in outcomes[n]
+                if o.cause == cause
+            )
         ),
     }
 
@@ -185,7 +209,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given.out is not None:
         from klinic.lab.confusion import draw
 
-        draw([o for n in (1, 2, 0) for o in outcomes[n]], given.out / "confusion.png")
+        looked = [o for n in (1, 2, 0) for o in outcomes[n] if o.error is None]
+        draw(looked, given.out / "confusion.png")
 
 
 def measured(wanted: Sequence[Trial], processes: int, out: Path | None) -> dict[int, list[Outcome]]:
@@ -198,7 +223,8 @@ def measured(wanted: Sequence[Trial], processes: int, out: Path | None) -> dict[
         done = track(as_completed(jobs), total=len(jobs), console=Console(stderr=True))
         for job in done:
             trial = jobs[job]
-            found[trial] = job.result()
+            error = job.exception()
+            found[trial] = job.result() if error is None else thrown(trial, error)
             if out is not None:
                 with (out / "outcomes.jsonl").open("ab") as file:
                     entry = {"number": trial.mechanism, **found[trial].to_json()}

@@ -57,7 +57,6 @@ def regrade(
         "same": float(np.isclose(again, first, equal_nan=True).mean()),
         "right_answers": mean(gold),
         "wrong_completions": mean(first[~np.array(right)]),
-        "best_completion": float(np.nanmax(first)) if np.isfinite(first).any() else np.nan,
     }
 
 

@@ -65,8 +65,7 @@ class LiveDoctor:
     def _judge(
         self, record: StepRecord, metrics: Mapping[str, Any], answers: Mapping[str, Answer]
     ) -> tuple[Diagnosis, int]:
-        self._cases.tell(record.step, metrics)
-        self._examination.hear(self._cases.next(record, answers))
+        self._examination.hear(self._cases.next(record, answers, metrics))
         return self._examination.conclude(), len(self._examination.failed)
 
     def news(self) -> Diagnosis | None:

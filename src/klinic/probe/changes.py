@@ -1,7 +1,8 @@
 """The one thing to change for each cause, and the quantity that shows it.
 
 Not every cause has one: a prompt that was lost on the way is not in the record, a reward that can
-be exploited has no single right form, and prompts that are too hard stay so in a replay.
+be exploited has no single right form, and prompts that are too hard stay so in a replay. Nor has
+every run: rewards that Python code handed over cannot be asked again.
 """
 
 from klinic.probe import learner_changes, sampler_changes
@@ -11,6 +12,19 @@ from klinic.probe.proof import Change, much_smaller
 def _was_off(before: float, after: float) -> bool:
     return abs(before - 1) > 0.05 and abs(after - 1) < 0.05
 
+
+PROMISED_GRADIENT = Change(
+    changed="the KL term as its name promises",
+    quantity="distance from the promised gradient, over the score's",
+    measure=learner_changes.right_gradient,
+    holds=much_smaller,
+)
+OWN_MASK = Change(
+    changed="the mask from who emitted a token",
+    quantity="share of tokens that are masked wrongly",
+    measure=learner_changes.emitted_mask,
+    holds=much_smaller,
+)
 
 CHANGES: dict[str, Change] = {
     "stale-sampler": Change(
@@ -43,36 +57,11 @@ CHANGES: dict[str, Change] = {
         measure=sampler_changes.surviving_rows,
         holds=much_smaller,
     ),
-    "wrong-loss-mask": Change(
-        changed="the mask from who emitted a token",
-        quantity="share of tokens that are masked wrongly",
-        measure=learner_changes.emitted_mask,
-        holds=much_smaller,
-    ),
-    "stop-token-fault": Change(
-        changed="the mask from who emitted a token",
-        quantity="share of tokens that are masked wrongly",
-        measure=learner_changes.emitted_mask,
-        holds=much_smaller,
-    ),
-    "kl-gradient-wrong": Change(
-        changed="the KL term as its name promises",
-        quantity="distance from the promised gradient, over the score's",
-        measure=learner_changes.right_gradient,
-        holds=much_smaller,
-    ),
-    "kl-not-applied": Change(
-        changed="the KL term as its name promises",
-        quantity="distance from the promised gradient, over the score's",
-        measure=learner_changes.right_gradient,
-        holds=much_smaller,
-    ),
-    "kl-sign-flipped": Change(
-        changed="the KL term as its name promises",
-        quantity="distance from the promised gradient, over the score's",
-        measure=learner_changes.right_gradient,
-        holds=much_smaller,
-    ),
+    "wrong-loss-mask": OWN_MASK,
+    "stop-token-fault": OWN_MASK,
+    "kl-gradient-wrong": PROMISED_GRADIENT,
+    "kl-not-applied": PROMISED_GRADIENT,
+    "kl-sign-flipped": PROMISED_GRADIENT,
     "kl-tail-dominates": Change(
         changed="kl.estimator unbiased",
         quantity="gradient norm",
@@ -135,7 +124,7 @@ CHANGES: dict[str, Change] = {
     ),
     "broken-reward": Change(
         changed="completions graded again",
-        quantity="share with the reward that is theirs",
+        quantity="share that gets the same reward again",
         measure=learner_changes.regraded,
         holds=lambda before, after: before < 0.9 < after,
     ),
@@ -158,7 +147,7 @@ CHANGES: dict[str, Change] = {
         holds=lambda before, after: after < before / 2,
     ),
     "wrong-metric": Change(
-        changed="computed from the record",
+        changed="computed from the tokens, scored again",
         quantity="share by which kl is off",
         measure=learner_changes.told_again,
         holds=much_smaller,

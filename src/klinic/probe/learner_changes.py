@@ -11,7 +11,6 @@ from klinic.checks.measures import gap, rms, wide
 from klinic.evidence.metrics import kl_metrics, update_kl
 from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.evidence.rollout import flatten
-from klinic.loop.asking import regrade
 from klinic.maths.advantage import ADVANTAGES
 from klinic.probe.proof import Measured
 from klinic.probe.recorded import decoded, rollouts_of
@@ -130,21 +129,31 @@ def full_precision(replay: Replay) -> Measured:
     return float(1.0 if told is None else told), float(metrics.get("unchanged_share", 0.0))
 
 
-def regraded(replay: Replay) -> Measured:
-    """Grade the very same completions again: the share of rewards that are theirs."""
-    record, task = replay.record, replay.run.source.task
+def regraded(replay: Replay) -> Measured | None:
+    """Grade the completions again, and in the opposite order: the share of rewards that agree.
+
+    A grader that gives another reward every time agrees with itself no better than with the run.
+    """
+    if not replay.can_grade:
+        return None
     rollouts = decoded(replay)
     again = replay.run.reward(rollouts).total
-    first = wide(record.reward)
-    same = float(np.isclose(again, first, equal_nan=True).mean())
-    graded = replace(record, reward=again)
-    if task is None:
-        return same, 1.0
-    return same, regrade(task, rollouts, graded, replay.run.reward)["same"]
+    reversed_again = replay.run.reward([*reversed(rollouts)]).total[::-1]
+    return _share_equal(wide(replay.record.reward), again), _share_equal(reversed_again, again)
 
 
-def told_again(replay: Replay) -> Measured:
-    """Compute the KL from the record: how far what was told is off."""
-    computed = kl_metrics(replay.record)["kl"]
-    told = replay.metric("kl")
-    return abs(told - computed) / max(abs(computed), 1e-12), 0.0
+def _share_equal(one: np.ndarray, other: np.ndarray) -> float:
+    return float(np.isclose(one, other, equal_nan=True).mean())
+
+
+def told_again(replay: Replay) -> Measured | None:
+    """Score the step again: how far the KL that was told is off, and how far the record's is.
+
+    Where the record is off as well, it is not the telling that is wrong.
+    """
+    again = kl_metrics(replay.scored_record()).get("kl")
+    if again is None:
+        return None
+    recorded, told = kl_metrics(replay.record)["kl"], replay.metric("kl")
+    size = max(abs(again), 1e-12)
+    return abs(told - again) / size, abs(recorded - again) / size

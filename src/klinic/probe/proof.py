@@ -34,8 +34,8 @@ class Change:
 
     changed: str
     quantity: str
-    measure: Callable[[Replay], Measured]
-    """Return the quantity before and after."""
+    measure: Callable[[Replay], Measured | None]
+    """Return the quantity before and after; None where this run does not allow it."""
     holds: Callable[[float, float], bool]
     """Whether before and after prove the cause."""
 
@@ -46,7 +46,7 @@ def much_smaller(before: float, after: float) -> bool:
 
 
 def prove(folder: Path, cause: str, step: int) -> Proof | None:
-    """Replay the step with the cause's one thing changed; None where there is no such thing."""
+    """Replay the step with the cause's one thing changed; None where no proof is possible."""
     from klinic.probe.changes import CHANGES
 
     change = CHANGES.get(cause)
@@ -54,7 +54,10 @@ def prove(folder: Path, cause: str, step: int) -> Proof | None:
         return None
     replay = Replay(folder, step)
     apart = replay.apart()
-    before, after = change.measure(replay)
+    measured = change.measure(replay)
+    if measured is None:
+        return None
+    before, after = measured
     return Proof(
         cause=cause,
         changed=change.changed,

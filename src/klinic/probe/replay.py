@@ -5,7 +5,7 @@ the checkpoint and the step are made again. Whether the replay is faithful is me
 log-probs against those that were recorded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from klinic.checks.measures import known_tokens, rms
 from klinic.errors import ConfigError, EvidenceError
@@ -21,7 +22,7 @@ from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import METRICS, PROBES
-from klinic.learner.packing import micro_batches
+from klinic.learner.packing import MicroBatch, micro_batches
 from klinic.loop import checkpoint
 from klinic.loop.folder import RECIPE
 from klinic.loop.run import Run
@@ -48,7 +49,8 @@ class Replay:
         settle(self.recipe)
         self.folder = folder
         self.record = _read(folder, step)
-        self.run: Run = assemble(self.recipe, folder, _source(self.recipe), Console(quiet=True))
+        source, self.can_grade = _source(self.recipe)
+        self.run: Run = assemble(self.recipe, folder, source, Console(quiet=True))
         self.learner: Any = self.run.learner
         self.replayed = self._go_to(step)
 
@@ -67,8 +69,12 @@ class Replay:
                 "again. Record every step (output.records_every: 1)."
             )
         for number in between:
-            self.update(_read(self.folder, number))
+            self.make_again(number)
         return tuple(between)
+
+    def make_again(self, step: int) -> None:
+        """Make the updates of a step again, from the weights that it began with."""
+        self.update(_read(self.folder, step))
 
     def update(self, record: StepRecord, *, lr_factor: float = 1.0) -> dict[str, float]:
         """Make the updates of a recorded batch again."""
@@ -76,7 +82,7 @@ class Replay:
         scale = reward_scale(self.run, LoopState(step=record.step - 1))
         metrics: dict[str, float] = {}
         for _ in range(self.recipe.learner.updates_per_batch):
-            prepared = self.learner.prepare(scored, kl_coef=self.kl_coef, reward_scale=scale)
+            prepared = self.learner.prepare(scored, kl_coef=kl_coef(record), reward_scale=scale)
             if prepared.finite:
                 metrics = self.learner.commit(lr_factor=lr_factor)
         return metrics
@@ -84,7 +90,7 @@ class Replay:
     @property
     def kl_coef(self) -> float:
         """The coefficient of the step."""
-        return float(self.record.facts.get("kl_coef") or 0.0)
+        return kl_coef(self.record)
 
     def score(self, record: StepRecord) -> Any:
         """Score a recorded batch with the weights as they are now."""
@@ -104,15 +110,18 @@ class Replay:
 
     def score_other(self, record: StepRecord, *, size: int | None = None) -> np.ndarray:
         """Return the log-probs of a batch under these weights, in batches of another size."""
-        batches = micro_batches(
+        with torch.no_grad():
+            scorer = self.run.policy.scorer
+            return joined([scorer(batch.layout).logp for batch in self.batches(record, size=size)])
+
+    def batches(self, record: StepRecord, *, size: int | None = None) -> list[MicroBatch]:
+        """Return a record as the learner lays it out, or in batches of another size."""
+        return micro_batches(
             record,
             size=self.recipe.learner.micro_batch_size if size is None else size,
             pad_id=self.run.policy.pad_id,
             device=self.run.policy.scorer.device,
         )
-        with torch.no_grad():
-            parts = [self.run.policy.scorer(batch.layout).logp for batch in batches]
-        return np.asarray(torch.cat(parts).double().cpu().numpy())
 
     def probe(self) -> dict[str, dict[str, Any]]:
         """Ask this learner, about the step, what the run was asked."""
@@ -153,13 +162,23 @@ class Replay:
             scorer.temperature = before
 
 
-def _source(recipe: Recipe) -> Source:
-    """Return the run's rows and rewards, or stand-ins where Python code handed them over."""
+def joined(parts: Sequence[Tensor]) -> np.ndarray:
+    """Return a column of a record from those of its batches."""
+    return np.asarray(torch.cat([*parts]).double().cpu().numpy())
+
+
+def kl_coef(record: StepRecord) -> float:
+    """Return the coefficient of a recorded step: a controller may have moved it since."""
+    return float(record.facts.get("kl_coef") or 0.0)
+
+
+def _source(recipe: Recipe) -> tuple[Source, bool]:
+    """Return the run's rows and rewards and True, or stand-ins where Python handed them over."""
     try:
-        return find_source(recipe, Given())
+        return find_source(recipe, Given()), True
     except ConfigError:
         rows = [{"prompt": f"{n}?"} for n in range(recipe.loop.prompts_per_step)]
-        return find_source(recipe, Given(reward_functions=[handed_over], rows=rows))
+        return find_source(recipe, Given(reward_functions=[handed_over], rows=rows)), False
 
 
 def handed_over(prompts: list[str], completions: list[str], **columns: Any) -> list[None]:  # noqa: ARG001

@@ -1,9 +1,11 @@
 """One thing changed between sampler and learner, and the gap before and after."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from klinic.checks import misaligned_logp, temperature_on_one_side
 from klinic.checks.base import Case
@@ -13,7 +15,7 @@ from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import flatten
 from klinic.probe.proof import Measured
 from klinic.probe.recorded import rollouts_of
-from klinic.probe.replay import Replay
+from klinic.probe.replay import Replay, joined
 from klinic.sampler.drawing import Drawing, kept
 
 
@@ -27,8 +29,20 @@ def first_weights(replay: Replay) -> Measured:
     """Score with the weights that the tokens fit best, of those before the step."""
     record = replay.record
     before = _sampler_gap(record)
-    older = [Replay(replay.folder, step) for step in (1, *replay.replayed)]
-    return before, min(_sampler_gap(record, each.score_other(record)) for each in older)
+    return before, min(_sampler_gap(record, each.score_other(record)) for each in _older(replay))
+
+
+def _older(replay: Replay) -> Iterator[Replay]:
+    """Yield the first weights, and then those before each step that the replay made again."""
+    older, at = Replay(replay.folder, 1), 1
+    yield older
+    for step in (step for step in replay.replayed if step > 1):
+        if step == at + 1:
+            older.make_again(at)
+        else:  # a checkpoint lies between
+            older = Replay(replay.folder, step)
+        at = step
+        yield older
 
 
 def own_weights(replay: Replay) -> Measured:
@@ -41,6 +55,7 @@ def own_weights(replay: Replay) -> Measured:
     return _sampler_gap(record), _sampler_gap(record, older.score_other(record))
 
 
+@torch.no_grad()
 def fitted_temperature(replay: Replay) -> Measured:
     """Score at the temperature that the gap's line says."""
     record, scorer = replay.record, replay.run.policy.scorer
@@ -51,10 +66,12 @@ def fitted_temperature(replay: Replay) -> Measured:
     slope = known[side].slope
     before = rms(gap(record, side, "logp_old"))
     near = scorer.temperature / (1 + slope)
+    states = [(scorer.hidden(b.layout), b.layout.target_ids) for b in replay.batches(record)]
     tried = []
     for factor in np.linspace(0.85, 1.15, 13):
         with replay.temperature(near * factor):
-            tried.append(rms(gap(replace(record, logp_old=replay.logp()), side, "logp_old")))
+            logp = joined([scorer.score(*state).logp for state in states])
+        tried.append(rms(gap(replace(record, logp_old=logp), side, "logp_old")))
     return before, min(tried)
 
 
@@ -85,15 +102,15 @@ def narrowed(replay: Replay) -> Measured:
     record, scorer = replay.record, replay.run.policy.scorer
     tried = [Drawing(top_p=p) for p in np.arange(0.5, 1.0, 0.05)]
     tried += [Drawing(top_k=k) for k in (1, 2, 3, 5, 10, 20, 50)]
-    batches = replay.score(record).batches
+    parts: list[list[Tensor]] = [[] for _ in tried]
+    for batch in replay.batches(record):
+        logp = scorer.log_softmax(scorer.head(scorer.hidden(batch.layout)))
+        for part, how in zip(parts, tried, strict=True):
+            fewer = torch.log_softmax(logp.masked_fill(~kept(logp, how), -torch.inf), -1)
+            part.append(fewer.gather(-1, batch.layout.target_ids[:, None])[:, 0])
     found = []
-    for how in tried:
-        parts = []
-        for batch in batches:
-            logp = scorer.log_softmax(scorer.head(scorer.hidden(batch.layout)))
-            logp = torch.log_softmax(logp.masked_fill(~kept(logp, how), -torch.inf), -1)
-            parts.append(logp.gather(-1, batch.layout.target_ids[:, None])[:, 0])
-        other = torch.cat(parts).double().cpu().numpy()
+    for part in parts:
+        other = joined(part)
         usable = np.where(np.isfinite(other), other, wide(record.logp_old))
         found.append(_sampler_gap(record, usable))
     return _sampler_gap(record), min(found)

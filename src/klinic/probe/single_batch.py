@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -19,13 +18,15 @@ from klinic.doctor.reading import Cases
 from klinic.evidence.metrics import mean_k1
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import read_run_facts
+from klinic.loop.folder import START
 from klinic.loop.run import Run
-from klinic.loop.source import Given, find_source
+from klinic.loop.source import Given, Source, find_source
 from klinic.loop.state import LoopState, StepDone
 from klinic.loop.step import one_step
 from klinic.loop.step_metrics import with_facts
 from klinic.loop.train import assemble, begin, settle
-from klinic.loop.warm_start import is_made
+from klinic.loop.warm_start import is_made, warm_start
+from klinic.model.adapter_files import is_adapter
 from klinic.model.loading import load_whole, num_parameters
 from klinic.recipe.recipe import Recipe
 
@@ -67,12 +68,14 @@ def single_batch(recipe: Recipe, tell: Callable[[str], None]) -> Checked:
     """Drive the parts of a recipe on two batches; `tell` hears what is being done."""
     found = Checked()
     settle(recipe)
-    with tempfile.TemporaryDirectory(prefix="klinic-check-") as folder:
-        small = _small(recipe, Path(folder) / "run")
+    with tempfile.TemporaryDirectory(prefix="klinic-check-") as temporary:
+        folder = Path(temporary) / "run"
+        folder.mkdir()
+        small = _small(recipe, folder)
         tell("loading the parts")
         source = find_source(small, Given())
-        (Path(folder) / "run").mkdir()
-        run = assemble(small, Path(folder) / "run", source, Console(quiet=True))
+        small = _warmed(small, source, folder)
+        run = assemble(small, folder, source, Console(quiet=True))
         with run:
             state = begin(run)
             _examine(run, recipe, state, found, tell)
@@ -92,12 +95,21 @@ def _small(recipe: Recipe, folder: Path) -> Recipe:
     output = recipe.output.model_copy(
         update={"dir": str(folder), "trackers": (), "records_every": 0, "doctor": "tell"}
     )
-    update: dict[str, Any] = {"loop": loop, "output": output, "recovery": None}
-    if recipe.warm_start is not None and not _is_warm(recipe):
-        update["warm_start"] = recipe.warm_start.model_copy(
-            update={"steps": min(SHORT, recipe.warm_start.steps)}
-        )
-    return recipe.model_copy(update=update)
+    return recipe.model_copy(update={"loop": loop, "output": output, "recovery": None})
+
+
+def _warmed(small: Recipe, source: Source, folder: Path) -> Recipe:
+    """Leave the warm start where the run looks for it: that of the cache, or a short one."""
+    section = small.warm_start
+    refused = is_adapter(small.model.name) and small.model.lora_rank is None
+    if section is None or refused:  # the run itself says why
+        return small
+    policy = load_whole(small.model, temperature=1.0, seed=0)
+    if not is_made(policy, small):
+        short = section.model_copy(update={"steps": min(SHORT, section.steps)})
+        small = small.model_copy(update={"warm_start": short})
+    warm_start(policy, small, source.task, lambda *_: None).copy_to(folder / START)
+    return small
 
 
 def _warmth(small: Recipe, recipe: Recipe) -> str:
@@ -105,10 +117,6 @@ def _warmth(small: Recipe, recipe: Recipe) -> str:
         return ""
     steps, whole = small.warm_start.steps, recipe.warm_start.steps
     return f" (warm start cut to {steps} of {whole} steps)" if steps < whole else ""
-
-
-def _is_warm(recipe: Recipe) -> bool:
-    return is_made(load_whole(recipe.model, temperature=1.0, seed=0), recipe)
 
 
 def _examine(
@@ -127,20 +135,14 @@ def _examine(
     done, state = one_step(run, state, run.recipe.kl)
     first = run.metrics(done)
     _say_parts(run, done, first, found)
-    _hear(examination, cases, run, done, first)
+    examination.hear(cases.next(with_facts(done, first), run.asked, first))
     tell("a gradient that is not a number")
     _nan(run, done, found)
     tell("the second batch: the KL term, now that the policy has moved")
     done, state = one_step(run, state, run.recipe.kl)
-    _hear(examination, cases, run, done, run.metrics(done))
+    second = run.metrics(done)
+    examination.hear(cases.next(with_facts(done, second), run.asked, second))
     found.diagnosis = examination.conclude()
-
-
-def _hear(
-    examination: Examination, cases: Cases, run: Run, done: StepDone, metrics: dict[str, float]
-) -> None:
-    cases.tell(done.step, metrics)
-    examination.hear(cases.next(with_facts(done, metrics), run.asked))
 
 
 def _say_parts(run: Run, done: StepDone, metrics: dict[str, float], found: Checked) -> None:
