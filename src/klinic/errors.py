@@ -54,5 +54,9 @@ class RankLostError(KlinicError, RuntimeError):
     """Another process of the same learner is gone."""
 
 
+class SamplerError(KlinicError, RuntimeError):
+    """The engine that samples cannot do what is asked of it."""
+
+
 class RewardError(KlinicError, ValueError):
     """A reward function failed, or returned what is not a reward."""

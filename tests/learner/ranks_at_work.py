@@ -6,6 +6,7 @@ python ranks_at_work.py RANK SIZE FOLDER
 import json
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ MICRO = 3  # of 8 rows: three micro-batches, and one more that does not count
 KL_COEF = 0.3
 KINDS = ("full", "lora", "frozen", "checkpointed", "single")
 """`single` is float32; the others are float64, where nothing is lost in rounding."""
-ASKED = ("unbiased", "exact")
-CASES = [
-    *((kind, estimator) for kind in ("full", "lora") for estimator in ESTIMATORS),
-    *((kind, estimator) for kind in ("frozen", "checkpointed", "single") for estimator in ASKED),
-]
+WHOLE = ("unbiased", "exact")
+"""Estimators with which everything is done; with the others, a gradient is computed."""
+
+
+def estimators_of(kind: str) -> tuple[str, ...]:
+    """Return the estimators that a kind of policy is tried with."""
+    return tuple(ESTIMATORS) if kind in ("full", "lora") else WHOLE
 
 
 def policy_of(kind: str) -> Policy:
@@ -85,18 +88,26 @@ def sharded(kind: str, estimator: str, *, published: bool) -> FsdpLearner:
 
 
 def batch(step: int = 11) -> Any:
-    """Return the rows of a step at which the KL's share of the gradient is looked at."""
+    """Return the rows of a step; at step 11 the KL's share of the gradient is looked at."""
     return batch_of(rollouts(num_prompts=2), step=step)
+
+
+def gradient_of(learner: LocalLearner, estimator: str) -> torch.Tensor:
+    """Return the gradient with another estimator; nothing moves."""
+    learner._objective = replace(learner._objective, estimator=estimator)
+    scored = learner.score(batch(step=2), needs_reference=True)
+    learner.prepare(scored, kl_coef=KL_COEF)
+    gradient = torch.cat([whole(g).flatten() for g in learner._gradients()])
+    learner.discard()
+    return gradient
 
 
 def first_step(learner: LocalLearner) -> dict[str, Any]:
     """Prepare and commit a step; return all that can be compared."""
     scored = learner.score(batch(), needs_reference=True)
     prepared = learner.prepare(scored, kl_coef=KL_COEF)
-    gradient = torch.cat([whole(g).flatten() for g in learner._gradients()])
     metrics = {**prepared.metrics, **learner.commit()}
     return {
-        "gradient": gradient,
         "weights": torch.cat([whole(p).detach().flatten() for p in learner._trained.values()]),
         "metrics": metrics,
         "record": prepared.record,
@@ -113,39 +124,44 @@ def main(rank: int, size: int, folder: Path) -> None:
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=size
     )
     told: dict[str, Any] = {}
-    tensors = {}
-    for kind, estimator in CASES:
-        learner = sharded(kind, estimator, published=rank == 0)
-        asked = learner.probe(batch(), kl_coef=KL_COEF) if estimator in ASKED else {}
-        done = first_step(learner)
-        name = f"{kind} {estimator}"
-        tensors[f"{name} gradient"] = done["gradient"]
-        tensors[f"{name} weights"] = done["weights"]
-        for column in ("logp", "logp_old", "logp_ref", "kl_exact", "entropy"):
-            tensors[f"{name} {column}"] = torch.from_numpy(getattr(done["record"], column))
-        told[name] = {
-            "metrics": done["metrics"],
-            "update_kl": done["update_kl"],
-            "sound": done["sound"],
-            "answers": asked,
-            "published": learner.publish().fingerprint,
-            "facts": dict(done["record"].facts),
-        }
-        if estimator == "unbiased":
-            place = folder / kind
-            place.mkdir(exist_ok=True)
-            told[name]["state"] = learner.save(place)
-            after = first_step(learner)
-            tensors[f"{name} next weights"] = after["weights"]
-            learner.load(place, told[name]["state"])
-            again = first_step(learner)
-            assert torch.equal(again["weights"], after["weights"])
+    tensors: dict[str, torch.Tensor] = {}
+    for kind in KINDS:
+        learner = sharded(kind, "unbiased", published=rank == 0)
+        for estimator in estimators_of(kind):
+            tensors[f"{kind} {estimator} gradient"] = gradient_of(learner, estimator)
+        for estimator in WHOLE:
+            learner = sharded(kind, estimator, published=rank == 0)
+            told[f"{kind} {estimator}"] = _whole(learner, folder / f"{kind} {estimator}", tensors)
     if rank == 0:
         save_file({k: v.clone() for k, v in tensors.items()}, folder / "told.safetensors")
         (folder / "told.json").write_text(json.dumps(told))
     dist.destroy_process_group()
 
 
+def _whole(learner: FsdpLearner, place: Path, tensors: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Ask, make a step, save, go on, go back and go on again."""
+    asked = learner.probe(batch(), kl_coef=KL_COEF)
+    done = first_step(learner)
+    for column in ("logp", "logp_old", "logp_ref", "kl_exact", "entropy"):
+        tensors[f"{place.name} {column}"] = torch.from_numpy(getattr(done["record"], column))
+    tensors[f"{place.name} weights"] = done["weights"]
+    place.mkdir(exist_ok=True)
+    state = learner.save(place)
+    published = learner.publish().fingerprint
+    after = first_step(learner)
+    tensors[f"{place.name} next weights"] = after["weights"]
+    learner.load(place, state)
+    assert torch.equal(first_step(learner)["weights"], after["weights"])
+    return {
+        "metrics": done["metrics"],
+        "update_kl": done["update_kl"],
+        "sound": done["sound"],
+        "answers": asked,
+        "published": published,
+        "facts": dict(done["record"].facts),
+        "state": state,
+    }
+
+
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))
     main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from ranks_at_work import (
-    ASKED,
-    CASES,
     KINDS,
     KL_COEF,
     MICRO,
+    WHOLE,
     batch,
+    estimators_of,
     first_step,
+    gradient_of,
     policy_of,
     wound_up,
 )
@@ -25,6 +26,7 @@ from klinic.learner.checkpoint import MODEL, SHARDS
 from klinic.learner.packing import joined, micro_batches, own_rows
 from klinic.model.weights import fingerprint
 
+CASES = [(kind, estimator) for kind in KINDS for estimator in WHOLE]
 AT_WORK = Path(__file__).parent / "ranks_at_work.py"
 
 
@@ -54,64 +56,75 @@ def two(tmp_path_factory):
     )
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_two_processes_have_the_gradient_of_one(two, kind):
+    alone = wound_up(kind, "unbiased")
+    for estimator in estimators_of(kind):
+        found, expected = two[2][f"{kind} {estimator} gradient"], gradient_of(alone, estimator)
+        assert expected.norm() > 1e-3
+        apart = float((found - expected).norm() / expected.norm())
+        assert apart < (1e-6 if kind == "single" else 1e-12), estimator
+
+
 @pytest.mark.parametrize(("kind", "estimator"), CASES)
-def test_two_processes_have_the_gradient_of_one(two, kind, estimator):
+def test_two_processes_make_the_step_of_one(two, kind, estimator):
     _, told, tensors = two
     name = f"{kind} {estimator}"
-    alone = first_step(wound_up(kind, estimator))
-    expected = alone["gradient"]
-    found = tensors[f"{name} gradient"]
-    assert expected.norm() > 1e-3
     close = 1e-6 if kind == "single" else 1e-12
-    assert float((found - expected).norm() / expected.norm()) < close
-    assert torch.allclose(tensors[f"{name} weights"], alone["weights"], rtol=0, atol=1e3 * close)
+    alone = first_step(wound_up(kind, estimator))
+    # AdamW's first steps are signs: where a gradient is nearly 0, rounding decides
+    assert float((tensors[f"{name} weights"] - alone["weights"]).abs().mean()) < 1e2 * close
     for column in ("logp", "logp_old", "logp_ref", "kl_exact", "entropy"):
         one, other = tensors[f"{name} {column}"], torch.from_numpy(getattr(alone["record"], column))
-        assert torch.allclose(one, other, rtol=0, atol=close, equal_nan=True)
+        assert torch.allclose(one, other, rtol=0, atol=10 * close, equal_nan=True)
     assert told[name]["metrics"] == pytest.approx(alone["metrics"], rel=1e3 * close, abs=close)
-    assert told[name]["update_kl"] == pytest.approx(alone["update_kl"], rel=1e5 * close, abs=close)
+    assert told[name]["update_kl"] == pytest.approx(alone["update_kl"], rel=1e4 * close)
     assert told[name]["sound"] == {"weights": True, "optimizer": True}
-    facts = told[name]["facts"]
     for fact, value in alone["record"].facts.items():
-        assert facts[fact] == (
-            value if isinstance(value, str) else pytest.approx(value, rel=1e3 * close)
-        )
+        same = value if isinstance(value, str) else pytest.approx(value, rel=1e3 * close)
+        assert told[name]["facts"][fact] == same
 
 
-@pytest.mark.parametrize(("kind", "estimator"), [c for c in CASES if c[1] in ASKED])
+@pytest.mark.parametrize(("kind", "estimator"), CASES)
 def test_two_processes_answer_questions_as_one(two, kind, estimator):
     told = two[1][f"{kind} {estimator}"]["answers"]
     expected = wound_up(kind, estimator).probe(batch(), kl_coef=KL_COEF)
     assert told.keys() == expected.keys()
+    close = 1e-4 if kind == "single" else 1e-6
     for name, answer in expected.items():
-        close = 1e-4 if kind == "single" else 1e-6
-        assert told[name] == pytest.approx(answer, rel=close, abs=1e-2 * close), name
+        for part, value in answer.items():
+            number = isinstance(value, float)
+            same = pytest.approx(value, rel=close, abs=1e-2 * close) if number else value
+            assert told[name][part] == same, (name, part)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_two_processes_saved_one_goes_on_with(two, kind):
+@pytest.mark.parametrize(("kind", "estimator"), CASES)
+def test_what_two_processes_saved_one_goes_on_with(two, kind, estimator):
     folder, told, tensors = two
-    name = f"{kind} unbiased"
-    learner = wound_up(kind, "unbiased")
-    learner.load(folder / kind, told[name]["state"])
-    found = first_step(learner)
-    close = 1e-3 if kind == "single" else 1e-9
-    assert torch.allclose(found["weights"], tensors[f"{name} next weights"], rtol=0, atol=close)
-    files = sorted(path.suffix for path in (folder / kind / SHARDS).iterdir())
-    assert files == [".safetensors", ".safetensors"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_whole_weights_are_published_and_saved(two, kind):
-    folder, told, tensors = two
-    learner = wound_up(kind, "unbiased")
-    first_step(learner)
+    name = f"{kind} {estimator}"
+    learner = wound_up(kind, estimator)
+    learner.load(folder / name, told[name]["state"])
     trained = torch.cat([p.detach().flatten() for p in learner._trained.values()])
-    close = 1e-3 if kind == "single" else 1e-9
-    assert torch.allclose(trained, tensors[f"{kind} unbiased weights"], rtol=0, atol=close)
-    start = fingerprint(policy_of(kind).lm)
-    assert told[f"{kind} unbiased"]["published"] not in ("", start)
-    assert any((folder / kind / MODEL).glob("*.safetensors"))
+    assert torch.equal(trained, tensors[f"{name} weights"])
+    found = first_step(learner)
+    close = 1e-4 if kind == "single" else 1e-9
+    assert float((found["weights"] - tensors[f"{name} next weights"]).abs().mean()) < close
+    files = sorted(path.suffix for path in (folder / name / SHARDS).iterdir())
+    assert files == [".safetensors", ".safetensors"]
+    assert any((folder / name / MODEL).glob("*.safetensors"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_whole_weights_are_published(two, kind):
+    _, told, tensors = two
+    name = f"{kind} unbiased"
+    policy = policy_of(kind)
+    start, trained = fingerprint(policy.lm), [p for p in policy.lm.parameters() if p.requires_grad]
+    sizes = [p.numel() for p in trained]
+    with torch.no_grad():
+        for p, values in zip(trained, tensors[f"{name} weights"].split(sizes), strict=True):
+            p.copy_(values.reshape(p.shape))
+    assert told[name]["published"] == fingerprint(policy.lm) != start
 
 
 class Member:

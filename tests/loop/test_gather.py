@@ -10,6 +10,7 @@ from klinic.loop import checkpoint
 from klinic.loop.clock import Clock
 from klinic.loop.gather import gather
 from klinic.rewards.scores import Scores
+from klinic.sampler.protocol import Loaded
 
 pytestmark = pytest.mark.timeout(240)
 NUM = 6  # prompts of the data
@@ -33,7 +34,7 @@ class Pretend:
         ]
 
     def load(self, weights):
-        return ""
+        return Loaded(fingerprint="")
 
     def sample(self, prompts, *, step):
         for prompt in reversed(prompts):

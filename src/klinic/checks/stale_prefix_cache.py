@@ -1,5 +1,6 @@
 """stale-prefix-cache: the sampler's prefix cache outlives the weights that filled it."""
 
+from klinic.checks import after_sync
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 from klinic.checks.measures import known_tokens, rms, wide
 from klinic.maths.arrays import row_of_token
@@ -13,17 +14,23 @@ def judge(case: Case) -> Finding:
     """Flag gaps on exactly the rows whose prompts came out of a cache.
 
     Looks for
-        The gap between sampler and learner on rows that a prefix cache served, and on others.
+        The gap between sampler and learner on rows that a prefix cache served, and on others; and
+        the same right after a sync, behind a prompt that is asked every time and behind a new one.
     Why it matters
         Keys and values of weights long past are mixed with the new ones. The mismatch grows
         within a job, vanishes when the engine restarts, and hits repeated prompts alone.
     Confirmed when
-        Rows with cached tokens have a gap above 0.002 nats and five times that of the others.
+        Rows with cached tokens have a gap above 0.002 nats and five times that of the others; or,
+        right after a sync, the repeated prompt has one above 0.0002 nats in fp32 (0.1 in bf16) and
+        five times that of the new one.
     Ruled out when
         Rows with and without cached tokens have the same gap.
     Confused with
         stale-sampler (all rows); imprecise-logp (all rows, and from the first step on).
     """
+    sync = after_sync.named(case.answers.get("sampler_sync"), after_sync.dtype_of(case.run))
+    if sync is not None and sync.cause == after_sync.PREFIX:
+        return failed(sync.summary)
     record = case.record
     assert record.cached_tokens is not None  # noqa: S101 - needed
     known = known_tokens(record, "logp_sampler", "logp_old")

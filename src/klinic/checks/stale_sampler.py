@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from klinic.checks import after_sync
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 from klinic.checks.measures import gap, known_tokens, rms, wide
 from klinic.maths.arrays import row_of_token
@@ -17,14 +18,16 @@ def judge(case: Case) -> Finding:
     Looks for
         A gap between sampler and learner that was not there before the first update and is there
         now, though the sampler says that its weights are the newest; and fingerprints of the
-        weights that were handed out and of those that are in use.
+        weights that were handed out and of those that are in use. Right after a sync, tokens that
+        an engine drew behind a prompt it never saw, scored by the policy.
     Why it matters
         Adapters that were never delivered, a sleep mode that rolls weights back, a sync that
         moves only some tensors: completions never change, rewards stay flat, and it looks like
         samples that are merely old.
     Confirmed when
-        The two fingerprints differ; or the gap is above 0.002 nats and five times that of the
-        first step, on rows that no prefix cache served.
+        The two fingerprints differ; or, right after a sync, the new prompt shows a distance above
+        0.0002 nats in fp32 (0.1 in bf16) that no temperature explains; or the gap of the step is
+        above 0.002 nats and five times that of the first step, on rows that no prefix cache served.
     Ruled out when
         The gap is that of the first step after updates were made.
     Confused with
@@ -32,10 +35,8 @@ def judge(case: Case) -> Finding:
         stale-prefix-cache (only rows that a cache served); imprecise-logp and
         temperature-on-one-side (the gap is there before the first update).
     """
-    facts = case.record.facts
-    handed, used = facts.get("weights_published"), facts.get("weights_loaded")
-    if handed is not None and used is not None and handed != used:
-        return failed(f"the sampler uses weights {str(used)[:8]}, and was given {str(handed)[:8]}")
+    if (seen := _seen_at_sync(case)) is not None:
+        return seen
     if case.version == 0:
         return no_data("before the first update old weights and new ones are the same")
     if case.start is None:
@@ -53,6 +54,18 @@ def judge(case: Case) -> Finding:
         f"{limit:.3g}: five times that of the first step){nearer}"
     )
     return (failed if apart > limit else passed)(summary, gap=apart, limit=limit)
+
+
+def _seen_at_sync(case: Case) -> Finding | None:
+    """Return what is known before a token is drawn: other weights arrived, or are in use."""
+    facts = case.record.facts
+    handed, used = facts.get("weights_published"), facts.get("weights_loaded")
+    if handed is not None and used is not None and handed != used:
+        return failed(f"the sampler uses weights {str(used)[:8]}, and was given {str(handed)[:8]}")
+    sync = after_sync.named(case.answers.get("sampler_sync"), after_sync.dtype_of(case.run))
+    if sync is None or sync.cause != after_sync.WEIGHTS:
+        return None
+    return failed(sync.summary)
 
 
 def _says_older(case: Case) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from klinic.checks import after_sync
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 
 SLOPE = 0.05  # of the gap over logp + entropy: a temperature that is off by one in twenty
@@ -28,14 +29,19 @@ def judge(case: Case) -> Finding:
         Every ratio and every KL then compares two different distributions: a KL above 0 with equal
         weights, importance ratios far from 1, and a pull towards a policy that nobody asked for.
     Confirmed when
-        The slope is above 0.05, that of a temperature at most four times off, and the line carries
-        80% of a gap that is above rounding and goes both ways.
+        Right after a sync, an engine's log-probs are five times nearer to the policy's at
+        temperature 1 than at the run's own; or the slope is above 0.05, that of a temperature at
+        most four times off, and the line carries 80% of a gap that is above rounding and goes both
+        ways.
     Ruled out when
         The gap is at the level of rounding, or the line does not carry it.
     Confused with
         hidden-sampling-transform (the gap is on one side of 0 and bounded); stale-sampler (no gap
         before the first update); misaligned-logp (no line, and a shift removes the gap).
     """
+    sync = after_sync.named(case.answers.get("sampler_sync"), after_sync.dtype_of(case.run))
+    if sync is not None and sync.cause == after_sync.TEMPERATURE:
+        return failed(sync.summary)
     sides = {} if case.record.logp_sampler is None else {"sampler": "logp_sampler"}
     if case.record.facts.get("learner_version") == 0 and case.record.logp_ref is not None:
         sides["reference"] = "logp_ref"

@@ -46,7 +46,9 @@ RUN_KEYS = {
     "reference": "`kind` (copy, adapter_off, adapter_frozen or none), `source`, `digest`, `wanted` "
     "(start: the policy as it starts; path: a model that the recipe names), `sync_every` (steps "
     "from reset to reset, or null), `ema` (share that stays in a step, or null)",
-    "sampler": "`kind`, `dtype`, `max_version_lag`",
+    "sampler": "`kind`, `dtype`, `max_version_lag`, `shares_weights` (true where it draws from the "
+    "learner's own tensors)",
+    "shards": "processes that share the learner's weights",
     "estimator": "name of the KL estimator, or null",
     "loss": "name of the policy loss, its clip range and its aggregation",
     "advantage": "name of the advantage",
@@ -75,5 +77,9 @@ PROBES = {
     "estimator's name promises, computed apart",
     "micro_batches": "the gradient of the same rows in micro-batches of half the size: cosine and "
     "ratio of norms",
+    "sampler_sync": "after the sampler took over weights, the mean distance of its log-probs from "
+    "the policy's, in nats, for tokens drawn behind a long prompt that is asked every time "
+    "(`repeated`), behind a new one (`fresh`), and for the latter from the policy at temperature 1 "
+    "(`raw`) and without its adapter (`adapter_off`); `cached_tokens` of the first",
     "regrade": "rewards of the same completions in another order, and of the task's right answers",
 }

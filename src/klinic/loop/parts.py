@@ -1,5 +1,6 @@
 """What the loop works with; a run assembles it, a test may pretend it."""
 
+from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from klinic.evidence.record import StepRecord
@@ -34,6 +35,9 @@ class Parts(Protocol):
 
     def lr_factor(self, step: int) -> float:
         """Return what the learning rate of a step is multiplied by."""
+
+    def synced(self, answer: Mapping[str, Any], step: int) -> None:
+        """Hear how far the sampler is from the policy after it has taken over its weights."""
 
     def next_place(self, position: int) -> int:
         """Return the place of the data after this one; batches may be left out."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from klinic.checks import CHECKS, after_sync
 from klinic.doctor.retention import Exam, watch_retention
 from klinic.doctor.trouble import History, not_a_number
 from klinic.doctor.warning_signs import Signs, Watched, limits_of, watch_step
@@ -40,6 +41,7 @@ from klinic.rewards.scores import Scores, statistics, taken
 from klinic.sampler.protocol import Sampler
 
 TRANSIENT = "transient"
+SYNCED = ("repeated", "fresh")
 LASTING = frozenset({TROUBLE, TRANSIENT})
 """Events that stay when a run goes back behind them: they are why it did."""
 
@@ -83,6 +85,8 @@ class Run:
         self._open = ExitStack()
         self._writer: Records | None = None
         self._doctor: LiveDoctor | None = None
+        self._sync: dict[str, Any] = {}
+        self._named: set[str] = set()
         self.asked: dict[str, dict[str, Any]] = {}
         """What the live parts answered in this step, by question."""
 
@@ -144,6 +148,7 @@ class Run:
         for tracker in self.trackers:
             tracker.rewind(state.step)
         self.recovering.arrived()
+        self._named.clear()
         if self._doctor is not None:
             self._doctor.begin_again()
         return state
@@ -211,9 +216,29 @@ class Run:
         doctor = self._doctor
         return self.examined and (asking.is_time(step) or (doctor is not None and doctor.curious))
 
+    def synced(self, answer: Mapping[str, Any], step: int) -> None:
+        """Name what a sync went wrong by, before anything is sampled or learnt from it."""
+        self._sync = dict(answer)
+        if not answer:
+            return
+        self.answers.append({"step": step, "probe": "sampler_sync", **answer})
+        found = after_sync.named(answer, self.recipe.model.dtype) if self.examined else None
+        if found is not None:
+            fix = next(check.fix for check in CHECKS if check.name == found.cause)
+            self._name(step, found.cause, f"Cause: {found.cause} ({found.summary}). Fix: {fix}")
+
+    def _name(self, step: int, cause: str, sentence: str) -> None:
+        """Tell of a cause once, and stop if the recipe says so: no rollback mends one."""
+        if cause in self._named:
+            return
+        self._named.add(cause)
+        self.event(step, "diagnosis", sentence, cause=cause)
+        if self.recipe.output.doctor == "stop":
+            raise RunStoppedError(f"{self.folder}: {sentence}")
+
     def ask(self, gathered: Gathered, record: StepRecord, kl_coef: float) -> None:
         """Ask the live parts what the record does not tell, and write their answers down."""
-        self.asked = {}
+        self.asked = {"sampler_sync": self._sync} if self._sync else {}
         if not self._asks(record.step):
             return
         try:
@@ -225,7 +250,7 @@ class Run:
             what = f"{type(error).__name__}: {error}"
             self.event(record.step, "probe failed", f"A question could not be answered: {what}")
             return
-        self.asked = answers
+        self.asked |= answers
         for name, answer in answers.items():
             self.answers.append({"step": record.step, "probe": name, **answer})
 
@@ -265,16 +290,14 @@ class Run:
 
     def metrics(self, done: StepDone) -> dict[str, float]:
         """Return every metric of a step by name."""
-        return metrics_of(done, self._rewards, self.recipe.learner)
+        apart = {f"sampler/sync_gap_{key}": self._sync[key] for key in SYNCED if key in self._sync}
+        return metrics_of(done, self._rewards, self.recipe.learner) | apart
 
     def _hear(self, step: int) -> None:
         """Tell what the doctor found in a step, if it is new."""
         found = None if self._doctor is None else self._doctor.news()
-        if found is None:
-            return
-        self.event(step, "diagnosis", found.sentence, cause=found.cause)
-        if self.recipe.output.doctor == "stop":  # what it names, no rollback mends
-            raise RunStoppedError(f"{self.folder}: {found.sentence}")
+        if found is not None and found.cause is not None:
+            self._name(step, found.cause, found.sentence)
 
     def _refuse_unsound(self, done: StepDone, metrics: Mapping[str, float]) -> None:
         """Keep what is not a number out of checkpoints, whenever it came in."""

@@ -17,7 +17,9 @@ from klinic.loop.reference_rule import follow
 from klinic.loop.state import LoopState, StepDone
 from klinic.loop.watch import Watch
 from klinic.maths.kl_coef import KLCoefState, linear_warmup
+from klinic.model.weights import Weights
 from klinic.recipe.kl import KLSection
+from klinic.sampler.protocol import Loaded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,8 +36,7 @@ def one_step(parts: Parts, state: LoopState, kl: KLSection | None) -> tuple[Step
     watch = parts.watch(state)
     with clock.over("sample"):
         watch.held(parts.learner.sound())
-        weights = parts.learner.publish()
-        loaded = parts.sampler.load(weights)
+        weights, loaded = synced(parts, step)
     gathered = sampled(parts, state, watch, clock)
     with clock.over("reward"):
         record = parts.judge(gathered, step)
@@ -59,7 +60,7 @@ def one_step(parts: Parts, state: LoopState, kl: KLSection | None) -> tuple[Step
             only_look=none_near,
         )
     done.rollouts = [gathered.rollouts[row] for row in gathered.chosen]
-    done.note(weights_published=weights.fingerprint, weights_loaded=loaded)
+    done.note(weights_published=weights.fingerprint, weights_loaded=loaded.fingerprint)
     if kl is not None and kl.rollout_limit is not None:
         done.metrics["completions/kl_dropped"] = float(len(far))
     done.metrics |= controller_metrics(kl, state.kl)
@@ -73,6 +74,14 @@ def one_step(parts: Parts, state: LoopState, kl: KLSection | None) -> tuple[Step
         rewards=follow(parts, done, gathered.scores, state.rewards),
     )
     return done, after
+
+
+def synced(parts: Parts, step: int) -> tuple[Weights, Loaded]:
+    """Let the sampler take over the newest weights, and hear how far it then is from the policy."""
+    weights = parts.learner.publish()
+    loaded = parts.sampler.load(weights)
+    parts.synced(loaded.answer, step)
+    return weights, loaded
 
 
 def sampled(parts: Parts, state: LoopState, watch: Watch, clock: Clock) -> Gathered:

@@ -23,7 +23,7 @@ from klinic.loop.assembly import (
 )
 from klinic.loop.data import Prompts
 from klinic.loop.describe import run_facts
-from klinic.loop.folder import locked, open_folder, write_recipe
+from klinic.loop.folder import ENGINE_LOG, locked, open_folder, write_recipe
 from klinic.loop.loop import run_loop
 from klinic.loop.run import Run
 from klinic.loop.source import Given, Source, find_source
@@ -130,7 +130,9 @@ def assemble(recipe: Recipe, folder: Path, source: Source, console: Console) -> 
     with ExitStack() as opened:
         learner, reference = _learner(recipe, policy, where)
         opened.callback(learner.close)
-        sampler = make_sampler(recipe, policy, source.reply)
+        if recipe.sampler.type != "transformers":
+            say(console, f"Sampler: {recipe.sampler.server or 'starting vLLM ...'}")
+        sampler = make_sampler(recipe, policy, source.reply, folder / ENGINE_LOG)
         opened.pop_all()  # from here on they are the run's to close
     return Run(
         recipe=recipe,

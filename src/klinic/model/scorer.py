@@ -134,7 +134,8 @@ class TokenScorer(nn.Module):
         self, hidden: Tensor, target_ids: Tensor, reference: RefHidden | None
     ) -> TokenScores:
         logp_all = self.log_softmax(self.head(hidden))
-        logp = logp_all.gather(-1, target_ids[:, None])[:, 0]
+        # a copy, no view: FSDP2 hangs its hook on what a forward returns
+        logp = logp_all.gather(-1, target_ids[:, None])[:, 0].clone()
         with torch.no_grad():
             undecided = entropy(logp_all)
             rank = (logp_all > logp[:, None]).sum(-1)

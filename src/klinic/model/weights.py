@@ -43,12 +43,15 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
     return _hash(tensors.items())
 
 
+def sampled(tensor: Tensor) -> Tensor:
+    """Return evenly spaced entries of a tensor, 64 to 127 of a large one."""
+    return tensor.reshape(-1)[:: max(1, tensor.numel() // SAMPLED)]
+
+
 @torch.no_grad()
 def sampled_digest(tensors: Mapping[str, Tensor]) -> str:
     """Return a hash of evenly spaced entries of every tensor."""
-    return _hash(
-        (name, whole(p).reshape(-1)[:: max(1, p.numel() // SAMPLED)]) for name, p in tensors.items()
-    )
+    return _hash((name, sampled(whole(p))) for name, p in tensors.items())
 
 
 def _hash(tensors: Iterable[tuple[str, Tensor]]) -> str:

@@ -17,6 +17,7 @@ from klinic.recipe.output import OutputSection
 from klinic.recipe.recovery import RecoverySection
 from klinic.recipe.reference import ReferenceSection
 from klinic.recipe.rewards import Rewards
+from klinic.recipe.sampler import SamplerSection
 from klinic.recipe.sampling import SamplingSection
 from klinic.recipe.section import Count, Section, within
 from klinic.recipe.warm_start import WarmStartSection
@@ -47,6 +48,8 @@ class Recipe(Section):
     """Which policy the KL ties to, and whether it moves."""
     sampling: SamplingSection = SamplingSection()
     """How completions are drawn."""
+    sampler: SamplerSection = SamplerSection()
+    """What draws them."""
     loop: LoopSection = LoopSection()
     """How many steps, over how much."""
     learner: LearnerSection = LearnerSection()
@@ -69,6 +72,7 @@ class Recipe(Section):
             *_reference_is_used(self),
             *_limits_can_be_seen(self),
             *_shards_fit(self),
+            *_server_is_used(self),
         ]
         if problems:
             raise ValueError("\n".join(problems))
@@ -172,6 +176,14 @@ def _reference_is_used(recipe: Recipe) -> Iterator[str]:
         yield (
             "reference is given, but kl is not: without a KL nothing is compared with a reference. "
             "Add kl, with coef 0 and monitor_every to only look, or leave reference out."
+        )
+
+
+def _server_is_used(recipe: Recipe) -> Iterator[str]:
+    if recipe.sampler.server is not None and recipe.sampler.type != "vllm":
+        yield (
+            f"sampler.server is {recipe.sampler.server} with sampler.type {recipe.sampler.type}: "
+            "only vllm has a server. Set sampler.type vllm, or leave sampler.server out."
         )
 
 

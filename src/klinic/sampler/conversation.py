@@ -14,7 +14,7 @@ from klinic.evidence.record import EmittedBy
 from klinic.evidence.rollout import Message, Prompt, Rollout, Segment
 from klinic.model.chat import PromptEncoder
 from klinic.model.weights import Weights
-from klinic.sampler.protocol import Sampler
+from klinic.sampler.protocol import Loaded, Sampler
 
 Reply = Callable[..., Any]
 """`reply(messages, **columns)`: text, a message, or None where the chat is over."""
@@ -34,8 +34,8 @@ class Conversing:
         self._window = window
         self._checked: set[str] = set()
 
-    def load(self, weights: Weights) -> str:
-        """Take over weights; return the fingerprint of what is really in use now."""
+    def load(self, weights: Weights) -> Loaded:
+        """Take over weights; say what is really in use now."""
         return self._sampler.load(weights)
 
     def sample(self, prompts: Sequence[Prompt], *, step: int) -> Iterator[list[Rollout]]:

@@ -22,3 +22,13 @@ def uniforms(
         np.random.Philox(np.random.SeedSequence((seed, step, prompt, sample)))
     )
     return stream.random(skip + num)[skip:]
+
+
+def engine_seed(*, seed: int, step: int, prompt: int, sample: int, skip: int) -> int:
+    """Return the seed of a completion for an engine that draws by itself.
+
+    >>> engine_seed(seed=1, step=2, prompt=3, sample=4, skip=0)
+    3477347119187041574
+    """
+    state = np.random.SeedSequence((seed, step, prompt, sample, skip)).generate_state(1, np.uint64)
+    return int(state[0] >> np.uint64(1))  # engines take signed numbers

@@ -4,16 +4,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 
-import numpy as np
-
-from klinic.errors import DataError
-from klinic.evidence.record import EmittedBy
-from klinic.evidence.rollout import Prompt, Rollout, Segment
+from klinic.evidence.rollout import Prompt, Rollout
 from klinic.model.loading import Policy
 from klinic.model.weights import Weights, fingerprint
 from klinic.sampler.decoding import Stream, decode
 from klinic.sampler.drawing import Drawing
+from klinic.sampler.protocol import Loaded
 from klinic.sampler.random_streams import uniforms
+from klinic.sampler.rollouts import Said, context_of, grown, room, started
 
 
 class TransformersSampler:
@@ -29,18 +27,14 @@ class TransformersSampler:
         self._seed = seed
         self._version = 0
 
-    def load(self, weights: Weights) -> str:
+    def load(self, weights: Weights) -> Loaded:
         """Note which weights these are: they are shared, so there is nothing to move."""
         self._version = weights.version
-        return fingerprint(self._policy.lm)
+        return Loaded(fingerprint=fingerprint(self._policy.lm))
 
     def sample(self, prompts: Sequence[Prompt], *, step: int) -> Iterator[list[Rollout]]:
         """Yield the group of each prompt as soon as its last member is finished."""
-        starts = [
-            Rollout(prompt=prompt, sample=sample, segments=(), finish_reason="length", text="")
-            for prompt in prompts
-            for sample in range(self._group_size)
-        ]
+        starts = started(prompts, self._group_size)
         done: dict[int, dict[int, Rollout]] = {place: {} for place in range(len(prompts))}
         for number, rollout in self._finish(starts, step):
             group = done[number // self._group_size]
@@ -77,54 +71,25 @@ class TransformersSampler:
                     yield i, self._with(rollouts[i], streams[i])
 
     def _stream(self, rollout: Rollout, step: int) -> Stream:
-        used = rollout.num_policy_tokens
         numbers = uniforms(
             seed=self._seed,
             step=step,
             prompt=rollout.prompt.index,
             sample=rollout.sample,
-            num=self._max_new_tokens - used,
-            skip=used,
+            num=room(rollout, self._policy, self._max_new_tokens),
+            skip=rollout.num_policy_tokens,
         )
-        context = np.concatenate([rollout.prompt.token_ids, rollout.token_ids])
-        window = self._policy.context_window
-        if rollout.segments and window is not None:  # answers of tools take room of their own
-            numbers = numbers[: window - len(context)]
-        self._refuse_overflow(rollout.prompt, len(context) + len(numbers))
-        return Stream(context=context, uniforms=numbers)
-
-    def _refuse_overflow(self, prompt: Prompt, longest: int) -> None:
-        window = self._policy.context_window
-        if window is not None and longest > window:
-            raise DataError(
-                f"row {prompt.index + 1}: its prompt has {len(prompt.token_ids)} tokens, and with "
-                f"completions of sampling.max_new_tokens = {self._max_new_tokens} it does not fit "
-                f"into the {window} tokens of {self._policy.name}. Shorten the prompt or the limit."
-            )
+        return Stream(context=context_of(rollout), uniforms=numbers)
 
     def _with(self, rollout: Rollout, stream: Stream) -> Rollout:
-        segment = Segment(
-            token_ids=np.array(stream.token_ids, dtype=np.int64),
-            emitted_by=EmittedBy.POLICY,
-            logp_sampler=np.array(stream.logp, dtype=np.float32),
-            weight_version=self._version,
-        )
-        extended = replace(
-            rollout,
-            segments=(*rollout.segments, segment),
+        said = Said(
+            token_ids=stream.token_ids,
+            logp=stream.logp,
             finish_reason=stream.finish_reason or "length",
-            sent=stream.context[: len(stream.context) - len(rollout.token_ids)],
+            context=stream.context.tolist(),
             cached_tokens=0,  # a cache of its own for every call
         )
-        extended = replace(extended, text=self._text(extended.token_ids))
-        if rollout.prompt.messages is None:
-            return extended
-        said = {"role": "assistant", "content": self._text(segment.token_ids)}
-        return replace(extended, messages=(*rollout.messages, said))
-
-    def _text(self, token_ids: np.ndarray) -> str:
-        text: str = self._policy.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
-        return text
+        return grown(rollout, said, self._policy, version=self._version)
 
     @contextmanager
     def _generating(self) -> Iterator[None]:

@@ -1,11 +1,11 @@
 """The receiving end of a weight update, inside a worker of vLLM.
 
-It follows vLLM's own lifecycle (start, update, finish), and does two things that vLLM leaves out on
-a CPU: a head that is tied to the embedding is packed anew, for the packed copy of it would keep the
-old weights; and it can say what it received.
+It follows vLLM's own lifecycle (start, update, finish), and does two things beside it. On a CPU a
+head that is tied to the embedding is packed anew: the packed copy would keep the old weights, and
+nothing would say so. And it can tell what it received.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,68 +14,87 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 from vllm.model_executor.model_loader.reload import (
     finalize_layerwise_reload,
     initialize_layerwise_reload,
 )
 
-from klinic.model.weights import sampled_digest
+from klinic.model.weights import sampled, sampled_digest
 from klinic.sampler.vllm_transfer import open_group
+
+NOTHING = ""
 
 
 @dataclass
-class Endpoint(WeightTransferInitInfo):
-    """Where the group of trainer and workers meets."""
+class Endpoint(WeightTransferInitInfo):  # type: ignore[misc]
+    """Where trainer and workers meet."""
 
     store: str
     size: int
+    pack_head: bool = True
+    """Off only to show what happens then."""
 
 
 @dataclass
-class Announced(WeightTransferUpdateInfo):
+class Announced(WeightTransferUpdateInfo):  # type: ignore[misc]
     """What is about to be sent."""
 
     names: list[str]
     dtypes: list[str]
-    shapes: list[list[int]] = field(default_factory=list)
+    shapes: list[list[int]]
 
 
-class GlooTransfer(WeightTransferEngine[Endpoint, Announced]):
-    """Weights broadcast by the trainer over gloo, tensor by tensor."""
+class GlooTransfer(WeightTransferEngine[Endpoint, Announced]):  # type: ignore[misc]
+    """Weights that the trainer broadcasts over gloo, tensor by tensor."""
 
     init_info_cls = Endpoint
     update_info_cls = Announced
 
     def init_transfer_engine(self, init_info: Endpoint) -> None:
-        """Join the trainer's group; workers come after it."""
+        """Join the trainer's group, in which workers come after it."""
         rank = 1 + self.parallel_config.rank
-        self._group = open_group(init_info.store, rank=rank, size=init_info.size)
+        self._group: Any = open_group(init_info.store, rank=rank, size=init_info.size)
+        self._packs_head = init_info.pack_head
+        self.received = NOTHING
 
     def start_weight_update(self) -> None:
         """Make room for weights in the format of a checkpoint."""
+        self.received = NOTHING
         initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Receive weights; on a CPU there is no device to wait for."""
+        self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Announced) -> None:
         """Take the tensors one by one into the model."""
-        received: dict[str, torch.Tensor] = {}
-        for name, dtype, shape in zip(
-            update_info.names, update_info.dtypes, update_info.shapes, strict=True
-        ):
+        told = zip(update_info.names, update_info.dtypes, update_info.shapes, strict=True)
+        samples: dict[str, torch.Tensor] = {}
+        for name, dtype, shape in told:
             weight = torch.empty(shape, dtype=getattr(torch, dtype))
-            self._group.broadcast([weight], root=0).wait()
+            self._group.broadcast(weight, 0).wait()
             self.model.load_weights([(name, weight)])
-            received[name] = weight.reshape(-1)[:: max(1, weight.numel() // 64)].clone()
-        received_digest(self.model, sampled_digest(received))
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive weights; there is no device to wait for."""
-        self.receive_weights(self.parse_update_info(update_info))
+            samples[name] = sampled(weight).clone()
+        self.received = sampled_digest(samples)
 
     def finish_weight_update(self) -> None:
         """Put the weights to use, the packed head among them."""
         finalize_layerwise_reload(self.model, self.model_config)
-        pack_head(self.model)
+        head = getattr(self.model, "lm_head", None)
+        if self._packs_head and hasattr(head, "cpu_linear"):
+            dispatch_cpu_unquantized_gemm(head, remove_weight=False)
 
     def shutdown(self) -> None:
         """Leave the group."""
         self._group = None
+
+
+class Confirming:
+    """What a worker can say beside what vLLM lets it say."""
+
+    weight_transfer_engine: Any
+
+    def klinic_received(self) -> dict[str, str]:
+        """Return the digest of the weights that arrived last."""
+        return {"received": str(getattr(self.weight_transfer_engine, "received", NOTHING))}

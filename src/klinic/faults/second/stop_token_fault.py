@@ -8,8 +8,8 @@ import numpy as np
 
 from klinic.faults.base import Fault, Severity, patched
 from klinic.faults.second.sampling import while_sampling
+from klinic.sampler import rollouts
 from klinic.sampler.decoding import Stream
-from klinic.sampler.transformers import TransformersSampler
 
 EVERY = {Severity.MILD: 8, Severity.NORMAL: 1}  # rows; one of so many goes on
 
@@ -26,13 +26,13 @@ def inject(severity: Severity) -> Iterator[None]:
 
         return patched(Stream, "add", add)
 
-    def text(real: Any, sampler: Any, token_ids: np.ndarray) -> Any:
-        ends = np.flatnonzero(np.isin(token_ids, sampler._policy.eos_ids))
-        return real(sampler, token_ids[: ends[0]] if len(ends) else token_ids)
+    def text(real: Any, token_ids: np.ndarray, policy: Any) -> Any:
+        ends = np.flatnonzero(np.isin(token_ids, policy.eos_ids))
+        return real(token_ids[: ends[0]] if len(ends) else token_ids, policy)
 
     with ExitStack() as stack:
         stack.enter_context(while_sampling(deaf))
-        stack.enter_context(patched(TransformersSampler, "_text", text))
+        stack.enter_context(patched(rollouts, "_text", text))
         yield
 
 

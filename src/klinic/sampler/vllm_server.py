@@ -1,0 +1,151 @@
+"""A vLLM server that somebody else started, spoken to over HTTP.
+
+It must have been started for training: with klinic's way of receiving weights, and with log-probs
+of the distribution that is sampled from. What is not so is refused with the command that makes it.
+"""
+
+import math
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from urllib.parse import urlsplit
+
+from klinic.errors import ConfigError, SamplerError
+from klinic.sampler.vllm_engine import Adapter, Asked, Told, parameters
+from klinic.sampler.vllm_transfer import BACKEND, WORKER
+
+KEY = "VLLM_API_KEY"
+AT_ONCE = 64  # requests under way; the server batches them
+PATIENCE = 600.0  # seconds for an answer
+LOCAL = ("127.0.0.1", "localhost", "::1")
+
+
+def command(model: str, dtype: str, *, lora_rank: int | None) -> str:
+    """Return how to start a server that a run can sample from."""
+    lora = f" --enable-lora --max-lora-rank {lora_rank} --max-loras 1" if lora_rank else ""
+    weights = "" if lora_rank else f' --weight-transfer-config \'{{"backend": "{BACKEND}"}}\''
+    return (
+        "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 TORCH_COMPILE_DISABLE=1 "
+        f"python -m vllm.entrypoints.openai.api_server --model {model} --dtype {dtype} "
+        "--host 127.0.0.1 --port 8000 --generation-config vllm "
+        f"--logprobs-mode processed_logprobs --enforce-eager --worker-extension-cls {WORKER}"
+        f"{weights}{lora}"
+    )
+
+
+class ServedEngine:
+    """A running server, on this machine."""
+
+    def __init__(self, url: str, *, started_by: str) -> None:
+        import httpx2
+
+        host = urlsplit(url).hostname
+        if host not in LOCAL:
+            raise ConfigError(
+                f"sampler.server is {url}: weights go to it over the loopback interface, so it "
+                "must run on this machine. Give http://127.0.0.1 and its port."
+            )
+        key = os.environ.get(KEY)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx2.Client(base_url=url.rstrip("/"), headers=headers, timeout=PATIENCE)
+        self._started_by = started_by
+        self._beside = ThreadPoolExecutor(max_workers=AT_ONCE, thread_name_prefix="klinic-sample")
+        self._model = self._get("/v1/models")["data"][0]["id"]
+        self.num_workers = int(self._get("/get_world_size")["world_size"])
+
+    def generate(self, asked: Sequence[Asked], adapter: Adapter | None) -> list[Told]:
+        """Return a completion for each context, in their order."""
+        model = self._model if adapter is None else adapter.name
+        return list(self._beside.map(lambda one: self._complete(one, model), asked))
+
+    def _complete(self, asked: Asked, model: str) -> Told:
+        body = {
+            "model": model,
+            "prompt": asked.token_ids,
+            "add_special_tokens": False,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+            **parameters(asked),
+        }
+        answer = self._post("/v1/completions", body)
+        choice = answer["choices"][0]
+        details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
+        values = choice["logprobs"]["token_logprobs"]
+        return Told(
+            token_ids=list(choice["token_ids"]),
+            logp=[math.nan if value is None else float(value) for value in values],
+            finish_reason=choice["finish_reason"] or "length",
+            outcomes=[
+                {int(key.removeprefix("token_id:")): float(p) for key, p in (step or {}).items()}
+                for step in choice["logprobs"]["top_logprobs"] or []
+            ],
+            context=list(choice["prompt_token_ids"]),
+            cached_tokens=int(details.get("cached_tokens") or 0),
+        )
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Let every worker join the group."""
+        self._post("/init_weight_transfer_engine", {"init_info": init_info})
+
+    def start_weight_update(self) -> None:
+        """Let every worker make room."""
+        self._post("/start_weight_update")
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Let every worker receive."""
+        self._post("/update_weights", {"update_info": update_info})
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Let every worker put the weights to use."""
+        self._post("/finish_weight_update", {"weight_version": weight_version})
+
+    def received(self) -> set[str]:
+        """Return the digests of what arrived last at the workers."""
+        told = self._post("/collective_rpc", {"method": "klinic_received"})
+        return {one["received"] for one in told["results"]}
+
+    def forget_prefixes(self) -> None:
+        """Empty the prefix cache."""
+        self._post("/reset_prefix_cache")
+
+    def put_adapter(self, new: Adapter, old: Adapter | None) -> bool:
+        """Load an adapter in place of an older one."""
+        if old is not None:
+            self._post("/v1/unload_lora_adapter", {"lora_name": old.name})
+        told = {"lora_name": new.name, "lora_path": str(new.folder)}
+        self._post("/v1/load_lora_adapter", told)
+        return new.name in {model["id"] for model in self._get("/v1/models")["data"]}
+
+    def close(self) -> None:
+        """Hang up; the server is not klinic's to end."""
+        self._beside.shutdown(wait=False)
+        self._http.close()
+
+    def _get(self, path: str) -> Any:
+        return self._answer("GET", path, None)
+
+    def _post(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        return self._answer("POST", path, body)
+
+    def _answer(self, method: str, path: str, body: dict[str, Any] | None) -> Any:
+        import httpx2
+
+        try:
+            response = self._http.request(method, path, json=body)
+        except httpx2.HTTPError as error:
+            raise SamplerError(
+                f"sampler.server {self._http.base_url} does not answer ({error}). Start it like "
+                f"this: {self._started_by}"
+            ) from error
+        if response.status_code == 404:
+            raise SamplerError(
+                f"sampler.server {self._http.base_url} has no {path}: it was not started for "
+                f"training. Start it like this: {self._started_by}"
+            )
+        if response.status_code >= 400:
+            raise SamplerError(
+                f"sampler.server {self._http.base_url} refused {path} ({response.status_code}): "
+                f"{response.text[:300]}"
+            )
+        return response.json() if response.content else {}

@@ -1,0 +1,112 @@
+"""The sending end of a weight update: which tensors, and over which group.
+
+On a CPU trainer and workers form a gloo group on the loopback interface, and klinic's transfer
+engine receives (`vllm_worker.py`). Where the policy is on a GPU, vLLM's own NCCL engine does both
+ends; that path is written after vLLM's documentation and has not been run.
+"""
+
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch._C._distributed_c10d import FileStore
+from torch.distributed import ProcessGroupGloo
+
+BACKEND = "klinic_gloo"
+WORKER = "klinic.sampler.vllm_worker.Confirming"
+PATIENCE = timedelta(minutes=10)
+LOOPBACK = "127.0.0.1"
+
+
+class Control(Protocol):
+    """The part of vLLM's weight-transfer lifecycle that the trainer drives."""
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Let every worker join the group."""
+
+    def start_weight_update(self) -> None:
+        """Let every worker make room."""
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Let every worker receive; returns when all have."""
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Let every worker put the weights to use, under the name of their version."""
+
+
+class Sender(Protocol):
+    """Brings weights to an engine."""
+
+    def send(self, tensors: Mapping[str, Tensor], version: str) -> None:
+        """Replace the engine's weights by these."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+def open_group(store: str, *, rank: int, size: int) -> Any:
+    """Return the group of the trainer, which is rank 0, and all workers."""
+    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+    options._timeout = PATIENCE
+    return ProcessGroupGloo(FileStore(store, size), rank, size, options)
+
+
+class GlooSender:
+    """Broadcasts whole tensors to the workers of an engine."""
+
+    def __init__(self, control: Control, store: str, *, num_workers: int, **options: Any) -> None:
+        self._control = control
+        self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="klinic-weights")
+        told = {"store": store, "size": 1 + num_workers, **options}
+        joined = self._beside.submit(control.init_weight_transfer_engine, told)
+        self._group = open_group(store, rank=0, size=1 + num_workers)
+        joined.result()
+
+    @torch.no_grad()
+    def send(self, tensors: Mapping[str, Tensor], version: str) -> None:
+        """Replace the engine's weights by these."""
+        self._control.start_weight_update()
+        told = {
+            "names": list(tensors),
+            "dtypes": [str(p.dtype).removeprefix("torch.") for p in tensors.values()],
+            "shapes": [list(p.shape) for p in tensors.values()],
+        }
+        # the workers wait for the tensors inside the call
+        received = self._beside.submit(self._control.update_weights, told)
+        for tensor in tensors.values():
+            self._group.broadcast(tensor.detach().cpu().contiguous(), 0).wait()
+        received.result()
+        self._control.finish_weight_update(version)
+
+    def close(self) -> None:
+        """Leave the group."""
+        self._beside.shutdown(wait=False)
+        self._group = None
+
+
+class NcclSender:
+    """vLLM's own NCCL engine, for a policy on a GPU."""
+
+    def __init__(self, control: Control, lm: Any, *, address: str, port: int, size: int) -> None:
+        from vllm.distributed.weight_transfer.base import ModuleSource
+        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
+        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
+
+        info = NCCLTrainerInitInfo(
+            master_address=address, master_port=port, world_size=size, rank=0
+        )
+        self._engine = WeightTransferTrainerFactory.trainer_init(
+            info, client=control, source=ModuleSource(lm)
+        )
+
+    def send(self, tensors: Mapping[str, Tensor], version: str) -> None:
+        """Replace the engine's weights by those of the model it was given."""
+        del tensors, version
+        self._engine.send_weights()
+
+    def close(self) -> None:
+        """Leave the group; vLLM does so when its engine ends."""
