@@ -40,7 +40,10 @@ def test_every_field_is_there_for_a_cause():
     assert idle == {
         "record.step",
         "record.facts",
-        *(f"run.{key}" for key in ("schema", "klinic", "created", "seed", "threads", "versions")),
+        *(
+            f"run.{key}"
+            for key in ("schema", "klinic", "created", "seed", "threads", "versions", "shards")
+        ),
     }
 
 

@@ -17,6 +17,7 @@ def test_sections_and_which_of_them_mean_off_when_absent():
         "kl",
         "reference",
         "sampling",
+        "sampler",
         "loop",
         "learner",
         "recovery",

@@ -25,7 +25,7 @@ class Named:
 
 def named(answer: Mapping[str, Any] | None, dtype: str) -> Named | None:
     """Return what a sync went wrong by; None where it went well or was not probed."""
-    if not answer:
+    if not answer or answer.get("repeated") is None or answer.get("fresh") is None:
         return None
     repeated, fresh = float(answer["repeated"]), float(answer["fresh"])
     limit = LIMITS.get(dtype, LIMITS["bf16"])

@@ -39,13 +39,14 @@ CAUSES = (
         "stale-sampler",
         "the sampler keeps old weights",
         f"{TWO_ENGINES} record.logp_ref record.weight_version facts.weights_published "
-        "facts.weights_loaded facts.learner_version",
+        "facts.weights_loaded facts.learner_version run.sampler probes.sampler_sync",
     ),
     _cause(
         2,
         "temperature-on-one-side",
         "the temperature divides the logits of one side only",
-        f"{TWO_ENGINES} record.logp_ref record.entropy run.sampling run.logprob_mode",
+        f"{TWO_ENGINES} record.logp_ref record.entropy run.sampling run.logprob_mode "
+        "run.sampler probes.sampler_sync",
     ),
     _cause(
         3,
@@ -109,7 +110,7 @@ CAUSES = (
         12,
         "stale-prefix-cache",
         "the sampler's prefix cache outlives the weights that filled it",
-        f"{TWO_ENGINES} record.cached_tokens facts.learner_version",
+        f"{TWO_ENGINES} record.cached_tokens facts.learner_version run.sampler probes.sampler_sync",
         "the age of cached blocks: engines do not report it",
     ),
     _cause(

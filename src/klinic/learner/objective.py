@@ -97,7 +97,11 @@ def targets_of(record: StepRecord, objective: Objective, scores_like: Tensor) ->
     device, dtype = scores_like.device, scores_like.dtype
 
     def tensor(array: np.ndarray | None, as_: torch.dtype | None = None) -> Any:
-        return None if array is None else torch.from_numpy(np.asarray(array)).to(device, as_)
+        return (
+            None
+            if array is None
+            else torch.from_numpy(np.require(array, requirements="W")).to(device, as_)
+        )
 
     row_offsets, loss_mask = tensor(record.row_offsets), tensor(record.loss_mask)
     kept = without_rows(loss_mask, tensor(dropped_rows(record, objective)), row_offsets)

@@ -7,7 +7,7 @@ the next call. Calls go out as JSON, records as Arrow, over the process group: n
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -37,6 +37,7 @@ class Call:
     record: StepRecord | None = None
 
 
+@runtime_checkable
 class Wire(Protocol):
     """How calls go from the leader to the others."""
 

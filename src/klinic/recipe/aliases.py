@@ -70,6 +70,14 @@ def _dynamic_sampling(value: Any) -> Meaning:
     return Meaning(sets={"loop.extra_rounds": DYNAMIC_ROUNDS if _flag(value) else 0})
 
 
+def _use_vllm(value: Any) -> Meaning:
+    return Meaning(sets={"sampler.type": "vllm" if _flag(value) else "transformers"})
+
+
+def _vllm_server(value: Any) -> Meaning:
+    return Meaning(sets={"sampler.server": value}, unless_said={"sampler.type": "vllm"})
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("it is either true or false")
@@ -77,6 +85,8 @@ def _flag(value: Any) -> bool:
 
 
 ALIASES: dict[str, str | Callable[[Any], Meaning]] = {
+    "use_vllm": _use_vllm,
+    "vllm_server_base_url": _vllm_server,
     "kl_coef": "kl.coef",
     "kl_beta": "kl.coef",
     "beta": "kl.coef",
@@ -168,7 +178,10 @@ _STEP = (
     "A step is loop.prompts_per_step prompts x loop.group_size completions: set these two, and "
     "learner.micro_batch_size for memory"
 )
-_NO_ENGINE = "No memory is set aside for sampling. To use less, lower learner.micro_batch_size"
+_NO_ENGINE = (
+    "An engine of the run's own takes what vLLM takes by default; start a server with what you "
+    "want and give its URL as sampler.server. To train in less, lower learner.micro_batch_size"
+)
 
 REFUSED = {
     "reward_weights": "A weight stands beside its function: rewards: [{function: f, weight: 0.5}]",
@@ -180,7 +193,6 @@ REFUSED = {
     "gpu_mem_util": _NO_ENGINE,
     "gpu_memory_utilization": _NO_ENGINE,
     "vllm_gpu_memory_utilization": _NO_ENGINE,
-    "use_vllm": _NO_ENGINE,
     "max_prompt_length": "Prompts are never cut: one that does not fit the model is refused",
     "run_name": "A run has the name of its folder: set output.dir",
     "logging_steps": "Every step is written down; output.records_every thins out the records",
@@ -193,7 +205,7 @@ REFUSED = {
     "deviation, leave_one_out and group_mean do not",
 }
 
-FLAGS = frozenset({"use_kl_penalty", "use_kl_loss", "bf16", "dynamic_sampling"})
+FLAGS = frozenset({"use_kl_penalty", "use_kl_loss", "bf16", "dynamic_sampling", "use_vllm"})
 """Familiar names that are true or false themselves."""
 
 

@@ -4,6 +4,7 @@ After every update the weights are delivered, the prefix cache is emptied, the e
 received, and a probe compares its log-probs with the policy's.
 """
 
+import itertools
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -28,6 +29,10 @@ from klinic.sampler.vllm_engine import Adapter, Asked, Engine, Told
 from klinic.sampler.vllm_transfer import GlooSender, Sender
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - adapters go through memory where a system has such files
+
+
+NUMBERS = itertools.count(1)
+"""Of adapters: an engine takes one number for one adapter, whoever named it so."""
 
 
 class VllmSampler:
@@ -80,7 +85,7 @@ class VllmSampler:
 
     def _deliver_adapter(self, weights: Weights) -> str:
         """Hand over the adapter under a new name; return its fingerprint if the engine has it."""
-        old, number = self._adapter, 1 if self._adapter is None else self._adapter.number + 1
+        old, number = self._adapter, next(NUMBERS)
         name = f"policy-{number}-{weights.fingerprint[:8]}"
         new = Adapter(name=name, number=number, folder=self._files / name)
         save_adapter(self._policy.lm, new.folder, adapter=TRAINED)

@@ -7,11 +7,12 @@ learner's must compute the same bits whether vLLM is there or not.
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from klinic.errors import MissingExtraError, SamplerError
 from klinic.sampler.drawing import Drawing
@@ -61,6 +62,7 @@ class Adapter:
     folder: Path
 
 
+@runtime_checkable
 class Engine(Control, Protocol):
     """vLLM, wherever it runs."""
 
@@ -147,7 +149,8 @@ class OwnEngine:
     num_workers = 1
 
     def __init__(self, start: Start) -> None:
-        with _environment(start), _said_to(start.log):
+        with _environment(start), _said_to(start.log), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of libraries to one another
             engine_class = _vllm()
             try:
                 self._llm: Any = engine_class(

@@ -29,7 +29,8 @@ def command(model: str, dtype: str, *, lora_rank: int | None) -> str:
         "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 TORCH_COMPILE_DISABLE=1 "
         f"python -m vllm.entrypoints.openai.api_server --model {model} --dtype {dtype} "
         "--host 127.0.0.1 --port 8000 --generation-config vllm "
-        f"--logprobs-mode processed_logprobs --enforce-eager --worker-extension-cls {WORKER}"
+        f"--logprobs-mode processed_logprobs --enforce-eager --enable-prompt-tokens-details "
+        f"--worker-extension-cls {WORKER}"
         f"{weights}{lora}"
     )
 

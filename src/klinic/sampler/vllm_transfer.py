@@ -8,7 +8,7 @@ ends; that path is written after vLLM's documentation and has not been run.
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ PATIENCE = timedelta(minutes=10)
 LOOPBACK = "127.0.0.1"
 
 
+@runtime_checkable
 class Control(Protocol):
     """The part of vLLM's weight-transfer lifecycle that the trainer drives."""
 
@@ -37,6 +38,7 @@ class Control(Protocol):
         """Let every worker put the weights to use, under the name of their version."""
 
 
+@runtime_checkable
 class Sender(Protocol):
     """Brings weights to an engine."""
 

@@ -1,0 +1,240 @@
+"""vLLM's real engine draws from the policy's weights, also after they have changed."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from klinic.checks import after_sync
+from klinic.errors import SamplerError
+from klinic.evidence.rollout import Prompt, flatten
+from klinic.faults.vllm_traps import TRAPS
+from klinic.learner.checkpoint import save_model
+from klinic.model.layout import lay_out
+from klinic.model.loading import load_policy
+from klinic.model.weights import Weights, fingerprint
+from klinic.recipe.model import ModelSection
+from klinic.sampler.drawing import Drawing
+from klinic.sampler.vllm import VllmSampler
+from klinic.sampler.vllm_engine import OwnEngine, Start
+from listening import listening
+
+pytestmark = [
+    pytest.mark.engine,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("ignore"),  # vLLM has many of its own
+]
+HOT = 1.3  # a temperature at which raw log-probs are others than processed ones
+GAP = 1e-4  # nats, mean: the most that two engines in fp32 may differ by
+
+
+def section(name, rank=None):
+    return ModelSection(name=str(name), lora_rank=rank)
+
+
+def tiny(folder: Path) -> Path:
+    save_model(folder, load_policy(section("tiny"), temperature=1.0, seed=0))
+    return folder
+
+
+def start(model: Path, rank: int | None = None) -> Start:
+    log = model.parent / "vllm.log"
+    return Start(
+        model=str(model),
+        dtype="float32",
+        window=512,
+        remote=False,
+        lora_rank=rank,
+        threads=1,
+        log=log,
+    )
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny(tmp_path_factory.mktemp("whole") / "model")
+
+
+@pytest.fixture(scope="module")
+def engine(model):
+    engine = OwnEngine(start(model))
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def raw_lora_engine(tmp_path_factory):
+    """An engine with adapters that reports raw log-probs: at temperature 1 both are the same."""
+    folder = tiny(tmp_path_factory.mktemp("lora") / "model")
+    with TRAPS["raw log-probs"].inject():
+        engine = OwnEngine(start(folder, rank=4))
+    yield engine, folder
+    engine.close()
+
+
+def sampler_of(policy, engine, *, temperature=1.0):
+    how = Drawing(temperature=temperature)
+    return VllmSampler(policy, engine, how=how, max_new_tokens=12, group_size=2, seed=5)
+
+
+def moved(policy, by=0.02):
+    """Move every weight that is trained, as an update would."""
+    with torch.no_grad(), torch.random.fork_rng():
+        torch.manual_seed(1)
+        for p in policy.lm.parameters():
+            if p.requires_grad:
+                p.add_(by * torch.randn_like(p))
+
+
+def weights_of(policy, version):
+    return Weights(version=version, fingerprint=fingerprint(policy.lm), location="process")
+
+
+def loaded(sampler, policy, version):
+    return sampler.load(weights_of(policy, version))
+
+
+def prompts(num=3, length=70):
+    stream = np.random.default_rng(2)
+    return [
+        Prompt(index=i, text="", token_ids=stream.integers(3, 50, length), columns={})
+        for i in range(num)
+    ]
+
+
+def gap_of(policy, groups):
+    record = flatten([rollout for group in groups for rollout in group], step=1)
+    split = np.split(record.token_ids, record.row_offsets[1:-1])
+    before = np.split(record.prompt_ids, record.prompt_offsets[1:-1])
+    layout = lay_out(before, split, pad_id=0, device=torch.device("cpu"))
+    with torch.no_grad():
+        logp = policy.scorer(layout).logp.numpy()
+    return float(np.abs(logp - record.logp_sampler).mean())
+
+
+@pytest.mark.parametrize("temperature", [1.0, HOT])
+def test_the_engine_says_what_the_policy_says_after_every_update(model, engine, temperature):
+    policy = load_policy(section(model), temperature=temperature, seed=0)
+    sampler = sampler_of(policy, engine, temperature=temperature)
+    for version in range(3):
+        told = loaded(sampler, policy, version)
+        assert told.fingerprint == fingerprint(policy.lm)
+        assert max(told.answer["repeated"], told.answer["fresh"]) < GAP
+        assert after_sync.named(told.answer, "fp32") is None
+        groups = list(sampler.sample(prompts(), step=version))
+        assert gap_of(policy, groups) < GAP
+        assert {s.weight_version for g in groups for r in g for s in r.segments} == {version}
+        moved(policy)
+
+
+def test_a_completion_is_a_function_of_its_seed(model, engine):
+    policy = load_policy(section(model), temperature=1.0, seed=0)
+    sampler = sampler_of(policy, engine)
+    loaded(sampler, policy, 0)
+
+    def drawn(step):
+        groups = list(sampler.sample(prompts(), step=step))
+        return [tuple(r.token_ids.tolist()) for group in groups for r in group]
+
+    assert drawn(1) == drawn(1)
+    assert drawn(1) != drawn(2)
+    assert len(set(drawn(1))) > 3
+
+
+def test_what_the_engine_was_sent_and_had_in_its_cache_is_recorded(model, engine):
+    policy = load_policy(section(model), temperature=1.0, seed=0)
+    sampler = sampler_of(policy, engine)
+    loaded(sampler, policy, 0)
+    first, again = (list(sampler.sample(prompts(1), step=step)) for step in (1, 2))
+    assert np.array_equal(first[0][0].sent, prompts(1)[0].token_ids)
+    assert again[0][0].cached_tokens == 64  # two blocks of 32
+
+
+def test_the_policy_goes_on_behind_what_was_said(model, engine):
+    policy = load_policy(section(model), temperature=1.0, seed=0)
+    sampler = sampler_of(policy, engine)
+    loaded(sampler, policy, 0)
+    ((one, _),) = sampler.sample(prompts(1), step=1)
+    short = [one.__class__(prompt=one.prompt, sample=0, segments=(), finish_reason="stop", text="")]
+    (longer,) = sampler.extend(short, step=1)
+    assert np.array_equal(longer.token_ids, one.token_ids)
+    assert gap_of(policy, [[longer]]) < GAP
+
+
+@pytest.mark.parametrize("name", ["head not packed", "prefix cache kept"])
+def test_traps_of_a_sync_are_named_before_anything_is_sampled(model, engine, name):
+    policy = load_policy(section(model), temperature=1.0, seed=0)
+    loaded(sampler_of(policy, engine), policy, 0)
+    with TRAPS[name].inject():
+        sampler = sampler_of(policy, engine)
+        assert after_sync.named(loaded(sampler, policy, 0).answer, "fp32") is None
+        moved(policy)
+        told = loaded(sampler, policy, 1)
+    assert told.fingerprint == fingerprint(policy.lm)  # the engine says that all arrived
+    assert after_sync.named(told.answer, "fp32").cause == TRAPS[name].cause
+    well = loaded(sampler_of(policy, engine), policy, 2)
+    assert after_sync.named(well.answer, "fp32") is None
+
+
+def test_adapters_arrive_by_name_and_version(raw_lora_engine):
+    engine, folder = raw_lora_engine
+    policy = load_policy(section(folder, rank=4), temperature=1.0, seed=0)
+    sampler = sampler_of(policy, engine)
+    for version in range(3):
+        told = loaded(sampler, policy, version)
+        assert told.fingerprint == fingerprint(policy.lm)
+        assert max(told.answer["repeated"], told.answer["fresh"]) < GAP
+        assert (told.answer["adapter_off"] < GAP) == (version == 0)
+        assert gap_of(policy, list(sampler.sample(prompts(), step=version))) < GAP
+        moved(policy, by=0.1)
+
+
+def test_an_adapter_that_is_not_delivered_is_named(raw_lora_engine):
+    engine, folder = raw_lora_engine
+    policy = load_policy(section(folder, rank=4), temperature=1.0, seed=0)
+    moved(policy, by=0.1)
+    with TRAPS["adapter not delivered"].inject():
+        told = loaded(sampler_of(policy, engine), policy, 1)
+    found = after_sync.named(told.answer, "fp32")
+    assert found.cause == "stale-sampler"
+    assert "without its adapter" in found.summary
+
+
+def test_raw_log_probs_are_named_where_they_matter(raw_lora_engine):
+    engine, folder = raw_lora_engine
+    for temperature, cause in ((1.0, None), (HOT, "temperature-on-one-side")):
+        policy = load_policy(section(folder, rank=4), temperature=temperature, seed=0)
+        told = loaded(sampler_of(policy, engine, temperature=temperature), policy, 0)
+        found = after_sync.named(told.answer, "fp32")
+        assert (found and found.cause) == cause
+
+
+def test_nobody_listens_on_an_address_that_others_can_reach(engine):
+    found = listening(os.getpid())
+    assert found, "the engine's processes talk over sockets"
+    assert all(address.is_loopback for address in found)
+
+
+def test_code_that_comes_with_a_model_does_not_run(tmp_path):
+    folder = tiny(tmp_path / "model")
+    canary = tmp_path / "ran"
+    code = f"from pathlib import Path\nPath({str(canary)!r}).write_text('ran')\n"
+    for name in ("configuration_evil.py", "modeling_evil.py"):
+        (folder / name).write_text(code + "class EvilConfig: ...\nclass Evil: ...\n")
+    config = (
+        (folder / "config.json")
+        .read_text()
+        .replace('"qwen3"', '"evil"')
+        .replace(
+            "{",
+            '{"auto_map": {"AutoConfig": "configuration_evil.EvilConfig", '
+            '"AutoModelForCausalLM": "modeling_evil.Evil"},',
+            1,
+        )
+    )
+    (folder / "config.json").write_text(config)
+    with pytest.raises(SamplerError, match="could not start"):
+        OwnEngine(start(folder))
+    assert not canary.exists()
