@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable
+from importlib import import_module
 from importlib.metadata import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +20,10 @@ from sybil import Document, Example, Region, Sybil
 from sybil.parsers.markdown import CodeBlockParser, PythonCodeBlockParser
 from xdist.scheduler import LoadScopeScheduling
 
+sys.path.insert(0, str(Path(__file__).parent / "tests"))
+
+from commands import klinic
+
 HAS_TORCH = find_spec("torch") is not None
 NEED_TORCH = (
     *("verify", "model", "integrations", "sampler", "learner", "loop", "bench"),
@@ -29,11 +34,15 @@ AS_SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 # pytest-xdist uses the other cores; for commands that tests start as well
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+if find_spec("trl") is not None:
+    # or TRL would load vLLM, of which it supports other versions, with all its warnings
+    import_module("trl.import_utils").is_vllm_available = lambda *_, **__: False
+
 # how long an example takes says nothing here: shapes are checked, cores are shared
 hypothesis.settings.register_profile("klinic", deadline=None)
 hypothesis.settings.load_profile("klinic")
 
-collect_ignore = []
+collect_ignore = ["src/klinic/sampler/vllm_worker.py"]  # for vLLM to import, in its own process
 if not HAS_TORCH:
     collect_ignore += [f"src/klinic/{part}" for part in NEED_TORCH]
     collect_ignore += [f"tests/{part}" for part in NEED_TORCH]
@@ -42,7 +51,12 @@ if not HAS_TORCH:
 
 WHOLE = (
     *(".md", "test_proof.py", "test_resume.py", "test_poisoned_batch.py", "test_blow_ups.py"),
-    *("test_trial.py", "test_single_batch.py", "test_replayed_causes.py"),
+    *(
+        "test_trial.py",
+        "test_single_batch.py",
+        "test_replayed_causes.py",
+        "test_proofs_that_fail.py",
+    ),
 )
 
 
@@ -80,17 +94,19 @@ def run_command(command: str, folder: Path) -> str:
     if words[:2] == ["pip", "install"]:
         check_extras(words[2])
         return ""
-    # beside this Python, so that the environment under test is the one that runs
-    program = Path(sys.executable).with_name(words[0])
-    result = subprocess.run(
-        [program, *words[1:]],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=110,
-        env={**os.environ, "KLINIC_CACHE": str(folder / "cache")},
-    )
+    how: dict[str, Any] = {
+        "cwd": folder,
+        "env": {**os.environ, "KLINIC_CACHE": str(folder / "cache")},
+        "timeout": 110,
+    }
+    if words[0] == "klinic":
+        result = klinic(*words[1:], **how)
+    else:
+        # beside this Python, so that the environment under test is the one that runs
+        program = Path(sys.executable).with_name(words[0])
+        result = subprocess.run(
+            [program, *words[1:]], capture_output=True, text=True, check=False, **how
+        )
     return result.stdout + result.stderr
 
 

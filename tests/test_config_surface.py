@@ -2,7 +2,7 @@
 
 from klinic.recipe.keys import every_knob
 
-BUDGET = 81
+BUDGET = 84
 
 KNOBS = [
     "seed",
@@ -47,6 +47,8 @@ KNOBS = [
     "sampling.min_p",
     "sampling.max_new_tokens",
     "sampling.reply",
+    "sampler.type",
+    "sampler.server",
     "loop.max_steps",
     "loop.prompts_per_step",
     "loop.group_size",
@@ -68,6 +70,7 @@ KNOBS = [
     "learner.max_grad_norm",
     "learner.updates_per_batch",
     "learner.micro_batch_size",
+    "learner.shards",
     "learner.mask_truncated",
     "learner.overlong_buffer",
     "recovery.kl_limit",

@@ -141,6 +141,7 @@ def test_the_table_fits_eighty_columns():
     assert "identities hold" in result.stdout
 
 
+@pytest.mark.slow  # verify is proved in process, and printed whole by the next test
 @pytest.mark.torch
 def test_the_named_sections_print_for_people_and_machines():
     people = run("verify", "importance-sampling")

@@ -104,6 +104,7 @@ def test_memory_follows_the_length(folder):
     assert long["updating"]["activations"] > 2 * short["updating"]["activations"]
 
 
+@pytest.mark.slow  # the meter itself is tested in test_memory.py
 @pytest.mark.torch
 def test_memory_follows_the_micro_batch_and_checkpointing(folder):
     some, all_, thrifty = (

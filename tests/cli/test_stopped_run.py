@@ -1,12 +1,9 @@
 """A run that cannot be brought back to health ends with a sentence and exit code 1."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
-KLINIC = Path(sys.executable).with_name("klinic")
+from commands import klinic
+
 RECIPE = """
 model: tiny
 threads: 1
@@ -34,9 +31,7 @@ def test_it_says_why_and_keeps_what_was_well(tmp_path):
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     (tmp_path / "rewards.py").write_text(REWARDS)
     (tmp_path / "rows.jsonl").write_text("\n".join(f'{{"prompt": "{n}+"}}' for n in range(30)))
-    done = subprocess.run(
-        [KLINIC, "train", "recipe.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = klinic("train", "recipe.yaml", cwd=tmp_path, timeout=200)
     assert done.returncode == 1, done.stdout + done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("RunStoppedError: run: gradient norm ")

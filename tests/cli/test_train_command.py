@@ -2,29 +2,20 @@
 
 import itertools
 import os
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
+from commands import klinic
 from recipe.malformed import malformed
 
-KLINIC = Path(sys.executable).with_name("klinic")
 NUM_RECIPES = 45
 AT_ONCE = 5
 
 
 def train(folder, *arguments):
-    return subprocess.run(
-        [KLINIC, "train", *arguments],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=100,
-        env={**os.environ, "KLINIC_CACHE": str(folder / "cache")},
-    )
+    env = {**os.environ, "KLINIC_CACHE": str(folder / "cache")}
+    return klinic("train", *arguments, cwd=folder, timeout=100, env=env)
 
 
 def refused(done):

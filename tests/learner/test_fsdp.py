@@ -26,6 +26,7 @@ from klinic.learner.checkpoint import MODEL, SHARDS
 from klinic.learner.packing import joined, micro_batches, own_rows
 from klinic.model.weights import fingerprint
 
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 CASES = [(kind, estimator) for kind in KINDS for estimator in WHOLE]
 AT_WORK = Path(__file__).parent / "ranks_at_work.py"
 

@@ -53,7 +53,7 @@ class Poison:
         self._patch(monkeypatch, Head, "forward", self._logits)
         self._patch(monkeypatch, TokenScorer, "forward", self._logp)
         self._patch(monkeypatch, run_module, "with_rewards", self._advantage)
-        self._patch(monkeypatch, local, "gradients", self._gradient)
+        self._patch(monkeypatch, LocalLearner, "_gradients", self._gradient)
         self._patch(monkeypatch, LocalLearner, "sound", self._held)
         self._patch(monkeypatch, Reference, "logp", self._logp_ref)
         self._patch(monkeypatch, local, "loss_parts", self._loss)

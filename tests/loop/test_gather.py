@@ -36,6 +36,9 @@ class Pretend:
     def load(self, weights):
         return Loaded(fingerprint="")
 
+    def close(self):
+        raise NotImplementedError
+
     def sample(self, prompts, *, step):
         for prompt in reversed(prompts):
             yield [

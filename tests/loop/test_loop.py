@@ -15,6 +15,7 @@ from klinic.model.weights import Weights
 from klinic.recipe.kl import KLSection
 from klinic.recipe.reference import ReferenceSection
 from klinic.rewards.scores import Scores
+from klinic.sampler.protocol import Loaded
 from small import batch_of, rollouts
 
 MADE = rollouts(num_prompts=2, group_size=2)
@@ -44,7 +45,10 @@ class Pretend:
 
     def load(self, weights):
         self.calls.append(f"load {weights.version}")
-        return weights.fingerprint
+        return Loaded(fingerprint=weights.fingerprint)
+
+    def synced(self, answer, step):
+        assert answer == {}
 
     def watch(self, state):
         return Watch(None, state.history, known=(), place=state.position + 1)
@@ -69,6 +73,12 @@ class Pretend:
 
     def lr_factor(self, step):
         return 1.0
+
+    def records(self, run):
+        raise NotImplementedError
+
+    def close(self):
+        raise NotImplementedError
 
     def next_place(self, position):
         return position + 1

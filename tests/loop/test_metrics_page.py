@@ -19,6 +19,7 @@ ELSEWHERE = {
     *("time/sample", "time/reward", "time/learn"),
     *("eval/accuracy", "eval/accuracy/SKILL", "eval/retention", "eval/reward"),
     *("eval/retention_reward", "sampling/rounds", "sampling/groups_dropped"),
+    *("sampling/sync_gap_repeated", "sampling/sync_gap_fresh"),
 }
 
 

@@ -100,6 +100,7 @@ def test_a_model_whose_template_rewrites_history_does_not_train_with_tools(tmp_p
         )
 
 
+@pytest.mark.slow  # the flags are taken and echoed in test_train_command.py
 def test_the_familiar_command_runs_on_a_local_folder(tmp_path):
     folder = tmp_path / "musique-mini" / "answerable"
     folder.mkdir(parents=True)

@@ -69,7 +69,10 @@ def step_of(policy, reference, taken):
     ],
     ids=lambda section: " ".join(section) or "full",
 )
-@pytest.mark.parametrize("architecture", MODELS)
+@pytest.mark.parametrize(
+    "architecture",
+    [pytest.param(name, marks=[] if name == "qwen3" else pytest.mark.slow) for name in MODELS],
+)
 def test_a_step_without_weights_takes_what_the_allocator_counts(architecture, section):
     def parts():
         policy = small_policy(model=MODELS[architecture](), **section)

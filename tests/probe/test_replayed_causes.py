@@ -80,6 +80,7 @@ def test_a_step_is_made_again_with_the_coefficient_that_it_had(tmp_path):
     assert replay.apart() == 0
 
 
+@pytest.mark.slow  # a whole run of replays
 def test_older_weights_are_those_before_every_step_made_again(tmp_path):
     run = make(tmp_path / "well", **{"loop.max_steps": 3})
     replay = Replay(run, 3)

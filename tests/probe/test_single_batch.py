@@ -10,7 +10,7 @@ import pytest
 from klinic.faults import FAULTS
 from klinic.faults.base import Severity
 from klinic.lab.trial import SETTINGS
-from klinic.loop import train as train_module
+from klinic.loop import assembly as assembly_module
 from klinic.model import loading
 from klinic.probe import single_batch as single_batch_module
 from klinic.probe.single_batch import single_batch
@@ -58,7 +58,7 @@ def test_a_warm_start_is_made_from_a_model_that_is_loaded_once(monkeypatch):
         loaded.append(given)
         return load(*given, **how)
 
-    for module in (single_batch_module, train_module):
+    for module in (single_batch_module, assembly_module):
         monkeypatch.setattr(module, "load_whole", counted)
     found = checked(**{"warm_start.steps": 50})
     assert "warm start cut to 40 of 50 steps" in found.parts[0].says
@@ -78,6 +78,7 @@ def test_what_is_wrong_from_the_start_is_named_before_an_hour_is_spent(cause):
     assert found.diagnosis.cause == cause
 
 
+@pytest.mark.slow  # the page about it runs the command
 def test_the_command_prints_one_object_and_its_exit_code_is_for_machines(tmp_path):
     recipe = tmp_path / "r.yaml"
     recipe.write_text(

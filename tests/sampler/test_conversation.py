@@ -142,7 +142,7 @@ def test_a_template_that_rewrites_history_is_refused_before_anything_is_sampled(
         def load(self, weights):
             raise AssertionError
 
-        sample = extend = load
+        sample = extend = close = load
 
     encoder = PromptEncoder(policy.tokenizer, "small")
     kept = policy.tokenizer.chat_template

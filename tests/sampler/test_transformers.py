@@ -185,7 +185,7 @@ def test_the_sampler_says_which_weights_it_really_has():
     policy = small_policy()
     engine = sampler(policy)
     before = engine.load(Weights(version=0, fingerprint="", location="process"))
-    assert before == fingerprint(policy.lm)
+    assert before.fingerprint == fingerprint(policy.lm)
     with torch.no_grad():
         next(policy.lm.parameters()).add_(1e-6)
     assert engine.load(Weights(version=1, fingerprint="", location="process")) != before

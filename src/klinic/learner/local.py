@@ -299,8 +299,9 @@ class LocalLearner:
     def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:
         """Make the update that was prepared, at the scheduled rate times a factor."""
         settings, trained = self._settings, list(self._trained.values())
+        gradients = [p.grad for p in trained if p.grad is not None]
         clipped = clip_gradients(
-            self._gradients(), grad_norm=self._grad_norm, max_norm=settings.max_grad_norm
+            gradients, grad_norm=self._grad_norm, max_norm=settings.max_grad_norm
         )
         rate = lr_factor * settings.rate.at(self._num_updates)
         set_rate(self._optimizer, rate)

@@ -290,7 +290,7 @@ class Run:
 
     def metrics(self, done: StepDone) -> dict[str, float]:
         """Return every metric of a step by name."""
-        apart = {f"sampler/sync_gap_{key}": self._sync[key] for key in SYNCED if key in self._sync}
+        apart = {f"sampling/sync_gap_{key}": self._sync[key] for key in SYNCED if key in self._sync}
         return metrics_of(done, self._rewards, self.recipe.learner) | apart
 
     def _hear(self, step: int) -> None:
