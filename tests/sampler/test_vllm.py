@@ -238,3 +238,14 @@ def test_code_that_comes_with_a_model_does_not_run(tmp_path):
     with pytest.raises(SamplerError, match="could not start"):
         OwnEngine(start(folder))
     assert not canary.exists()
+
+
+def test_an_engine_that_has_died_is_told_of(raw_lora_engine):
+    engine, folder = raw_lora_engine
+    policy = load_policy(section(folder, rank=4), temperature=1.0, seed=0)
+    sampler = sampler_of(policy, engine)
+    loaded(sampler, policy, 0)
+    for process in engine._processes:
+        process.kill()
+    with pytest.raises(SamplerError, match="vLLM is gone"):
+        list(sampler.sample(prompts(), step=1))

@@ -135,7 +135,9 @@ def _logp_sampler(segments: Sequence[Segment]) -> np.ndarray | None:
         return None
     unknown = (np.full(len(s.token_ids), np.nan, np.float32) for s in segments)
     pairs = zip(segments, unknown, strict=True)
-    return np.concatenate([nan if s.logp_sampler is None else s.logp_sampler for s, nan in pairs])
+    known = [nan if s.logp_sampler is None else s.logp_sampler for s, nan in pairs]
+    joined: np.ndarray = np.concatenate(known)
+    return joined
 
 
 def _per_token(segments: Sequence[Segment], values: Sequence[int], dtype: Any) -> np.ndarray:
@@ -148,4 +150,5 @@ def _offsets(lengths: Sequence[int]) -> np.ndarray:
 
 
 def _join(arrays: Iterable[np.ndarray], dtype: Any) -> np.ndarray:
-    return np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)
+    joined: np.ndarray = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)
+    return joined

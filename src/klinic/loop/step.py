@@ -105,7 +105,7 @@ def too_far(learner: Learner, scored: Any, kl: KLSection | None, watch: Watch) -
     apart = None if limit is None else learner.sequence_kl(scored)
     if limit is None or apart is None:
         return []
-    far = np.flatnonzero(apart > limit).tolist()
+    far: list[int] = np.flatnonzero(apart > limit).tolist()
     if len(far) == len(apart):
         watch.all_too_far(float(np.median(apart)), limit)
     return far

@@ -100,7 +100,7 @@ def surviving_rows(replay: Replay) -> Measured:
 def narrowed(replay: Replay) -> Measured:
     """Score among fewer outcomes: the top-p or top-k that fits best."""
     record, scorer = replay.record, replay.run.policy.scorer
-    tried = [Drawing(top_p=p) for p in np.arange(0.5, 1.0, 0.05)]
+    tried = [Drawing(top_p=float(p)) for p in np.arange(0.5, 1.0, 0.05)]
     tried += [Drawing(top_k=k) for k in (1, 2, 3, 5, 10, 20, 50)]
     parts: list[list[Tensor]] = [[] for _ in tried]
     for batch in replay.batches(record):

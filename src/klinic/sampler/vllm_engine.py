@@ -5,10 +5,13 @@ learner's must compute the same bits whether vLLM is there or not.
 """
 
 import logging
+import multiprocessing
 import os
+import queue
 import sys
+import threading
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +22,7 @@ from klinic.sampler.drawing import Drawing
 from klinic.sampler.vllm_transfer import BACKEND, WORKER, Control
 
 CACHE_BYTES = 2**30  # of keys and values, on a CPU
+LOOK_EVERY = 1.0  # seconds between two looks at whether the engine lives
 CPU_BLOCK = 32  # tokens: the smallest that vLLM's CPU attention has
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, as vLLM has kernels for
 LOGPROBS = "processed_logprobs"
@@ -149,6 +153,7 @@ class OwnEngine:
     num_workers = 1
 
     def __init__(self, start: Start) -> None:
+        before = set(multiprocessing.active_children())
         with _environment(start), _said_to(start.log), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of libraries to one another
             engine_class = _vllm()
@@ -164,42 +169,73 @@ class OwnEngine:
                     f"vLLM could not start with {start.model}: {_first_line(error)} What it said "
                     f"is in {start.log}."
                 ) from error
+        self._processes = set(multiprocessing.active_children()) - before
+        self._log = start.log
+
+    def _answer(self, call: Callable[[], Any]) -> Any:
+        """Return what a call comes to; one to an engine that has died would wait for ever."""
+        answers: queue.Queue[Any] = queue.Queue()
+
+        def ask() -> None:
+            try:
+                answers.put((call(), None))
+            except BaseException as error:  # to be raised where it was asked
+                answers.put((None, error))
+
+        threading.Thread(target=ask, daemon=True, name="klinic-engine").start()
+        while True:
+            try:
+                result, error = answers.get(timeout=LOOK_EVERY)
+            except queue.Empty:
+                if all(process.is_alive() for process in self._processes):
+                    continue
+                raise SamplerError(
+                    f"vLLM is gone: its process has ended. What it said last is in {self._log}. "
+                    "Nothing is lost but the steps since the newest checkpoint: go on with "
+                    "--resume."
+                ) from None
+            if error is not None:
+                raise error
+            return result
 
     def generate(self, asked: Sequence[Asked], adapter: Adapter | None) -> list[Told]:
         """Return a completion for each context, in their order."""
         from vllm import SamplingParams
 
-        outputs = self._llm.generate(
-            [{"prompt_token_ids": one.token_ids} for one in asked],
-            [SamplingParams(**parameters(one), detokenize=False) for one in asked],
-            use_tqdm=False,
-            lora_request=None if adapter is None else _lora_request(adapter),
+        outputs = self._answer(
+            lambda: self._llm.generate(
+                [{"prompt_token_ids": one.token_ids} for one in asked],
+                [SamplingParams(**parameters(one), detokenize=False) for one in asked],
+                use_tqdm=False,
+                lora_request=None if adapter is None else _lora_request(adapter),
+            )
         )
         return [_told(output) for output in outputs]
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Let the worker join the group."""
-        self._llm.init_weight_transfer_engine({"init_info": init_info})
+        self._answer(lambda: self._llm.init_weight_transfer_engine({"init_info": init_info}))
 
     def start_weight_update(self) -> None:
         """Let the worker make room."""
-        self._llm.start_weight_update()
+        self._answer(self._llm.start_weight_update)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Let the worker receive."""
-        self._llm.update_weights({"update_info": update_info})
+        self._answer(lambda: self._llm.update_weights({"update_info": update_info}))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Let the worker put the weights to use."""
-        self._llm.finish_weight_update(weight_version)
+        self._answer(lambda: self._llm.finish_weight_update(weight_version))
 
     def received(self) -> set[str]:
         """Return the digest of what arrived last."""
-        return {told["received"] for told in self._llm.collective_rpc("klinic_received")}
+        told = self._answer(lambda: self._llm.collective_rpc("klinic_received"))
+        return {one["received"] for one in told}
 
     def forget_prefixes(self) -> None:
         """Empty the prefix cache."""
-        if not self._llm.reset_prefix_cache():
+        if not self._answer(self._llm.reset_prefix_cache):
             raise SamplerError(
                 "vLLM did not empty its prefix cache after a weight update: completions would mix "
                 "old weights and new ones. Start the run again with --resume."
@@ -209,9 +245,9 @@ class OwnEngine:
         """Load an adapter in place of an older one."""
         engine = self._llm.llm_engine
         if old is not None:
-            engine.remove_lora(old.number)
-        engine.add_lora(_lora_request(new))
-        return new.number in engine.list_loras()
+            self._answer(lambda: engine.remove_lora(old.number))
+        self._answer(lambda: engine.add_lora(_lora_request(new)))
+        return new.number in self._answer(engine.list_loras)
 
     def close(self) -> None:
         """End the child process."""
