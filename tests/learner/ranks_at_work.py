@@ -26,12 +26,16 @@ MICRO = 3  # of 8 rows: three micro-batches, and one more that does not count
 KL_COEF = 0.3
 KINDS = ("full", "lora", "frozen", "checkpointed", "single")
 """`single` is float32; the others are float64, where nothing is lost in rounding."""
+ROUNDED = "bf16"
+"""Weights in fp32 that are gathered and used in bf16: a gradient to its rounding."""
 WHOLE = ("unbiased", "exact")
 """Estimators with which everything is done; with the others, a gradient is computed."""
 
 
 def estimators_of(kind: str) -> tuple[str, ...]:
     """Return the estimators that a kind of policy is tried with."""
+    if kind == ROUNDED:
+        return ("unbiased",)
     return tuple(ESTIMATORS) if kind in ("full", "lora") else WHOLE
 
 
@@ -40,7 +44,9 @@ def policy_of(kind: str) -> Policy:
     changes: dict[str, Any] = {"gradient_checkpointing": kind == "checkpointed"}
     if kind in ("lora", "frozen"):
         changes |= {"lora_rank": 2}
-    policy = small_policy(double=kind != "single", **changes)
+    if kind == ROUNDED:
+        changes |= {"dtype": "bf16"}
+    policy = small_policy(double=kind not in ("single", ROUNDED), **changes)
     if kind in ("lora", "frozen"):  # matrices that start at 0 have no gradient in the first ones
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(3)
@@ -125,11 +131,11 @@ def main(rank: int, size: int, folder: Path) -> None:
     )
     told: dict[str, Any] = {}
     tensors: dict[str, torch.Tensor] = {}
-    for kind in KINDS:
+    for kind in (*KINDS, ROUNDED):
         learner = sharded(kind, "unbiased", published=rank == 0)
         for estimator in estimators_of(kind):
             tensors[f"{kind} {estimator} gradient"] = gradient_of(learner, estimator)
-        for estimator in WHOLE:
+        for estimator in () if kind == ROUNDED else WHOLE:
             learner = sharded(kind, estimator, published=rank == 0)
             told[f"{kind} {estimator}"] = _whole(learner, folder / f"{kind} {estimator}", tensors)
     if rank == 0:

@@ -5,7 +5,9 @@ the next call. Calls go out as JSON, records as Arrow, over the process group: n
 """
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -14,7 +16,7 @@ import pyarrow as pa
 import torch
 import torch.distributed as dist
 
-from klinic.errors import RankLostError
+from klinic.errors import KlinicError, RankLostError
 from klinic.evidence.columns import from_table, to_table
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rows import first_rows
@@ -85,8 +87,9 @@ def lost(error: BaseException) -> RankLostError:
     """Return the error for a process that is no longer there."""
     first = str(error).strip().splitlines()[0][:160] if str(error).strip() else ""
     return RankLostError(
-        f"another process of this learner is gone ({first}). What it said is above. Nothing is "
-        "lost but the steps since the newest checkpoint: go on with --resume."
+        f"another process of this learner is gone, or out of step with this one ({first}). What it "
+        "said is above. Nothing is lost but the steps since the newest checkpoint: go on with "
+        "--resume."
     )
 
 
@@ -113,41 +116,60 @@ class Leader:
         self._parts = PartWriter(learner.team)
         self._first: StepRecord | None = None
 
-    def _all(self, name: str, record: StepRecord | None = None, **arguments: Any) -> None:
-        self._wire.send(Call(name=name, arguments=arguments, record=record))
+    def _all(self, call: Call, own: Callable[[], Any]) -> Any:
+        """Let everybody do something, and do it here; return what came of it here.
+
+        What fails here alone leaves the others in the middle of it, and there is no way back.
+        """
+        self._wire.send(call)
+        try:
+            return own()
+        except KlinicError:
+            raise
+        except Exception as error:
+            raise lost(error) from error
 
     def publish(self) -> Weights:
         """Bring the whole weights up to date in this process, and say which they are."""
-        self._all("publish")
-        return self._learner.publish()
+        published: Weights = self._all(Call(name="publish"), self._learner.publish)
+        return published
 
     def score(self, record: StepRecord, *, needs_reference: bool) -> Scored:
         """Score a batch with the policy and the reference as they stand before its updates."""
-        self._all("score", record, needs_reference=needs_reference)
+        how = {"needs_reference": needs_reference}
         self._first = None
-        return self._learner.score(record, needs_reference=needs_reference)
+        scored: Scored = self._all(
+            Call(name="score", arguments=how, record=record),
+            lambda: self._learner.score(record, **how),
+        )
+        return scored
 
     def prepare(self, scored: Scored, *, kl_coef: float, reward_scale: float = 1.0) -> Prepared:
         """Compute the loss and its gradient, of the batch that was scored last."""
-        self._all("prepare", kl_coef=kl_coef, reward_scale=reward_scale)
-        prepared = self._learner.prepare(scored, kl_coef=kl_coef, reward_scale=reward_scale)
+        how = {"kl_coef": kl_coef, "reward_scale": reward_scale}
+        prepared: Prepared = self._all(
+            Call(name="prepare", arguments=how), lambda: self._learner.prepare(scored, **how)
+        )
         self._first = self._first or prepared.record
         return prepared
 
     def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:
         """Make the update that was prepared, at the scheduled rate times a factor."""
-        self._all("commit", lr_factor=lr_factor)
-        return self._learner.commit(lr_factor=lr_factor)
+        how = {"lr_factor": lr_factor}
+        told: dict[str, float] = self._all(
+            Call(name="commit", arguments=how), lambda: self._learner.commit(**how)
+        )
+        return told
 
     def sound(self) -> dict[str, bool]:
         """Whether all weights, and all moments of the optimiser, are numbers."""
-        self._all("sound")
-        return self._learner.sound()
+        told: dict[str, bool] = self._all(Call(name="sound"), self._learner.sound)
+        return told
 
     def update_kl(self, scored: Scored, before: StepRecord) -> float:
         """Return KL(new || old) in nats per token, after the updates of a batch."""
-        self._all("rescore")
-        return self._learner.update_kl(scored, before)
+        own = partial(self._learner.update_kl, scored, before)
+        return float(self._all(Call(name="rescore"), own))
 
     def sequence_kl(self, scored: Scored) -> np.ndarray | None:
         """Return k1 to the reference summed over each completion; None without a reference."""
@@ -155,14 +177,16 @@ class Leader:
 
     def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, dict[str, Any]]:
         """Answer what records do not tell, about some completions of a step."""
-        some = first_rows(record, ROWS)
-        self._all("probe", some, kl_coef=kl_coef)
-        return self._learner.probe(some, kl_coef=kl_coef)
+        some, how = first_rows(record, ROWS), {"kl_coef": kl_coef}
+        told: dict[str, dict[str, Any]] = self._all(
+            Call(name="probe", arguments=how, record=some),
+            lambda: self._learner.probe(some, **how),
+        )
+        return told
 
     def discard(self) -> None:
         """Drop the gradient that was prepared."""
-        self._all("discard")
-        self._learner.discard()
+        self._all(Call(name="discard"), self._learner.discard)
 
     def move_reference(
         self, step: int, *, keep: float, forget_moments: bool
@@ -173,13 +197,16 @@ class Leader:
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the shards, and the whole model; return the rest of the state."""
-        self._all("save", folder=str(folder.resolve()))
-        return self._learner.save(folder)
+        told = {"folder": str(folder.resolve())}
+        state: dict[str, Any] = self._all(
+            Call(name="save", arguments=told), lambda: self._learner.save(folder)
+        )
+        return state
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
         """Go back to what `save` wrote."""
-        self._all("load", folder=str(folder.resolve()), state=state)
-        self._learner.load(folder, state)
+        told = {"folder": str(folder.resolve()), "state": state}
+        self._all(Call(name="load", arguments=told), lambda: self._learner.load(folder, state))
 
     def records(self, run: Path) -> Records:
         """Let every process write its share of each record."""
@@ -187,17 +214,16 @@ class Leader:
 
     def write_record(self, run: Path, record: StepRecord) -> None:
         """Let every process write its rows of the step, beside what it does next."""
-        self._all("write", run=str(run.resolve()))
-        self._parts.put(run, record)
+        told = {"run": str(run.resolve())}
+        self._all(Call(name="write", arguments=told), lambda: self._parts.put(run, record))
 
     def flush_records(self) -> None:
         """Wait until every record is written by everybody."""
-        self._all("flush")
-        self._parts.flush()
+        self._all(Call(name="flush"), self._parts.flush)
 
     def close(self) -> None:
         """Send the others home."""
-        self._all(STOP)
+        self._wire.send(Call(name=STOP))
 
 
 class RankedRecords:

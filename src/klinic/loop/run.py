@@ -12,7 +12,7 @@ from klinic.checks import CHECKS, after_sync
 from klinic.doctor.retention import Exam, watch_retention
 from klinic.doctor.trouble import History, not_a_number
 from klinic.doctor.warning_signs import Signs, Watched, limits_of, watch_step
-from klinic.errors import CheckpointError, LogitsError, RunStoppedError
+from klinic.errors import CheckpointError, LogitsError, RankLostError, RunStoppedError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
@@ -246,6 +246,8 @@ class Run:
             if self.source.task is not None:
                 rollouts = [gathered.rollouts[row] for row in gathered.chosen]
                 answers["regrade"] = asking.regrade(self.source.task, rollouts, record, self.reward)
+        except RankLostError:
+            raise
         except Exception as error:  # to be asked must never be the end of a run
             what = f"{type(error).__name__}: {error}"
             self.event(record.step, "probe failed", f"A question could not be answered: {what}")

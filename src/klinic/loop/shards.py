@@ -79,8 +79,7 @@ class LedLearner(Leader):
         """Send the others home; one that is gone already need not be told."""
         with suppress(RankLostError):
             super().close()
-        dist.destroy_process_group()
-        self._followers.stop()
+        _part(self._followers)
 
 
 def lead(recipe: Recipe, policy: Policy, where: str) -> tuple[LedLearner, dict[str, Any]]:
@@ -88,15 +87,25 @@ def lead(recipe: Recipe, policy: Policy, where: str) -> tuple[LedLearner, dict[s
 
     `policy` stays whole: it is what completions are sampled from.
     """
-    followers = Followers()
-    if "RANK" not in os.environ:
-        followers.start(recipe.learner.shards)
-    _refuse_other_number(recipe)
-    _join(recipe.threads)
-    how = {"recipe": recipe.model_dump(mode="json", exclude_unset=True), "where": where}
-    GroupWire().send(Call(name=START, arguments=how))
-    learner, reference = _build(recipe, where, published=policy)
+    with ExitStack() as opened:
+        followers = Followers()
+        opened.callback(_part, followers)
+        if "RANK" not in os.environ:
+            followers.start(recipe.learner.shards)
+        _refuse_other_number(recipe)
+        _join(recipe.threads)
+        how = {"recipe": recipe.model_dump(mode="json", exclude_unset=True), "where": where}
+        GroupWire().send(Call(name=START, arguments=how))
+        learner, reference = _build(recipe, where, published=policy)
+        opened.pop_all()  # from here on they are the learner's to send home
     return LedLearner(learner, followers), reference
+
+
+def _part(followers: Followers) -> None:
+    """Leave the group, and see the others off."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    followers.stop()
 
 
 def follow_leader() -> None:

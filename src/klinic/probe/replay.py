@@ -32,6 +32,9 @@ from klinic.loop.step import reward_scale
 from klinic.loop.train import assemble, settle
 from klinic.recipe.loading import load
 from klinic.recipe.recipe import Recipe
+from klinic.recipe.sampler import SamplerSection
+
+ALONE = {"shards": 1}
 
 
 class Replay:
@@ -45,7 +48,9 @@ class Replay:
             )
         recipe = load(folder / RECIPE).recipe
         output = recipe.output.model_copy(update={"trackers": (), "doctor": "none"})
-        self.recipe = recipe.model_copy(update={"output": output})
+        # one process and no engine: the tokens are recorded, and gradients are the same
+        here = {"sampler": SamplerSection(), "learner": recipe.learner.model_copy(update=ALONE)}
+        self.recipe = recipe.model_copy(update={"output": output, **here})
         settle(self.recipe)
         self.folder = folder
         self.record = _read(folder, step)
