@@ -94,7 +94,10 @@ def test_the_file_can_be_read_in_ten_minutes():
 
 @pytest.mark.parametrize(
     ("options", "line", "kl_is_measured"),
-    [((), WITHOUT_KL, False), (("--use-kl-penalty", "--kl-coef", "0.5"), WITH_KL, True)],
+    [
+        pytest.param((), WITHOUT_KL, False, marks=pytest.mark.slow),
+        (("--use-kl-penalty", "--kl-coef", "0.5"), WITH_KL, True),
+    ],
 )
 def test_it_checks_itself_and_trains(options, line, kl_is_measured, tmp_path):
     result = run("--steps", 2, "--out", tmp_path, *options)

@@ -103,6 +103,7 @@ def test_a_trial_that_throws_does_not_end_the_others(tmp_path):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow  # a whole run, as test_trial.py has them
 def test_a_trial_is_looked_at_with_and_without_columns(warm):
     found = outcome(Trial(cause="wrong-groups", mechanism=1, severity="mild", seed=1))
     assert (found.right, found.first_step) == (True, 1)

@@ -64,7 +64,7 @@ def step_of(policy, reference, taken):
         {},
         pytest.param({"dtype": "bf16"}, marks=pytest.mark.slow),
         pytest.param({"gradient_checkpointing": True}, marks=pytest.mark.slow),
-        {"lora_rank": 4},
+        pytest.param({"lora_rank": 4}, marks=pytest.mark.slow),
         {"lora_rank": 4, "gradient_checkpointing": True, "dtype": "bf16"},
     ],
     ids=lambda section: " ".join(section) or "full",

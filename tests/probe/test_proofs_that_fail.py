@@ -13,7 +13,11 @@ from klinic.probe.changes import CHANGES
 from klinic.probe.learner_changes import regraded, told_again
 from klinic.probe.replay import Replay
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("warm")]
+pytestmark = [
+    pytest.mark.slow,  # a run, and a replay of it for each
+    pytest.mark.timeout(300),
+    pytest.mark.usefixtures("warm"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -178,6 +178,7 @@ def test_traps_of_a_sync_are_named_before_anything_is_sampled(model, engine, nam
     assert after_sync.named(well.answer, "fp32") is None
 
 
+@pytest.mark.slow  # a second engine
 def test_adapters_arrive_by_name_and_version(raw_lora_engine):
     engine, folder = raw_lora_engine
     policy = load_policy(section(folder, rank=4), temperature=1.0, seed=0)
@@ -191,6 +192,7 @@ def test_adapters_arrive_by_name_and_version(raw_lora_engine):
         moved(policy, by=0.1)
 
 
+@pytest.mark.slow  # a second engine
 def test_an_adapter_that_is_not_delivered_is_named(raw_lora_engine):
     engine, folder = raw_lora_engine
     policy = load_policy(section(folder, rank=4), temperature=1.0, seed=0)
@@ -202,6 +204,7 @@ def test_an_adapter_that_is_not_delivered_is_named(raw_lora_engine):
     assert "without its adapter" in found.summary
 
 
+@pytest.mark.slow  # a second engine
 def test_raw_log_probs_are_named_where_they_matter(raw_lora_engine):
     engine, folder = raw_lora_engine
     for temperature, cause in ((1.0, None), (HOT, "temperature-on-one-side")):
@@ -240,9 +243,9 @@ def test_code_that_comes_with_a_model_does_not_run(tmp_path):
     assert not canary.exists()
 
 
-def test_an_engine_that_has_died_is_told_of(raw_lora_engine):
-    engine, folder = raw_lora_engine
-    policy = load_policy(section(folder, rank=4), temperature=1.0, seed=0)
+def test_an_engine_that_has_died_is_told_of(model, engine):
+    """The last test of this file: nobody asks this engine again."""
+    policy = load_policy(section(model), temperature=1.0, seed=0)
     sampler = sampler_of(policy, engine)
     loaded(sampler, policy, 0)
     for process in engine._processes:

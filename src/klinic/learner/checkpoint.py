@@ -80,24 +80,24 @@ def save_shards_of(
 def load_shards_of(
     folder: Path, trained: dict[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
-    """Put back what `save_shards_of` wrote, into as many shards or others."""
+    """Put back what one process wrote, or several, into as many shards or others."""
     from klinic.learner.sharded_files import load_shards, saved_names
 
-    if not (folder / SHARDS).is_dir():
-        raise CheckpointError(
-            f"{folder} was written by one process, and learner.shards is more than 1. Resume with "
-            "learner.shards 1."
-        )
-    tensors = {name: p.detach() for name, p in trained.items()}
+    weights = {name: p.detach() for name, p in trained.items()}
+    together = (folder / SHARDS).is_dir()
+    place = folder / SHARDS if together else folder
+    tensors = dict(weights) if together else {}
     optimizer.state.clear()
-    for key in saved_names(folder / SHARDS):
+    for key in saved_names(place):
         name, bar, field = key.rpartition("|")
         if not bar or name not in trained:
             continue
         like = trained[name].detach()
         tensors[key] = torch.zeros((), device="cpu") if field == "step" else torch.zeros_like(like)
         optimizer.state[trained[name]][field] = tensors[key]
-    load_shards(folder / SHARDS, tensors)
+    load_shards(place, tensors)
+    if not together:  # one process writes weights as a model, in which an adapter has no name
+        load_shards(folder / MODEL, {n.replace(f".{TRAINED}.", "."): p for n, p in weights.items()})
 
 
 def save_reference(folder: Path, reference: Reference | None) -> dict[str, Any]:

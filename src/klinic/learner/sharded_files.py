@@ -33,6 +33,8 @@ def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 def load_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
     """Fill tensors with what was saved, however many processes wrote it."""
     reader = HuggingFaceStorageReader(str(folder))
+    if not tensors:  # an optimiser that has not made an update
+        return
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
