@@ -27,7 +27,7 @@ KL_COEF = 0.3
 KINDS = ("full", "lora", "frozen", "checkpointed", "single")
 """`single` is float32; the others are float64, where nothing is lost in rounding."""
 ROUNDED = "bf16"
-"""Weights in fp32 that are gathered and used in bf16: a gradient to its rounding."""
+"""Weights in fp32 that are used in bf16: a gradient to its rounding."""
 WHOLE = ("unbiased", "exact")
 """Estimators with which everything is done; with the others, a gradient is computed."""
 

@@ -58,7 +58,7 @@ def two(tmp_path_factory):
     )
 
 
-CLOSE = {"single": 1e-6, ROUNDED: 0.03}
+CLOSE = {"single": 1e-6, ROUNDED: 1e-6}
 
 
 @pytest.mark.parametrize("kind", [*KINDS, ROUNDED])

@@ -12,12 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import (
-    FSDPModule,
-    MixedPrecisionPolicy,
-    fully_shard,
-    register_fsdp_forward_method,
-)
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
 from klinic.errors import PolicyError
 from klinic.learner import checkpoint
@@ -50,16 +45,12 @@ class Ranks:
 def shard(scorer: TokenScorer, mesh: DeviceMesh | None = None) -> None:
     """Leave each process its share of a model's weights, layer by layer.
 
-    The embeddings and the head stay in fp32 and gathered until the backward pass has used them.
+    The embeddings and the head stay gathered until the backward pass has used them. Weights are
+    gathered in fp32 also where autocast computes in bf16: as in one process, to the last bit.
     """
     mesh = init_device_mesh(_device(), (dist.get_world_size(),)) if mesh is None else mesh
-    lower = MixedPrecisionPolicy()
-    if scorer.autocast is not None:
-        lower = MixedPrecisionPolicy(
-            param_dtype=scorer.autocast, reduce_dtype=torch.float32, cast_forward_inputs=False
-        )
     for layer in _layers(scorer.lm):
-        fully_shard(layer, mesh=mesh, mp_policy=lower)
+        fully_shard(layer, mesh=mesh)
     fully_shard(scorer, mesh=mesh, reshard_after_forward=False)
     for module in scorer.modules():
         if isinstance(module, FSDPModule):

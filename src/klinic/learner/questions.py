@@ -60,7 +60,7 @@ def ask(learner: Asked, record: StepRecord, *, kl_coef: float) -> dict[str, Answ
         "rescore": _apart(logp, _logp(learner, record, scored.batches)),
         "rescore_alone": alone(learner, record, logp),
     }
-    # shards are gathered in the lower precision, and have no other to be asked in
+    # another scorer would not gather the shards
     if learner.scorer.autocast is not None and learner.team.size == 1:
         answers["rescore_float32"] = float32(learner, scored, logp)
     if is_adapted(learner.lm) and with_kl:
