@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-LIMITS = {"fp32": 2e-4, "bf16": 0.1}
-"""Nats, in the mean over the likeliest outcomes: two engines in fp32 differ by 1e-5 at most."""
+LIMITS = {"fp32": 2e-4, "bf16": 0.3}
+"""Nats, in the mean over the likeliest outcomes: two engines differ by 1e-5 in fp32 and by up to
+0.07 in bf16 (a model of 135M)."""
 TIMES = 5.0  # between a distance that a mistake explains and one that it does not
 
 PREFIX, TEMPERATURE, WEIGHTS = "stale-prefix-cache", "temperature-on-one-side", "stale-sampler"

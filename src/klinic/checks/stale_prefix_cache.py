@@ -21,7 +21,7 @@ def judge(case: Case) -> Finding:
         within a job, vanishes when the engine restarts, and hits repeated prompts alone.
     Confirmed when
         Rows with cached tokens have a gap above 0.002 nats and five times that of the others; or,
-        right after a sync, the repeated prompt has one above 0.0002 nats in fp32 (0.1 in bf16) and
+        right after a sync, the repeated prompt has one above 0.0002 nats in fp32 (0.3 in bf16) and
         five times that of the new one.
     Ruled out when
         Rows with and without cached tokens have the same gap.

@@ -26,7 +26,7 @@ def judge(case: Case) -> Finding:
         samples that are merely old.
     Confirmed when
         The two fingerprints differ; or, right after a sync, the new prompt shows a distance above
-        0.0002 nats in fp32 (0.1 in bf16) that no temperature explains; or the gap of the step is
+        0.0002 nats in fp32 (0.3 in bf16) that no temperature explains; or the gap of the step is
         above 0.002 nats and five times that of the first step, on rows that no prefix cache served.
     Ruled out when
         The gap is that of the first step after updates were made.
