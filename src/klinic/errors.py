@@ -60,3 +60,13 @@ class SamplerError(KlinicError, RuntimeError):
 
 class RewardError(KlinicError, ValueError):
     """A reward function failed, or returned what is not a reward."""
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error of somebody else's says first; its type where it says nothing.
+
+    >>> first_line(ValueError("wrong\\nand more"))
+    'wrong'
+    """
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else type(error).__name__

@@ -5,6 +5,7 @@ found again where it was. Several processes write shards beside the model; one p
 number of them, can go on from there.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from klinic.model.adapters import TRAINED, is_adapted, restore
 from klinic.model.loading import Policy, quiet
 from klinic.model.moving_reference import MovingReference
 from klinic.model.reference import Reference
+from klinic.model.weights import trained
 
 MODEL = "model"
 OPTIMIZER = "optimizer.safetensors"
@@ -44,8 +46,7 @@ def save_model(folder: Path, policy: Policy) -> None:
 def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
     """Put back what `save` wrote, or several processes, into the same model and optimiser."""
     if (folder / SHARDS).is_dir():
-        trained = {name: p for name, p in policy.lm.named_parameters() if p.requires_grad}
-        load_shards_of(folder, trained, optimizer)
+        load_shards_of(folder, trained(policy.lm), optimizer)
         return
     load_weights(folder / MODEL, policy)
     names = _names(policy)
@@ -65,36 +66,36 @@ def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None
 
 
 def save_shards_of(
-    folder: Path, trained: dict[str, Tensor], optimizer: torch.optim.Optimizer
+    folder: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
     """Write what is trained and the optimiser's state, each process what it has of them."""
     from klinic.learner.sharded_files import save_shards
 
-    tensors = {name: p.detach() for name, p in trained.items()}
-    names = {p: name for name, p in trained.items()}
+    tensors = {name: p.detach() for name, p in parameters.items()}
+    names = {p: name for name, p in parameters.items()}
     for parameter, fields in optimizer.state.items():
         tensors |= {f"{names[parameter]}|{field}": value for field, value in fields.items()}
     save_shards(folder / SHARDS, tensors)
 
 
 def load_shards_of(
-    folder: Path, trained: dict[str, Tensor], optimizer: torch.optim.Optimizer
+    folder: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
     """Put back what one process wrote, or several, into as many shards or others."""
     from klinic.learner.sharded_files import load_shards, saved_names
 
-    weights = {name: p.detach() for name, p in trained.items()}
+    weights = {name: p.detach() for name, p in parameters.items()}
     together = (folder / SHARDS).is_dir()
     place = folder / SHARDS if together else folder
     tensors = dict(weights) if together else {}
     optimizer.state.clear()
     for key in saved_names(place):
         name, bar, field = key.rpartition("|")
-        if not bar or name not in trained:
+        if not bar or name not in parameters:
             continue
-        like = trained[name].detach()
+        like = parameters[name].detach()
         tensors[key] = torch.zeros((), device="cpu") if field == "step" else torch.zeros_like(like)
-        optimizer.state[trained[name]][field] = tensors[key]
+        optimizer.state[parameters[name]][field] = tensors[key]
     load_shards(place, tensors)
     if not together:  # one process writes weights as a model, in which an adapter has no name
         load_shards(folder / MODEL, {n.replace(f".{TRAINED}.", "."): p for n, p in weights.items()})

@@ -55,7 +55,7 @@ from klinic.model.loading import Policy
 from klinic.model.moving_reference import MovingReference
 from klinic.model.reference import Reference
 from klinic.model.scorer import RefHidden, TokenScores
-from klinic.model.weights import Weights, fingerprint
+from klinic.model.weights import Weights, fingerprint, trained
 
 LOOK_EVERY = 10  # steps between two looks at what costs a second backward pass or a copy
 
@@ -107,7 +107,7 @@ class LocalLearner:
         self._settings = settings
         self._optimizer = make_optimizer(policy.lm, weight_decay=settings.weight_decay)
         # taken once: while a sharded model is gathered, it shows other tensors
-        self._trained = {n: p for n, p in policy.lm.named_parameters() if p.requires_grad}
+        self._trained = trained(policy.lm)
         self._num_updates = 0
         self._grad_norm = 0.0
         self._look = False

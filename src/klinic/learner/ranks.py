@@ -16,7 +16,7 @@ import pyarrow as pa
 import torch
 import torch.distributed as dist
 
-from klinic.errors import KlinicError, RankLostError
+from klinic.errors import KlinicError, RankLostError, first_line
 from klinic.evidence.columns import from_table, to_table
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rows import first_rows
@@ -85,7 +85,7 @@ def _broadcast(tensor: torch.Tensor) -> None:
 
 def lost(error: BaseException) -> RankLostError:
     """Return the error for a process that is no longer there."""
-    first = str(error).strip().splitlines()[0][:160] if str(error).strip() else ""
+    first = first_line(error)[:160]
     return RankLostError(
         f"another process of this learner is gone, or out of step with this one ({first}). What it "
         "said is above. Nothing is lost but the steps since the newest checkpoint: go on with "
@@ -114,7 +114,6 @@ class Leader:
         self._learner = learner
         self._wire = wire
         self._parts = PartWriter(learner.team)
-        self._first: StepRecord | None = None
 
     def _all(self, call: Call, own: Callable[[], Any]) -> Any:
         """Let everybody do something, and do it here; return what came of it here.
@@ -137,7 +136,6 @@ class Leader:
     def score(self, record: StepRecord, *, needs_reference: bool) -> Scored:
         """Score a batch with the policy and the reference as they stand before its updates."""
         how = {"needs_reference": needs_reference}
-        self._first = None
         scored: Scored = self._all(
             Call(name="score", arguments=how, record=record),
             lambda: self._learner.score(record, **how),
@@ -150,7 +148,6 @@ class Leader:
         prepared: Prepared = self._all(
             Call(name="prepare", arguments=how), lambda: self._learner.prepare(scored, **how)
         )
-        self._first = self._first or prepared.record
         return prepared
 
     def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:

@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.hf_storage import (
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save
 
-from klinic.errors import CheckpointError
+from klinic.errors import CheckpointError, first_line
 
 UNREADABLE = (CheckpointException, SafetensorError, OSError, ValueError, RuntimeError)
 
@@ -40,10 +40,9 @@ def load_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
     except UNREADABLE as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"{folder} does not hold what this recipe trains ({first}). Resume with the "
-            "recipe the run was started with; learner.shards alone may differ."
+            f"{folder} does not hold what this recipe trains ({first_line(error)}). Resume with "
+            "the recipe the run was started with; learner.shards alone may differ."
         ) from error
 
 

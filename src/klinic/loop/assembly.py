@@ -138,11 +138,13 @@ def make_sampler(
         "group_size": recipe.loop.group_size,
         "seed": recipe.seed,
     }
-    sampler: Sampler = TransformersSampler(policy, **how)
+    sampler: Sampler
     if recipe.sampler.type == "vllm":
         from klinic.sampler.vllm import VllmSampler
 
         sampler = VllmSampler(policy, _engine(recipe, policy, log), **how)
+    else:
+        sampler = TransformersSampler(policy, **how)
     if reply is None:
         return sampler
     encoder = PromptEncoder(policy.tokenizer, policy.name)

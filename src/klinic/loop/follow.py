@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 
-from klinic.errors import KlinicError
+from klinic.errors import KlinicError, first_line
 from klinic.loop.shards import follow_leader
 
 
@@ -18,8 +18,8 @@ def main() -> int:
         sys.stderr.write(f"{error}\n")
         return 2
     except Exception as error:
-        rank, first = os.environ.get("RANK"), (str(error).strip().splitlines() or [""])[0]
-        sys.stderr.write(f"process {rank} of the learner: {type(error).__name__}: {first}\n")
+        says = f"{type(error).__name__}: {first_line(error)}"
+        sys.stderr.write(f"process {os.environ.get('RANK')} of the learner: {says}\n")
         return 1
     return 0
 

@@ -12,7 +12,7 @@ import torch
 from safetensors import SafetensorError
 from torch import nn
 
-from klinic.errors import ConfigError
+from klinic.errors import ConfigError, first_line
 from klinic.model.adapter_files import base_of, is_adapter
 from klinic.model.adapters import merge, with_adapter, with_lora
 from klinic.model.dropout import refuse_randomness, silence_dropout
@@ -160,9 +160,8 @@ def _load(name: str, *, seed: int, remote: bool) -> tuple[Any, Any]:
     except ConfigError:
         raise
     except LOADING_ERRORS as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(
-            f"model.name is {name}: it cannot be loaded ({first}). Give a folder that "
+            f"model.name is {name}: it cannot be loaded ({first_line(error)}). Give a folder that "
             "`save_pretrained` wrote, a hub id that this machine can reach, or `tiny`."
         ) from error
 

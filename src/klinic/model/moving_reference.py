@@ -22,7 +22,7 @@ from klinic.model.adapters import START, frozen_state, frozen_twins, is_adapted,
 from klinic.model.probe import LIMIT, probe_layout
 from klinic.model.reference import Reference, adapter_frozen, adapter_off, frozen_copy
 from klinic.model.scorer import TokenScorer
-from klinic.model.weights import digest, sampled_digest
+from klinic.model.weights import digest, sampled_digest, trained
 
 AFFORDABLE = 2**28  # bytes of weights that can be hashed after every step: a fraction of a second
 SAMPLED = "sampled:"
@@ -92,7 +92,7 @@ class MovingReference(Reference):
 
 def moving(policy: TokenScorer, reference: Reference, *, source: str) -> MovingReference:
     """Return a reference that can move; `source` is where the policy starts."""
-    ours = {name: p for name, p in policy.lm.named_parameters() if p.requires_grad}
+    ours = trained(policy.lm)
     _refuse_other_form(policy, reference)
     lm: Any = reference.scorer.lm
     own = reference.kind == "copy"

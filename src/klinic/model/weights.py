@@ -27,6 +27,11 @@ def whole(tensor: Tensor) -> Tensor:
     return gathered
 
 
+def trained(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors that an optimiser moves, by name."""
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
 @torch.no_grad()
 def fingerprint(model: nn.Module) -> str:
     """Return a hash of evenly spaced entries of every trainable tensor.
@@ -34,7 +39,7 @@ def fingerprint(model: nn.Module) -> str:
     An optimiser moves every entry, so a push that changed nothing shows, for the price of a few
     thousand numbers.
     """
-    return sampled_digest({name: p for name, p in model.named_parameters() if p.requires_grad})
+    return sampled_digest(trained(model))
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ from klinic.evidence.rollout import Prompt, Rollout
 from klinic.model.adapter_files import save_adapter
 from klinic.model.adapters import TRAINED, is_adapted
 from klinic.model.loading import Policy
-from klinic.model.weights import Weights
+from klinic.model.weights import Weights, trained
 from klinic.sampler.decoding import FinishReason
 from klinic.sampler.drawing import Drawing
 from klinic.sampler.protocol import Loaded
@@ -79,8 +79,7 @@ class VllmSampler:
             store = str(self._files / "store")
             num = self._engine.num_workers
             self._sender = GlooSender(self._engine, store, num_workers=num)
-        trained = {n: p for n, p in self._policy.lm.named_parameters() if p.requires_grad}
-        self._sender.send(trained, f"{weights.version} {weights.fingerprint}")
+        self._sender.send(trained(self._policy.lm), f"{weights.version} {weights.fingerprint}")
         return " and ".join(sorted(self._engine.received()))
 
     def _deliver_adapter(self, weights: Weights) -> str:

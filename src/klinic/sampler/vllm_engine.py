@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from klinic.errors import MissingExtraError, SamplerError
+from klinic.errors import MissingExtraError, SamplerError, first_line
 from klinic.sampler.drawing import Drawing
 from klinic.sampler.vllm_transfer import BACKEND, WORKER, Control
 
@@ -166,8 +166,8 @@ class OwnEngine:
                 )
             except Exception as error:  # of many kinds, and the cause is in its log
                 raise SamplerError(
-                    f"vLLM could not start with {start.model}: {_first_line(error)} What it said "
-                    f"is in {start.log}."
+                    f"vLLM could not start with {start.model}: {type(error).__name__}: "
+                    f"{first_line(error)}. What it said is in {start.log}."
                 ) from error
         self._processes = set(multiprocessing.active_children()) - before
         self._log = start.log
@@ -345,8 +345,3 @@ def _said_to(log: Path | None) -> Iterator[None]:
         for number, copy in enumerate(kept, start=1):
             os.dup2(copy, number)
             os.close(copy)
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0]}." if lines else f"{type(error).__name__}."

@@ -1,8 +1,7 @@
 """The sending end of a weight update: which tensors, and over which group.
 
-On a CPU trainer and workers form a gloo group on the loopback interface, and klinic's transfer
-engine receives (`vllm_worker.py`). Where the policy is on a GPU, vLLM's own NCCL engine does both
-ends; that path is written after vLLM's documentation and has not been run.
+Trainer and workers form a gloo group on the loopback interface, and klinic's transfer engine
+receives (`vllm_worker.py`).
 """
 
 from collections.abc import Mapping
@@ -88,27 +87,3 @@ class GlooSender:
         """Leave the group."""
         self._beside.shutdown(wait=False)
         self._group = None
-
-
-class NcclSender:
-    """vLLM's own NCCL engine, for a policy on a GPU."""
-
-    def __init__(self, control: Control, lm: Any, *, address: str, port: int, size: int) -> None:
-        from vllm.distributed.weight_transfer.base import ModuleSource
-        from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactory
-        from vllm.distributed.weight_transfer.nccl_engine import NCCLTrainerInitInfo
-
-        info = NCCLTrainerInitInfo(
-            master_address=address, master_port=port, world_size=size, rank=0
-        )
-        self._engine = WeightTransferTrainerFactory.trainer_init(
-            info, client=control, source=ModuleSource(lm)
-        )
-
-    def send(self, tensors: Mapping[str, Tensor], version: str) -> None:
-        """Replace the engine's weights by those of the model it was given."""
-        del tensors, version
-        self._engine.send_weights()
-
-    def close(self) -> None:
-        """Leave the group; vLLM does so when its engine ends."""
