@@ -1,24 +1,28 @@
 """vLLM's real engine draws from the policy's weights, also after they have changed."""
 
 import os
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
+from vllm_cases import (
+    GAP,
+    HOT,
+    gap_of,
+    loaded,
+    moved,
+    prompts,
+    sampler_of,
+    section,
+    start,
+    tiny,
+)
 
 from klinic.checks import after_sync
 from klinic.errors import SamplerError
-from klinic.evidence.rollout import Prompt, flatten
 from klinic.faults.vllm_traps import TRAPS
-from klinic.learner.checkpoint import save_model
-from klinic.model.layout import lay_out
 from klinic.model.loading import load_policy
-from klinic.model.weights import Weights, fingerprint
-from klinic.recipe.model import ModelSection
-from klinic.sampler.drawing import Drawing
-from klinic.sampler.vllm import VllmSampler
-from klinic.sampler.vllm_engine import OwnEngine, Start
+from klinic.model.weights import fingerprint
+from klinic.sampler.vllm_engine import OwnEngine
 from listening import listening
 
 pytestmark = [
@@ -26,30 +30,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore"),  # vLLM has many of its own
 ]
-HOT = 1.3  # a temperature at which raw log-probs are others than processed ones
-GAP = 1e-4  # nats, mean: the most that two engines in fp32 may differ by
-
-
-def section(name, rank=None):
-    return ModelSection(name=str(name), lora_rank=rank)
-
-
-def tiny(folder: Path) -> Path:
-    save_model(folder, load_policy(section("tiny"), temperature=1.0, seed=0))
-    return folder
-
-
-def start(model: Path, rank: int | None = None) -> Start:
-    log = model.parent / "vllm.log"
-    return Start(
-        model=str(model),
-        dtype="float32",
-        window=512,
-        remote=False,
-        lora_rank=rank,
-        threads=1,
-        log=log,
-    )
 
 
 @pytest.fixture(scope="module")
@@ -72,46 +52,6 @@ def raw_lora_engine(tmp_path_factory):
         engine = OwnEngine(start(folder, rank=4))
     yield engine, folder
     engine.close()
-
-
-def sampler_of(policy, engine, *, temperature=1.0):
-    how = Drawing(temperature=temperature)
-    return VllmSampler(policy, engine, how=how, max_new_tokens=12, group_size=2, seed=5)
-
-
-def moved(policy, by=0.02):
-    """Move every weight that is trained, as an update would."""
-    with torch.no_grad(), torch.random.fork_rng():
-        torch.manual_seed(1)
-        for p in policy.lm.parameters():
-            if p.requires_grad:
-                p.add_(by * torch.randn_like(p))
-
-
-def weights_of(policy, version):
-    return Weights(version=version, fingerprint=fingerprint(policy.lm), location="process")
-
-
-def loaded(sampler, policy, version):
-    return sampler.load(weights_of(policy, version))
-
-
-def prompts(num=3, length=70):
-    stream = np.random.default_rng(2)
-    return [
-        Prompt(index=i, text="", token_ids=stream.integers(3, 50, length), columns={})
-        for i in range(num)
-    ]
-
-
-def gap_of(policy, groups):
-    record = flatten([rollout for group in groups for rollout in group], step=1)
-    split = np.split(record.token_ids, record.row_offsets[1:-1])
-    before = np.split(record.prompt_ids, record.prompt_offsets[1:-1])
-    layout = lay_out(before, split, pad_id=0, device=torch.device("cpu"))
-    with torch.no_grad():
-        logp = policy.scorer(layout).logp.numpy()
-    return float(np.abs(logp - record.logp_sampler).mean())
 
 
 @pytest.mark.parametrize("temperature", [1.0, HOT])

@@ -32,7 +32,7 @@ def head_not_packed() -> Iterator[None]:
     def plain(real: Any, *given: Any, **options: Any) -> Any:
         return real(*given, **options, pack_head=False)
 
-    with patched(vllm, "GlooSender", plain):
+    with patched(vllm, "WeightSender", plain):
         yield
 
 

@@ -160,17 +160,15 @@ def _engine(recipe: Recipe, policy: Policy, log: Path | None) -> Any:
     rank = max(config.r for config in lm.peft_config.values()) if is_adapted(lm) else None
     base = base_of(Path(policy.name)) if is_adapter(policy.name) else policy.name
     dtype = "bfloat16" if recipe.model.dtype == "bf16" else "float32"
-    if recipe.sampler.server is not None:
-        started_by = command(base, dtype, lora_rank=rank)
-        return ServedEngine(recipe.sampler.server, started_by=started_by)
-    return OwnEngine(
-        Start(
-            model=base,
-            dtype=dtype,
-            window=policy.context_window,
-            remote=policy.remote,
-            lora_rank=rank,
-            threads=torch.get_num_threads(),
-            log=log,
-        )
+    start = Start(
+        model=base,
+        dtype=dtype,
+        window=policy.context_window,
+        remote=policy.remote,
+        lora_rank=rank,
+        threads=torch.get_num_threads(),
+        log=log,
     )
+    if recipe.sampler.server is not None:
+        return ServedEngine(recipe.sampler.server, started_by=command(start))
+    return OwnEngine(start)

@@ -26,7 +26,7 @@ from klinic.sampler.random_streams import engine_seed
 from klinic.sampler.rollouts import Said, context_of, grown, room, started
 from klinic.sampler.sync_probe import SyncProbe
 from klinic.sampler.vllm_engine import Adapter, Asked, Engine, Told
-from klinic.sampler.vllm_transfer import GlooSender, Sender
+from klinic.sampler.vllm_transfer import WeightSender
 
 MEMORY = Path("/dev/shm")  # noqa: S108 - adapters go through memory where a system has such files
 
@@ -56,7 +56,7 @@ class VllmSampler:
         self._seed = seed
         self._version = 0
         self._adapter: Adapter | None = None
-        self._sender: Sender | None = None
+        self._sender: WeightSender | None = None
         self._probe = SyncProbe(policy)
         where = str(MEMORY) if MEMORY.is_dir() else None
         self._files = Path(tempfile.mkdtemp(prefix="klinic-weights-", dir=where))
@@ -76,9 +76,8 @@ class VllmSampler:
     def _deliver_weights(self, weights: Weights) -> str:
         """Send every weight that is trained; return the digest of what arrived."""
         if self._sender is None:
-            store = str(self._files / "store")
-            num = self._engine.num_workers
-            self._sender = GlooSender(self._engine, store, num_workers=num)
+            store, device = str(self._files / "store"), self._policy.scorer.device
+            self._sender = WeightSender(self._engine, store, device=device)
         self._sender.send(trained(self._policy.lm), f"{weights.version} {weights.fingerprint}")
         return " and ".join(sorted(self._engine.received()))
 

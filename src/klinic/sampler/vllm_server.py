@@ -4,39 +4,55 @@ It must have been started for training: with klinic's way of receiving weights, 
 of the distribution that is sampled from. What is not so is refused with the command that makes it.
 """
 
+import json
 import math
 import os
+import shlex
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
 from klinic.errors import ConfigError, SamplerError
-from klinic.sampler.vllm_engine import Adapter, Asked, Told, parameters
-from klinic.sampler.vllm_transfer import BACKEND, WORKER
+from klinic.sampler.vllm_engine import Adapter, Asked, Start, Told, parameters
+from klinic.sampler.vllm_transfer import LOOPBACK
 
 KEY = "VLLM_API_KEY"
 AT_ONCE = 64  # requests under way; the server batches them
 PATIENCE = 600.0  # seconds for an answer
-LOCAL = ("127.0.0.1", "localhost", "::1")
+LOCAL = (LOOPBACK, "localhost", "::1")
 
 
-def command(model: str, dtype: str, *, lora_rank: int | None) -> str:
-    """Return how to start a server that a run can sample from."""
-    lora = f" --enable-lora --max-lora-rank {lora_rank} --max-loras 1" if lora_rank else ""
-    weights = "" if lora_rank else f' --weight-transfer-config \'{{"backend": "{BACKEND}"}}\''
-    return (
-        "VLLM_SERVER_DEV_MODE=1 VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 TORCH_COMPILE_DISABLE=1 "
-        f"python -m vllm.entrypoints.openai.api_server --model {model} --dtype {dtype} "
-        "--host 127.0.0.1 --port 8000 --generation-config vllm "
-        f"--logprobs-mode processed_logprobs --enforce-eager --enable-prompt-tokens-details "
-        f"--worker-extension-cls {WORKER}"
-        f"{weights}{lora}"
-    )
+DEVELOPMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
+PROGRAM = "python -m vllm.entrypoints.openai.api_server"
+
+
+def command(start: Start) -> str:
+    """Return how to start a server that a run can sample from, as it would start its own engine."""
+    served = {"host": LOOPBACK, "port": 8000, "enable_prompt_tokens_details": True}
+    options = [_option(name, value) for name, value in {**start.arguments(), **served}.items()]
+    around = [f"{name}={value}" for name, value in {**start.environment(), **DEVELOPMENT}.items()]
+    return " ".join([*around, PROGRAM, *filter(None, options)])
+
+
+def _option(name: str, value: Any) -> str:
+    """Return an argument of vLLM's as an option of its command line; empty where it is not given.
+
+    >>> _option("max_lora_rank", 8), _option("enable_lora", True), _option("seed", None)
+    ('--max-lora-rank 8', '--enable-lora', '')
+    """
+    if value is None or value is False:
+        return ""
+    option = f"--{name.replace('_', '-')}"
+    if value is True:
+        return option
+    return f"{option} {shlex.quote(json.dumps(value) if isinstance(value, dict) else str(value))}"
 
 
 class ServedEngine:
     """A running server, on this machine."""
+
+    own_device = True
 
     def __init__(self, url: str, *, started_by: str) -> None:
         import httpx2

@@ -1,28 +1,34 @@
 """The sending end of a weight update: which tensors, and over which group.
 
-Trainer and workers form a gloo group on the loopback interface, and klinic's transfer engine
-receives (`vllm_worker.py`).
+Trainer and workers form a group: gloo on the loopback interface, or NCCL where each has a GPU of
+its own. klinic's transfer engine receives (`vllm_worker.py`).
 """
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore
 from torch.distributed import ProcessGroupGloo
 
-BACKEND = "klinic_gloo"
+BACKEND = "klinic"
 WORKER = "klinic.sampler.vllm_worker.Confirming"
 PATIENCE = timedelta(minutes=10)
 LOOPBACK = "127.0.0.1"
+
+Over = Literal["gloo", "nccl"]
 
 
 @runtime_checkable
 class Control(Protocol):
     """The part of vLLM's weight-transfer lifecycle that the trainer drives."""
+
+    num_workers: int
+    own_device: bool
+    """Whether the workers are on a device that the trainer does not use."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Let every worker join the group."""
@@ -37,34 +43,35 @@ class Control(Protocol):
         """Let every worker put the weights to use, under the name of their version."""
 
 
-@runtime_checkable
-class Sender(Protocol):
-    """Brings weights to an engine."""
-
-    def send(self, tensors: Mapping[str, Tensor], version: str) -> None:
-        """Replace the engine's weights by these."""
-
-    def close(self) -> None:
-        """Leave the group."""
-
-
-def open_group(store: str, *, rank: int, size: int) -> Any:
+def open_group(over: Over, store: str, *, rank: int, size: int) -> Any:
     """Return the group of the trainer, which is rank 0, and all workers."""
+    if over == "nccl":  # not run: written after torch's documentation
+        from torch.distributed import ProcessGroupNCCL
+
+        waits = ProcessGroupNCCL.Options()
+        waits._timeout = PATIENCE
+        return ProcessGroupNCCL(FileStore(store, size), rank, size, waits)
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]
     options._timeout = PATIENCE
     return ProcessGroupGloo(FileStore(store, size), rank, size, options)
 
 
-class GlooSender:
+class WeightSender:
     """Broadcasts whole tensors to the workers of an engine."""
 
-    def __init__(self, control: Control, store: str, *, num_workers: int, **options: Any) -> None:
+    def __init__(
+        self, control: Control, store: str, *, device: torch.device, **options: Any
+    ) -> None:
         self._control = control
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="klinic-weights")
-        told = {"store": store, "size": 1 + num_workers, **options}
+        # NCCL has no group in which two processes share a GPU
+        over: Over = "nccl" if device.type == "cuda" and control.own_device else "gloo"
+        self._device = device if over == "nccl" else torch.device("cpu")
+        size = 1 + control.num_workers
+        told = {"over": over, "store": store, "size": size, **options}
         joined = self._beside.submit(control.init_weight_transfer_engine, told)
-        self._group = open_group(store, rank=0, size=1 + num_workers)
+        self._group = open_group(over, store, rank=0, size=size)
         joined.result()
 
     @torch.no_grad()
@@ -79,7 +86,7 @@ class GlooSender:
         # the workers wait for the tensors inside the call
         received = self._beside.submit(self._control.update_weights, told)
         for tensor in tensors.values():
-            self._group.broadcast(tensor.detach().cpu().contiguous(), 0).wait()
+            self._group.broadcast(tensor.detach().to(self._device).contiguous(), 0).wait()
         received.result()
         self._control.finish_weight_update(version)
 

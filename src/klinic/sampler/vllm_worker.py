@@ -21,7 +21,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from klinic.model.weights import sampled, sampled_digest
-from klinic.sampler.vllm_transfer import open_group
+from klinic.sampler.vllm_transfer import Over, open_group
 
 NOTHING = ""
 
@@ -30,6 +30,7 @@ NOTHING = ""
 class Endpoint(WeightTransferInitInfo):  # type: ignore[misc]
     """Where trainer and workers meet."""
 
+    over: Over
     store: str
     size: int
     pack_head: bool = True
@@ -45,8 +46,8 @@ class Announced(WeightTransferUpdateInfo):  # type: ignore[misc]
     shapes: list[list[int]]
 
 
-class GlooTransfer(WeightTransferEngine[Endpoint, Announced]):  # type: ignore[misc]
-    """Weights that the trainer broadcasts over gloo, tensor by tensor."""
+class WeightReceiver(WeightTransferEngine[Endpoint, Announced]):  # type: ignore[misc]
+    """Weights that the trainer broadcasts, tensor by tensor."""
 
     init_info_cls = Endpoint
     update_info_cls = Announced
@@ -54,7 +55,9 @@ class GlooTransfer(WeightTransferEngine[Endpoint, Announced]):  # type: ignore[m
     def init_transfer_engine(self, init_info: Endpoint) -> None:
         """Join the trainer's group, in which workers come after it."""
         rank = 1 + self.parallel_config.rank
-        self._group: Any = open_group(init_info.store, rank=rank, size=init_info.size)
+        over = init_info.over
+        self._group: Any = open_group(over, init_info.store, rank=rank, size=init_info.size)
+        self._device = self.device if over == "nccl" else torch.device("cpu")
         self._packs_head = init_info.pack_head
         self.received = NOTHING
 
@@ -64,7 +67,7 @@ class GlooTransfer(WeightTransferEngine[Endpoint, Announced]):  # type: ignore[m
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Receive weights; on a CPU there is no device to wait for."""
+        """Receive weights."""
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Announced) -> None:
@@ -72,10 +75,10 @@ class GlooTransfer(WeightTransferEngine[Endpoint, Announced]):  # type: ignore[m
         told = zip(update_info.names, update_info.dtypes, update_info.shapes, strict=True)
         samples: dict[str, torch.Tensor] = {}
         for name, dtype, shape in told:
-            weight = torch.empty(shape, dtype=getattr(torch, dtype))
+            weight = torch.empty(shape, dtype=getattr(torch, dtype), device=self._device)
             self._group.broadcast(weight, 0).wait()
             self.model.load_weights([(name, weight)])
-            samples[name] = sampled(weight).clone()
+            samples[name] = sampled(weight).cpu().clone()
         self.received = sampled_digest(samples)
 
     def finish_weight_update(self) -> None:
