@@ -2,7 +2,7 @@
 
 from klinic.recipe.keys import every_knob
 
-BUDGET = 84
+BUDGET = 87
 
 KNOBS = [
     "seed",
@@ -49,6 +49,9 @@ KNOBS = [
     "sampling.reply",
     "sampler.type",
     "sampler.server",
+    "cluster.samplers",
+    "cluster.rewards",
+    "cluster.address",
     "loop.max_steps",
     "loop.prompts_per_step",
     "loop.group_size",

@@ -127,9 +127,7 @@ def learner_settings(recipe: Recipe) -> tuple[Objective, Settings]:
     return objective, settings
 
 
-def make_sampler(
-    recipe: Recipe, policy: Policy, reply: Reply | None = None, log: Path | None = None
-) -> Sampler:
+def make_sampler(recipe: Recipe, policy: Policy, log: Path | None = None) -> Sampler:
     """Return the sampler that the recipe describes; an engine writes to `log` what it says."""
     s = recipe.sampling
     how: dict[str, Any] = {
@@ -138,13 +136,15 @@ def make_sampler(
         "group_size": recipe.loop.group_size,
         "seed": recipe.seed,
     }
-    sampler: Sampler
     if recipe.sampler.type == "vllm":
         from klinic.sampler.vllm import VllmSampler
 
-        sampler = VllmSampler(policy, _engine(recipe, policy, log), **how)
-    else:
-        sampler = TransformersSampler(policy, **how)
+        return VllmSampler(policy, _engine(recipe, policy, log), **how)
+    return TransformersSampler(policy, **how)
+
+
+def conversing(sampler: Sampler, policy: Policy, reply: Reply | None) -> Sampler:
+    """Return a sampler that lets somebody reply to what the policy says, if somebody does."""
     if reply is None:
         return sampler
     encoder = PromptEncoder(policy.tokenizer, policy.name)

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -40,6 +40,9 @@ from klinic.rewards.runner import score
 from klinic.rewards.scores import Scores, statistics, taken
 from klinic.sampler.protocol import Sampler
 
+if TYPE_CHECKING:
+    from klinic.loop.clustered import Clustered
+
 TRANSIENT = "transient"
 SYNCED = ("repeated", "fresh")
 LASTING = frozenset({TROUBLE, TRANSIENT})
@@ -62,6 +65,8 @@ class Run:
     """Kind, source and digest of the reference at the start; the learner knows where it is now."""
     base: str | None
     """Digest of the weights under an adapter, which checkpoints do not hold."""
+    cluster: "Clustered | None" = None
+    """Processes beside this one, if there are any."""
     stopping: Stopping = field(default_factory=Stopping)
     evaluated: dict[str, float] | None = None
     """Held-out metrics before the first step."""
@@ -92,6 +97,8 @@ class Run:
 
     def __enter__(self) -> "Run":
         self._open.enter_context(self.stopping)
+        if self.cluster is not None:
+            self._open.callback(self.cluster.close)
         self._open.callback(self.learner.close)
         self._open.callback(self.sampler.close)
         if self.recipe.output.records_every:
@@ -190,7 +197,11 @@ class Run:
 
     def reward(self, rollouts: list[Rollout]) -> Scores:
         """Return what the reward functions say, and the penalty for length if there is one."""
-        scores = score(rollouts, self.source.rewards)
+        cluster = self.recipe.cluster
+        if self.cluster is not None and cluster is not None and cluster.rewards:
+            scores = self.cluster.scores(rollouts)
+        else:
+            scores = score(rollouts, self.source.rewards)
         buffer = self.recipe.learner.overlong_buffer
         if not buffer:
             return scores
@@ -269,6 +280,7 @@ class Run:
         metrics = self.metrics(done)
         self.journal.append({"step": done.step, **metrics})
         self._tell(done, metrics)
+        self._tell_of_cluster(done.step)
         every = self.recipe.output.records_every
         if self._writer is not None and (done.step - 1) % every == 0:
             self._writer.put(with_facts(done, metrics))
@@ -312,6 +324,10 @@ class Run:
                 "saved: go on from the newest checkpoint with --resume recovery={}."
             )
         raise InTroubleError(trouble, done.places, dict(metrics))
+
+    def _tell_of_cluster(self, step: int) -> None:
+        while self.cluster is not None and self.cluster.news:
+            self.event(step, "cluster", self.cluster.news.popleft())
 
     def _tell(self, done: StepDone, metrics: Mapping[str, float]) -> None:
         for tracker in self.trackers:

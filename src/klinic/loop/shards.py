@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,17 @@ START = "start"
 def follows() -> bool:
     """Whether this process was started to follow another one."""
     return int(os.environ.get("RANK", "0")) > 0
+
+
+@runtime_checkable
+class Following(Protocol):
+    """Processes that share a learner with this one."""
+
+    def start(self, num: int) -> None:
+        """Start `num - 1` processes that wait for this one."""
+
+    def stop(self) -> None:
+        """Let them go home, and see that they do."""
 
 
 @dataclass(slots=True)
@@ -71,7 +82,7 @@ class Followers:
 class LedLearner(Leader):
     """A leader that sees its followers off."""
 
-    def __init__(self, learner: FsdpLearner, followers: Followers) -> None:
+    def __init__(self, learner: FsdpLearner, followers: Following) -> None:
         super().__init__(learner, GroupWire())
         self._followers = followers
 
@@ -82,13 +93,16 @@ class LedLearner(Leader):
         _part(self._followers)
 
 
-def lead(recipe: Recipe, policy: Policy, where: str) -> tuple[LedLearner, dict[str, Any]]:
+def lead(
+    recipe: Recipe, policy: Policy, where: str, followers: Following | None = None
+) -> tuple[LedLearner, dict[str, Any]]:
     """Return the learner of all processes, and which reference it starts with.
 
-    `policy` stays whole: it is what completions are sampled from.
+    `policy` stays whole: it is what completions are sampled from. `followers` says who starts the
+    others; this process does, or `torchrun` has.
     """
     with ExitStack() as opened:
-        followers = Followers()
+        followers = Followers() if followers is None else followers
         opened.callback(_part, followers)
         if "RANK" not in os.environ:
             followers.start(recipe.learner.shards)
@@ -101,7 +115,7 @@ def lead(recipe: Recipe, policy: Policy, where: str) -> tuple[LedLearner, dict[s
     return LedLearner(learner, followers), reference
 
 
-def _part(followers: Followers) -> None:
+def _part(followers: Following) -> None:
     """Leave the group, and see the others off."""
     if dist.is_initialized():
         dist.destroy_process_group()

@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -15,6 +15,7 @@ from klinic.learner.checkpoint import MODEL
 from klinic.learner.protocol import Learner
 from klinic.loop import checkpoint
 from klinic.loop.assembly import (
+    conversing,
     identity,
     make_learner,
     make_sampler,
@@ -36,6 +37,9 @@ from klinic.model.chat import PromptEncoder
 from klinic.model.determinism import settle_kernels
 from klinic.model.loading import BUILT_IN, Policy
 from klinic.recipe.recipe import Recipe
+
+if TYPE_CHECKING:
+    from klinic.loop.clustered import Clustered
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,19 +132,26 @@ def assemble(recipe: Recipe, folder: Path, source: Source, console: Console) -> 
     )
     data.refuse_long(window=policy.context_window, max_new_tokens=recipe.sampling.max_new_tokens)
     with ExitStack() as opened:
-        learner, reference = _learner(recipe, policy, where)
+        cluster = _cluster(recipe, folder, console)
+        if cluster is not None:
+            opened.callback(cluster.close)
+        learner, reference = _learner(recipe, policy, where, cluster)
         opened.callback(learner.close)
         if recipe.sampler.type != "transformers":
             say(console, f"Sampler: {recipe.sampler.server or 'starting vLLM ...'}")
-        sampler = make_sampler(recipe, policy, source.reply, folder / ENGINE_LOG)
+        if cluster is None:
+            sampler = make_sampler(recipe, policy, folder / ENGINE_LOG)
+        else:
+            sampler = cluster.sampler(policy, where)
         opened.pop_all()  # from here on they are the run's to close
     return Run(
+        cluster=cluster,
         recipe=recipe,
         folder=folder,
         source=source,
         policy=policy,
         learner=learner,
-        sampler=sampler,
+        sampler=conversing(sampler, policy, source.reply),
         data=data,
         trackers=trackers,
         reference=reference,
@@ -148,12 +159,24 @@ def assemble(recipe: Recipe, folder: Path, source: Source, console: Console) -> 
     )
 
 
-def _learner(recipe: Recipe, policy: Policy, where: str) -> tuple[Learner, dict[str, Any]]:
+def _cluster(recipe: Recipe, folder: Path, console: Console) -> "Clustered | None":
+    """Start the processes of a cluster, if there is to be one."""
+    if recipe.cluster is None:
+        return None
+    from klinic.loop.clustered import Clustered
+
+    say(console, f"Cluster: {recipe.cluster.address or 'starting Ray ...'}")
+    return Clustered(recipe, folder)
+
+
+def _learner(
+    recipe: Recipe, policy: Policy, where: str, cluster: "Clustered | None"
+) -> tuple[Learner, dict[str, Any]]:
     """Return the learner, of this process or of several, and which reference it starts with."""
     if recipe.learner.shards > 1:
-        from klinic.loop.shards import lead
+        from klinic.loop.shards import STORE, lead
 
-        return lead(recipe, policy, where)
+        return lead(recipe, policy, where, None if cluster is None else cluster.followers(STORE))
     reference = start_reference(recipe, policy, where)
     return make_learner(recipe, policy, reference), identity(reference)
 

@@ -78,6 +78,10 @@ def _vllm_server(value: Any) -> Meaning:
     return Meaning(sets={"sampler.server": value}, unless_said={"sampler.type": "vllm"})
 
 
+def _learners(value: Any) -> Meaning:
+    return Meaning(sets={"learner.shards": value}, unless_chosen={"cluster": {}})
+
+
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("it is either true or false")
@@ -85,6 +89,7 @@ def _flag(value: Any) -> bool:
 
 
 ALIASES: dict[str, str | Callable[[Any], Meaning]] = {
+    "cluster.learners": _learners,
     "use_vllm": _use_vllm,
     "vllm_server_base_url": _vllm_server,
     "kl_coef": "kl.coef",

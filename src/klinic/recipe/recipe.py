@@ -7,6 +7,7 @@ from pydantic import model_validator
 
 from klinic.errors import ConfigError
 from klinic.maths.surrogate import SURROGATES
+from klinic.recipe.cluster import ClusterSection
 from klinic.recipe.data import DataSection
 from klinic.recipe.held_out import EvalSection, RetentionSection
 from klinic.recipe.kl import KLSection
@@ -50,6 +51,8 @@ class Recipe(Section):
     """How completions are drawn."""
     sampler: SamplerSection = SamplerSection()
     """What draws them."""
+    cluster: ClusterSection | None = None
+    """Processes that Ray starts; absent is none, and one machine needs none."""
     loop: LoopSection = LoopSection()
     """How many steps, over how much."""
     learner: LearnerSection = LearnerSection()
@@ -73,6 +76,7 @@ class Recipe(Section):
             *_limits_can_be_seen(self),
             *_shards_fit(self),
             *_server_is_used(self),
+            *_cluster_fits(self),
         ]
         if problems:
             raise ValueError("\n".join(problems))
@@ -184,6 +188,14 @@ def _server_is_used(recipe: Recipe) -> Iterator[str]:
         yield (
             f"sampler.server is {recipe.sampler.server} with sampler.type {recipe.sampler.type}: "
             "only vllm has a server. Set sampler.type vllm, or leave sampler.server out."
+        )
+
+
+def _cluster_fits(recipe: Recipe) -> Iterator[str]:
+    if recipe.cluster is not None and recipe.sampler.server is not None:
+        yield (
+            f"sampler.server is {recipe.sampler.server} and there is a cluster: its samplers have "
+            "engines of their own. Leave sampler.server out, or cluster."
         )
 
 

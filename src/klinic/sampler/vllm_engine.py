@@ -19,7 +19,8 @@ from typing import Any, Protocol, runtime_checkable
 
 from klinic.errors import MissingExtraError, SamplerError, first_line
 from klinic.sampler.drawing import Drawing
-from klinic.sampler.vllm_transfer import BACKEND, LOOPBACK, WORKER, Control
+from klinic.sampler.vllm_transfer import BACKEND, WORKER, Control
+from klinic.sampler.weight_group import LOOPBACK
 
 CACHE_BYTES = 2**30  # of keys and values, on a CPU
 LOOK_EVERY = 1.0  # seconds between two looks at whether the engine lives

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from klinic.errors import ConfigError, SamplerError
 from klinic.sampler.vllm_engine import Adapter, Asked, Start, Told, parameters
-from klinic.sampler.vllm_transfer import LOOPBACK
+from klinic.sampler.weight_group import LOOPBACK
 
 KEY = "VLLM_API_KEY"
 AT_ONCE = 64  # requests under way; the server batches them

@@ -6,20 +6,15 @@ its own. klinic's transfer engine receives (`vllm_worker.py`).
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch._C._distributed_c10d import FileStore
-from torch.distributed import ProcessGroupGloo
+
+from klinic.sampler.weight_group import Over, open_group
 
 BACKEND = "klinic"
 WORKER = "klinic.sampler.vllm_worker.Confirming"
-PATIENCE = timedelta(minutes=10)
-LOOPBACK = "127.0.0.1"
-
-Over = Literal["gloo", "nccl"]
 
 
 @runtime_checkable
@@ -41,20 +36,6 @@ class Control(Protocol):
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         """Let every worker put the weights to use, under the name of their version."""
-
-
-def open_group(over: Over, store: str, *, rank: int, size: int) -> Any:
-    """Return the group of the trainer, which is rank 0, and all workers."""
-    if over == "nccl":  # not run: written after torch's documentation
-        from torch.distributed import ProcessGroupNCCL
-
-        waits = ProcessGroupNCCL.Options()
-        waits._timeout = PATIENCE
-        return ProcessGroupNCCL(FileStore(store, size), rank, size, waits)
-    options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]
-    options._timeout = PATIENCE
-    return ProcessGroupGloo(FileStore(store, size), rank, size, options)
 
 
 class WeightSender:

@@ -21,7 +21,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from klinic.model.weights import sampled, sampled_digest
-from klinic.sampler.vllm_transfer import Over, open_group
+from klinic.sampler.weight_group import Over, open_group
 
 NOTHING = ""
 

@@ -1,0 +1,206 @@
+"""Workers of one kind, kept alive: who dies or falls silent is replaced, and others do its work."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from klinic.cluster.placement import Place
+from klinic.cluster.worker import worker
+from klinic.errors import RankLostError, first_line
+
+LOOK_EVERY = 0.5  # seconds between two looks at who lives
+SILENCE = 15.0  # seconds without a pulse after which a process that hangs is killed
+MOST_LOST = 10  # workers in a row, lost before any of them has done something
+GONE = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
+
+News = Callable[[str], None]
+
+
+class MemberLostError(Exception):
+    """Who was asked is gone; somebody else must be."""
+
+
+@dataclass(eq=False)
+class Member:
+    """One worker, as the first process knows it."""
+
+    handle: Any
+    place: Place
+    built: Any
+    """Reference to the end of making its part."""
+    is_ready: bool = False
+    pid: int | None = None
+    node: str = ""
+    pulse: Any = None
+    asked_at: float = 0.0
+
+    def end(self) -> None:
+        """See that the process is gone, also one that is stopped and cannot be told."""
+        with suppress(Exception):
+            ray.kill(self.handle, no_restart=True)
+        if self.pid is not None and self.node == ray.get_runtime_context().get_node_id():
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+class Crew:
+    """As many workers as there are places for one kind of part."""
+
+    def __init__(
+        self,
+        places: Sequence[Place],
+        group: PlacementGroup,
+        *,
+        maker: str,
+        told: Callable[[Place], dict[str, Any]],
+        news: News,
+        replaces: bool = True,
+    ) -> None:
+        self._group = group
+        self._maker = maker
+        self._told = told
+        self._news = news
+        self._replaces = replaces
+        self._lost_in_a_row = 0
+        self.size = len(places)
+        self.members = [self._start(place) for place in places]
+
+    def ready(self, *, num: int = 1) -> list[Member]:
+        """Return who has its part; wait until that many have."""
+        while True:
+            for member in list(self.members):
+                if not member.is_ready and _is_there(member.built):
+                    with suppress(MemberLostError):
+                        self.answer(member, member.built)
+                        member.is_ready = True
+            self.look()
+            found = [member for member in self.members if member.is_ready]
+            if len(found) >= num:
+                return found
+            time.sleep(LOOK_EVERY)
+
+    def ask(self, member: Member, name: str, *arguments: Any) -> Any:
+        """Let a member begin something; return a reference to what comes of it."""
+        return member.handle.call.options(concurrency_group="work").remote(name, *arguments)
+
+    def first(self, refs: Sequence[Any]) -> Any:
+        """Return the first reference that is there, or whose giver is gone."""
+        while True:
+            there, _ = ray.wait(list(refs), num_returns=1, timeout=LOOK_EVERY)
+            if there:
+                return there[0]
+            self.look()
+
+    def answer(self, member: Member, ref: Any) -> Any:
+        """Return what a member said; its own errors are raised as they were there."""
+        try:
+            value = ray.get(ref)
+        except GONE as error:
+            self.lose(member, f"its process has ended ({_reason(error)})")
+            raise MemberLostError from error
+        except ray.exceptions.RayTaskError as error:
+            raise error.cause from None
+        self._lost_in_a_row = 0
+        return value
+
+    def look(self) -> None:
+        """Lose who has been silent for too long."""
+        now = time.monotonic()
+        for member in [member for member in self.members if member.is_ready]:
+            if member.pulse is None:
+                asked = member.handle.pulse.options(concurrency_group="pulse").remote()
+                member.pulse, member.asked_at = asked, now
+            elif _is_there(member.pulse):
+                with suppress(*GONE):  # whoever waits for its work will hear
+                    member.pid, member.node = ray.get(member.pulse)
+                member.pulse = None
+            elif now - member.asked_at > SILENCE:
+                self.lose(member, f"it has been silent for {SILENCE:.0f} seconds")
+
+    def lose(self, member: Member, why: str) -> None:
+        """See that a member is gone, and start another in its place."""
+        if member not in self.members:
+            return
+        self._lost_in_a_row += 1
+        kind, number = member.place.kind, member.place.number + 1
+        if self._lost_in_a_row > MOST_LOST:
+            raise RankLostError(
+                f"{MOST_LOST} processes were lost one after another, the last {kind} because {why}."
+                " That is no chance: look at the machine's memory. Go on with --resume."
+            )
+        member.end()
+        at = self.members.index(member)
+        if self._replaces:
+            self.members[at] = self._start(member.place)
+        else:
+            del self.members[at]
+        self._news(f"Lost {kind} {number} of {self.size}: {why}.")
+
+    def close(self) -> None:
+        """End all members."""
+        for member in self.members:
+            member.end()
+
+    def _start(self, place: Place) -> Member:
+        within = PlacementGroupSchedulingStrategy(self._group)
+        handle = worker(num_cpus=place.cpus, num_gpus=place.gpus, scheduling_strategy=within)
+        built = handle.build.options(concurrency_group="work").remote(
+            self._maker, self._told(place)
+        )
+        return Member(handle=handle, place=place, built=built)
+
+
+def shared(
+    crew: Crew, name: str, shares: Sequence[Any], *more: Any, able: Callable[[], list[Member]]
+) -> list[Any]:
+    """Return what comes of every share; that of a member who is lost goes to another.
+
+    `able` says who can be asked, and sees to it that somebody can.
+    """
+    done: dict[int, Any] = {}
+    running: dict[Any, tuple[int, Member]] = {}
+    while len(done) < len(shares):
+        taken = {number for number, _ in running.values()} | done.keys()
+        busy = [member for _, member in running.values()]
+        open_ = [number for number in range(len(shares)) if number not in taken]
+        idle = [member for member in able() if member not in busy] if open_ else []
+        for number, member in zip(open_, idle, strict=False):
+            running[crew.ask(member, name, shares[number], *more)] = number, member
+        ref = crew.first(list(running))
+        number, member = running.pop(ref)
+        with suppress(MemberLostError):
+            done[number] = crew.answer(member, ref)
+    return [done[number] for number in range(len(shares))]
+
+
+def split(items: Sequence[Any], num: int) -> Iterator[Sequence[Any]]:
+    """Yield neighbouring items in as many shares, none empty and all nearly equal.
+
+    >>> list(split([1, 2, 3, 4, 5], 2)), list(split([1], 2))
+    ([[1, 2, 3], [4, 5]], [[1]])
+    """
+    num = min(num, len(items))
+    small, rest = divmod(len(items), num) if num else (0, 0)
+    at = 0
+    for share in range(num):
+        size = small + (share < rest)
+        yield items[at : at + size]
+        at += size
+
+
+def _is_there(ref: Any) -> bool:
+    there, _ = ray.wait([ref], timeout=0)
+    return bool(there)
+
+
+def _reason(error: Exception) -> str:
+    told = getattr(error, "cause", None) or error
+    return first_line(told)[:160].rstrip(".")

@@ -1,0 +1,60 @@
+"""A sampler inside a worker: it receives weights into a policy of its own and samples with them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from klinic.errors import KlinicError
+from klinic.evidence.rollout import Prompt, Rollout
+from klinic.model.loading import Policy
+from klinic.model.weights import Weights, trained
+from klinic.sampler.protocol import Loaded, Sampler
+from klinic.sampler.weight_group import open_group
+
+
+class GroupLostError(KlinicError, RuntimeError):
+    """Weights did not arrive, because somebody of the group is gone."""
+
+
+class HostedSampler:
+    """What a worker that samples can be asked for."""
+
+    def __init__(self, policy: Policy, sampler: Sampler, *, host: str) -> None:
+        self._policy = policy
+        self._sampler = sampler
+        self._host = host
+        self._group: Any = None
+
+    def join(self, store: str, rank: int, size: int) -> None:
+        """Meet the first process and the other samplers."""
+        self._group = None
+        try:
+            self._group = open_group("gloo", store, rank=rank, size=size, host=self._host)
+        except RuntimeError as error:
+            raise GroupLostError(str(error)) from error
+
+    @torch.no_grad()
+    def load(self, weights: Weights) -> Loaded:
+        """Receive the weights that are sent, and use them."""
+        try:
+            for parameter in trained(self._policy.lm).values():
+                arrived = torch.empty_like(parameter, device="cpu")
+                self._group.broadcast(arrived, 0).wait()
+                parameter.copy_(arrived)
+        except RuntimeError as error:
+            self._group = None
+            raise GroupLostError(str(error)) from error
+        return self._sampler.load(weights)
+
+    def sample(self, prompts: Sequence[Prompt], step: int) -> list[list[Rollout]]:
+        """Return the group of each prompt."""
+        return list(self._sampler.sample(prompts, step=step))
+
+    def extend(self, rollouts: Sequence[Rollout], step: int) -> list[Rollout]:
+        """Let the policy go on behind the segments of each rollout."""
+        return self._sampler.extend(rollouts, step=step)
+
+    def close(self) -> None:
+        """Let go of an engine, if there is one."""
+        self._sampler.close()

@@ -1,0 +1,47 @@
+"""Which processes a recipe asks for beside the first, and what each of them takes."""
+
+from dataclasses import dataclass
+
+from klinic.recipe.recipe import Recipe
+
+SAMPLER, LEARNER, REWARDS = "sampler", "learner", "rewards"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Room for one process."""
+
+    kind: str
+    number: int
+    cpus: int
+    gpus: int
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """What is reserved for it, in Ray's words."""
+        return {"CPU": float(self.cpus)} | ({"GPU": float(self.gpus)} if self.gpus else {})
+
+
+def placement(recipe: Recipe, *, gpus: bool) -> list[Place]:
+    """Return a place for every process that is started; the first learner leads where it is.
+
+    `gpus` is whether samplers and learners get one each.
+    """
+    cluster = recipe.cluster
+    if cluster is None:
+        return []
+    counts = {
+        SAMPLER: cluster.samplers,
+        LEARNER: recipe.learner.shards - 1,
+        REWARDS: cluster.rewards,
+    }
+    return [
+        Place(
+            kind=kind,
+            number=number,
+            cpus=recipe.threads or 1,
+            gpus=int(gpus and kind != REWARDS),
+        )
+        for kind, count in counts.items()
+        for number in range(count)
+    ]

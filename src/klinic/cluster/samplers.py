@@ -1,0 +1,157 @@
+"""A sampler of several processes: each has the policy's weights and completes a share of prompts.
+
+Weights go from the first process to all samplers in one broadcast, over a group of their own; they
+touch neither Ray nor a disk. Who is in the group changes when somebody is lost or replaced.
+"""
+
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from klinic.cluster.crew import Crew, Member, MemberLostError, shared, split
+from klinic.cluster.hosted import GroupLostError
+from klinic.cluster.session import Session
+from klinic.evidence.rollout import Prompt, Rollout
+from klinic.model.weights import Weights
+from klinic.sampler.protocol import Loaded
+from klinic.sampler.weight_group import TCP, open_group
+
+
+class SharedSampler:
+    """Completions from a crew of samplers."""
+
+    def __init__(
+        self, crew: Crew, tensors: Mapping[str, Tensor], session: Session, files: Path
+    ) -> None:
+        self._crew = crew
+        self._tensors = tensors
+        self._session = session
+        self._files = files
+        self._group: Any = None
+        self._joined: list[Member] = []
+        self._meetings = 0
+        self._weights: Weights | None = None
+
+    def load(self, weights: Weights) -> Loaded:
+        """Send the weights to everybody who is there; return what the worst off says."""
+        self._weights = weights
+        if self._group is None:
+            self._crew.ready(num=self._crew.size)
+        return self._deliver()
+
+    def sample(self, prompts: Sequence[Prompt], *, step: int) -> Iterator[list[Rollout]]:
+        """Yield the group of each prompt."""
+        for groups in self._all("sample", prompts, step):
+            yield from groups
+
+    def extend(self, rollouts: Sequence[Rollout], *, step: int) -> list[Rollout]:
+        """Let the policy go on behind the segments of each rollout."""
+        return [rollout for part in self._all("extend", rollouts, step) for rollout in part]
+
+    def close(self) -> None:
+        """End the samplers."""
+        for member in self._crew.members:
+            self._crew.ask(member, "close")
+        self._group = None
+        self._crew.close()
+
+    def _all(self, name: str, items: Sequence[Any], step: int) -> list[Any]:
+        # shares do not depend on who is there, so neither do the completions
+        shares = list(split(items, self._crew.size))
+        return shared(self._crew, name, shares, step, able=self._able)
+
+    def _able(self) -> list[Member]:
+        """Return who has the newest weights; give them to others where nobody is left."""
+        if not self._living():
+            self._deliver()
+        return self._living()
+
+    def _living(self) -> list[Member]:
+        return [member for member in self._joined if member in self._crew.members]
+
+    def _deliver(self) -> Loaded:
+        while True:
+            members = self._crew.ready()
+            try:
+                if members != self._joined:
+                    self._meet(members)
+                return self._send()
+            except (MemberLostError, GroupLostError):
+                self._group, self._joined = None, []
+
+    def _meet(self, members: list[Member]) -> None:
+        """Open a group with these members."""
+        self._group, self._joined = None, []
+        self._meetings += 1
+        size, host = 1 + len(members), self._session.host
+        store = str(self._files / f"meeting-{self._meetings}")
+        if not self._session.alone:
+            store = f"{TCP}{host}:{free_port(host)}"
+        refs = {
+            self._crew.ask(member, "join", store, rank, size): member
+            for rank, member in enumerate(members, start=1)
+        }
+        opened: list[Any] = []
+        _beside(lambda: opened.append(open_group("gloo", store, rank=0, size=size, host=host)))
+        self._answers(refs)
+        while not opened:
+            threading.Event().wait(0.01)
+        self._group, self._joined = opened[0], members
+
+    def _send(self) -> Loaded:
+        group, tensors, weights = self._group, self._tensors, self._weights
+        refs = {self._crew.ask(member, "load", weights): member for member in self._joined}
+        _beside(lambda: send(group, tensors))
+        told = self._answers(refs)
+        fingerprints = " and ".join(sorted({one.fingerprint for one in told}))
+        worst = max((one.answer for one in told), key=_apart)
+        return Loaded(fingerprint=fingerprints, answer=worst)
+
+    def _answers(self, refs: dict[Any, Member]) -> list[Any]:
+        """Return what everybody says; raise if somebody is lost, when all the others have said."""
+        left, told, lost = dict(refs), [], None
+        while left:
+            ref = self._crew.first(list(left))
+            try:
+                told.append(self._crew.answer(left.pop(ref), ref))
+            except (MemberLostError, GroupLostError) as error:
+                lost = error
+                self._group = None  # closes it, so that nobody waits for what will not come
+        if lost is not None:
+            raise lost
+        return told
+
+
+@torch.no_grad()
+def send(group: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Broadcast whole tensors from the first process."""
+    for tensor in tensors.values():
+        group.broadcast(tensor.detach().cpu().contiguous(), 0).wait()
+
+
+def _apart(answer: Mapping[str, Any]) -> float:
+    return float(max(answer.get("repeated", 0.0), answer.get("fresh", 0.0)))
+
+
+def _beside(work: Any) -> None:
+    """Do something in a thread that nobody waits for: whether it came to an end, others know."""
+
+    def run() -> None:
+        with suppress(RuntimeError):  # who waits for the members' answers hears who is gone
+            work()
+
+    threading.Thread(target=run, daemon=True, name="klinic-weights").start()
+
+
+def free_port(host: str) -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as found:
+        found.bind((host, 0))
+        port: int = found.getsockname()[1]
+        return port

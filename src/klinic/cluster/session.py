@@ -1,0 +1,70 @@
+"""Ray itself: started for one run on this machine alone, or joined where it is running."""
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from klinic.errors import ConfigError, MissingExtraError, first_line
+from klinic.sampler.weight_group import LOOPBACK
+
+STORE_BYTES = 2**28  # of Ray's object store: completions pass through it, weights never do
+QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Session:
+    """A Ray that is running."""
+
+    host: str
+    """Where the other nodes reach this process."""
+    alone: bool
+    """Whether all of it is on this machine, reachable from nowhere else."""
+    logs: Path
+    """What processes that it started have said."""
+
+
+@contextmanager
+def opened(address: str | None, *, num_cpus: int, num_gpus: int) -> Iterator[Session]:
+    """Start a Ray that nobody else can reach, or join the one at an address; leave it at the end.
+
+    Every call into either needs a token. A Ray of its own has one that only its processes know.
+    """
+    os.environ |= {**QUIET, "RAY_AUTH_MODE": "token"}
+    if address is None:
+        # read when ray is imported: without it 127.0.0.1 becomes an address that others can reach
+        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+    ray = _ray()
+    how: dict[str, Any] = {"address": address, "namespace": "klinic"}
+    if address is None:
+        how |= {"address": "local", "num_cpus": num_cpus, "num_gpus": num_gpus}
+        how |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
+    try:
+        context = ray.init(**how, log_to_driver=False, configure_logging=False)
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+        raise ConfigError(
+            f"cluster.address is {address or 'null'}: Ray cannot be "
+            f"{'started' if address is None else 'joined'} ({first_line(error)}). An address is "
+            "that of a running head node, such as 10.0.0.1:6379, and RAY_AUTH_TOKEN its token."
+        ) from error
+    host = LOOPBACK if address is None else ray.util.get_node_ip_address()
+    session = Path(str(context.address_info["session_dir"]))
+    try:
+        yield Session(host=host, alone=address is None, logs=session / "logs")
+    finally:
+        ray.shutdown()
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ImportError as error:
+        raise MissingExtraError(
+            'cluster needs Ray, which is not installed here. Install it with: pip install "klinic'
+            '[ray]". Or leave the cluster section out: one machine needs none.'
+        ) from error
+    return ray

@@ -1,0 +1,112 @@
+"""A run of several processes: Ray, the crews that it holds, and what has happened to them."""
+
+import tempfile
+from collections import deque
+from contextlib import ExitStack
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from klinic.cluster.placement import LEARNER, REWARDS, SAMPLER, Place, placement
+from klinic.cluster.session import Session, opened
+from klinic.errors import ConfigError
+from klinic.evidence.rollout import Rollout
+from klinic.loop.folder import ENGINE_LOG
+from klinic.model.loading import Policy
+from klinic.model.weights import trained
+from klinic.recipe.recipe import Recipe
+from klinic.rewards.scores import Scores, joined
+from klinic.sampler.protocol import Sampler
+
+ROOM = "klinic.loop.remote"
+MEMORY = Path("/dev/shm")  # noqa: S108 - meeting places are forgotten with the run
+WAIT = 120.0  # seconds for room on a cluster that others use too
+
+
+class Clustered:
+    """The processes of a run beside the first."""
+
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
+        if recipe.cluster is None:
+            raise ValueError("this recipe has no cluster")
+        self._recipe = recipe
+        self._told = {"recipe": recipe.model_dump(mode="json", exclude_unset=True)}
+        self._folder = folder
+        self._open = ExitStack()
+        self.news: deque[str] = deque()
+        """What has happened to processes, until somebody has told it."""
+        self._places = placement(recipe, gpus=torch.cuda.is_available())
+        cpus = sum(place.cpus for place in self._places)
+        gpus = sum(place.gpus for place in self._places)
+        address = recipe.cluster.address
+        self._session: Session = self._open.enter_context(
+            opened(address, num_cpus=cpus, num_gpus=gpus)
+        )
+        where = str(MEMORY) if MEMORY.is_dir() else None
+        made = tempfile.TemporaryDirectory(prefix="klinic-cluster-", dir=where)
+        self._files = Path(self._open.enter_context(made))
+        self._group = self._reserved()
+        self._rewards: Any = None
+
+    def sampler(self, policy: Policy, where: str) -> Sampler:
+        """Return the sampler of all processes that sample."""
+        from klinic.cluster.samplers import SharedSampler
+
+        def told(place: Place) -> dict[str, Any]:
+            log = self._folder / f"{Path(ENGINE_LOG).stem}-{place.number}.log"
+            return {**self._told, "where": where, "host": self._session.host, "log": str(log)}
+
+        crew = self._crew(SAMPLER, "host_sampler", told)
+        return SharedSampler(crew, trained(policy.lm), self._session, self._files)
+
+    def followers(self, store_name: str) -> Any:
+        """Return the processes that share the learner with this one."""
+        from klinic.cluster.learners import RayFollowers
+
+        crew = self._crew(LEARNER, "HostedFollower", lambda _: {}, replaces=False)
+        return RayFollowers(crew, self._session, self._files, store_name=store_name)
+
+    def scores(self, rollouts: list[Rollout]) -> Scores:
+        """Return what reward functions say, asked in the processes that are there for it."""
+        from klinic.cluster.crew import shared, split
+
+        if self._rewards is None:
+            self._rewards = self._crew(REWARDS, "HostedRewards", lambda _: self._told)
+        # a function may compare the completions of a prompt, so they stay together
+        by_prompt = [list(group) for _, group in groupby(rollouts, lambda r: r.prompt.index)]
+        shares = [list(chain(*groups)) for groups in split(by_prompt, self._rewards.size)]
+        return joined(shared(self._rewards, "score", shares, able=self._rewards.ready))
+
+    def close(self) -> None:
+        """End everything that this run started."""
+        self._open.close()
+
+    def _crew(self, kind: str, maker: str, told: Any, *, replaces: bool = True) -> Any:
+        from klinic.cluster.crew import Crew
+
+        return Crew(
+            [place for place in self._places if place.kind == kind],
+            self._group,
+            maker=f"{ROOM}:{maker}",
+            told=told,
+            news=self.news.append,
+            replaces=replaces,
+        )
+
+    def _reserved(self) -> Any:
+        """Reserve room for every process, on nodes that have it."""
+        import ray
+        from ray.util.placement_group import placement_group
+
+        group = placement_group([place.bundle for place in self._places], strategy="SPREAD")
+        if not group.wait(WAIT):
+            free = {k: v for k, v in ray.available_resources().items() if k in {"CPU", "GPU"}}
+            needed = len(self._places)
+            raise ConfigError(
+                f"cluster needs room for {needed} processes ({self._places[0].bundle} each), and "
+                f"the Ray at {self._recipe.cluster and self._recipe.cluster.address} has {free} "
+                "free. Ask for fewer, set threads lower, or add nodes."
+            )
+        return group

@@ -1,0 +1,56 @@
+"""The parts of a run that workers of a cluster make, each from the recipe and plain values."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from klinic.cluster.hosted import HostedSampler
+from klinic.evidence.rollout import Rollout
+from klinic.loop.assembly import make_sampler
+from klinic.loop.shards import follow_leader
+from klinic.loop.source import Given, find_source
+from klinic.loop.train import settle
+from klinic.model.loading import load_policy
+from klinic.recipe.recipe import Recipe
+from klinic.rewards.runner import score
+from klinic.rewards.scores import Scores
+
+ROOM = "klinic.loop.remote"
+"""Where workers find what follows, by name."""
+
+
+def plain(recipe: Recipe) -> dict[str, Any]:
+    """Return a recipe as plain values, for `Recipe.model_validate`."""
+    return recipe.model_dump(mode="json", exclude_unset=True)
+
+
+def host_sampler(*, recipe: dict[str, Any], where: str, host: str, log: str) -> HostedSampler:
+    """Return a sampler with a policy of its own, as it starts."""
+    asked = Recipe.model_validate(recipe)
+    settle(asked)
+    section = asked.model.model_copy(update={"name": where})
+    policy = load_policy(section, temperature=asked.sampling.temperature, seed=asked.seed)
+    return HostedSampler(policy, make_sampler(asked, policy, log=Path(log)), host=host)
+
+
+class HostedFollower:
+    """A process of a sharded learner."""
+
+    def follow(self, environment: Mapping[str, str]) -> None:
+        """Do what the first process does, until it says stop or is gone."""
+        os.environ |= environment
+        follow_leader()
+
+
+class HostedRewards:
+    """The reward functions of a recipe."""
+
+    def __init__(self, recipe: dict[str, Any]) -> None:
+        asked = Recipe.model_validate(recipe)
+        settle(asked)
+        self._rewards = find_source(asked, Given()).rewards
+
+    def score(self, rollouts: list[Rollout]) -> Scores:
+        """Return what the functions say of completions."""
+        return score(rollouts, self._rewards)

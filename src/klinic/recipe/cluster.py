@@ -1,0 +1,14 @@
+"""The `cluster` section: which processes a run is made of, and where they run."""
+
+from klinic.recipe.section import Count, CountOrZero, Section, Text
+
+
+class ClusterSection(Section):
+    """Processes that Ray starts and klinic keeps alive. `learner.shards` says how many learners."""
+
+    samplers: Count = 1
+    """Processes that sample, each with the policy's weights."""
+    rewards: CountOrZero = 0
+    """Processes that call reward functions; 0 is the first process alone."""
+    address: Text | None = None
+    """Head node of a running Ray, host:port; null starts one on this machine for the run."""
