@@ -2,7 +2,7 @@
 
 from klinic.recipe.keys import every_knob
 
-BUDGET = 87
+BUDGET = 88
 
 KNOBS = [
     "seed",
@@ -51,6 +51,7 @@ KNOBS = [
     "sampler.server",
     "cluster.samplers",
     "cluster.rewards",
+    "cluster.max_staleness",
     "cluster.address",
     "loop.max_steps",
     "loop.prompts_per_step",

@@ -151,7 +151,8 @@ class Crew:
 
     def _start(self, place: Place) -> Member:
         within = PlacementGroupSchedulingStrategy(self._group)
-        handle = worker(num_cpus=place.cpus, num_gpus=place.gpus, scheduling_strategy=within)
+        room = {"num_cpus": place.cpus, "num_gpus": place.gpus, "scheduling_strategy": within}
+        handle = worker(place.kind, **room)
         built = handle.build.options(concurrency_group="work").remote(
             self._maker, self._told(place)
         )

@@ -10,8 +10,10 @@ from typing import Any
 
 import ray
 
+from klinic.cluster.placement import LEARNER, REWARDS, SAMPLER
 
-class Part:
+
+class Worker:
     """What a worker is asked for. It imports nothing heavy before it knows its part."""
 
     def __init__(self) -> None:
@@ -31,7 +33,23 @@ class Part:
         return getattr(self._part, name)(*arguments)
 
 
-def worker(**room: Any) -> Any:
+# one class a kind: this is what `ps` and Ray's own tools show
+class SamplerWorker(Worker):
+    """A process that samples."""
+
+
+class LearnerWorker(Worker):
+    """A process that shares the learner."""
+
+
+class RewardsWorker(Worker):
+    """A process that calls reward functions."""
+
+
+KINDS = {SAMPLER: SamplerWorker, LEARNER: LearnerWorker, REWARDS: RewardsWorker}
+
+
+def worker(kind: str, **room: Any) -> Any:
     """Start a worker in some room of the cluster; return how to ask it."""
     # one thread for the work, and one to say that the process lives
-    return ray.remote(concurrency_groups={"work": 1, "pulse": 1}, **room)(Part).remote()
+    return ray.remote(concurrency_groups={"work": 1, "pulse": 1}, **room)(KINDS[kind]).remote()

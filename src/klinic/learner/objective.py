@@ -18,8 +18,9 @@ from klinic.learner.packing import MicroBatch
 from klinic.maths.arrays import sum_after
 from klinic.maths.kl_estimators import kl_term
 from klinic.maths.kl_gradient import others_at_position
-from klinic.maths.kl_inputs import KLInputs, num_saturated
+from klinic.maths.kl_inputs import RATIO_CAP, KLInputs, num_saturated
 from klinic.maths.masked import aggregation_weights, weighted_sum, without_rows
+from klinic.maths.ratio import truncated_weight
 from klinic.maths.surrogate import SURROGATES, PolicyInputs
 from klinic.model.scorer import TokenScores
 
@@ -36,6 +37,8 @@ class Objective:
     clip_high: float
     mask_truncated: bool
     max_new_tokens: int
+    corrects: bool = False
+    """Whether tokens count by their ratio to the sampler, where that was behind the old policy."""
 
     @property
     def needs_vocabulary(self) -> bool:
@@ -146,7 +149,11 @@ def loss_parts(scores: TokenScores, targets: Targets, objective: Objective) -> P
             clip_high=objective.clip_high,
         )
     )
-    policy = weighted_sum(terms, targets.policy_weight)
+    weight = targets.policy_weight
+    if objective.corrects:
+        reported = _reported(targets.logp_sampler, logp_old)
+        weight = weight * truncated_weight(logp=logp_old, logp_sampler=reported, cap=RATIO_CAP)
+    policy = weighted_sum(terms, weight)
     if objective.estimator is None or (targets.logp_ref is None and scores.logp_ref is None):
         return Parts(policy=policy, kl=None, num_saturated=0)
     inputs = kl_inputs(scores, targets, vocabulary=objective.needs_vocabulary)

@@ -31,7 +31,7 @@ class Clustered:
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         if recipe.cluster is None:
             raise ValueError("this recipe has no cluster")
-        self._recipe = recipe
+        self._section = recipe.cluster
         self._told = {"recipe": recipe.model_dump(mode="json", exclude_unset=True)}
         self._folder = folder
         self._open = ExitStack()
@@ -40,9 +40,8 @@ class Clustered:
         self._places = placement(recipe, gpus=torch.cuda.is_available())
         cpus = sum(place.cpus for place in self._places)
         gpus = sum(place.gpus for place in self._places)
-        address = recipe.cluster.address
         self._session: Session = self._open.enter_context(
-            opened(address, num_cpus=cpus, num_gpus=gpus)
+            opened(recipe.cluster.address, num_cpus=cpus, num_gpus=gpus)
         )
         where = str(MEMORY) if MEMORY.is_dir() else None
         made = tempfile.TemporaryDirectory(prefix="klinic-cluster-", dir=where)
@@ -59,7 +58,18 @@ class Clustered:
             return {**self._told, "where": where, "host": self._session.host, "log": str(log)}
 
         crew = self._crew(SAMPLER, "host_sampler", told)
-        return SharedSampler(crew, trained(policy.lm), self._session, self._files)
+        self._live = trained(policy.lm)
+        self._sent = self._live
+        if self._section.max_staleness:  # what is sent must not change while it is
+            self._sent = {name: p.detach().clone() for name, p in self._live.items()}
+        return SharedSampler(crew, self._sent, self._session, self._files)
+
+    @torch.no_grad()
+    def freeze(self) -> None:
+        """Copy the policy's weights, as they are now, to where samplers are sent them from."""
+        if self._sent is not self._live:
+            for name, p in self._live.items():
+                self._sent[name].copy_(p)
 
     def followers(self, store_name: str) -> Any:
         """Return the processes that share the learner with this one."""
@@ -106,7 +116,7 @@ class Clustered:
             needed = len(self._places)
             raise ConfigError(
                 f"cluster needs room for {needed} processes ({self._places[0].bundle} each), and "
-                f"the Ray at {self._recipe.cluster and self._recipe.cluster.address} has {free} "
+                f"the Ray at {self._section.address} has {free} "
                 "free. Ask for fewer, set threads lower, or add nodes."
             )
         return group

@@ -24,7 +24,8 @@ LIBRARIES = (
 def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict[str, Any]:
     """Return the contents of run.json."""
     learner, sampling = recipe.learner, recipe.sampling
-    single = learner.updates_per_batch == 1
+    cluster, updates = recipe.cluster, learner.updates_per_batch
+    single = updates == 1
     return {
         "schema": SCHEMA,
         "klinic": version("klinic"),
@@ -55,8 +56,8 @@ def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict
         "sampler": {
             "kind": recipe.sampler.type,
             "dtype": recipe.model.dtype,
-            "max_version_lag": 0,
-            "shares_weights": recipe.sampler.type == "transformers",
+            "max_version_lag": 0 if cluster is None else cluster.max_staleness * updates,
+            "shares_weights": recipe.sampler.type == "transformers" and cluster is None,
         },
         "shards": learner.shards,
         "estimator": None if recipe.kl is None else recipe.kl.estimator,

@@ -1,5 +1,6 @@
 """A run: the parts that the loop works with, and what is kept of every step."""
 
+import threading
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -91,6 +92,7 @@ class Run:
         self._writer: Records | None = None
         self._doctor: LiveDoctor | None = None
         self._sync: dict[str, Any] = {}
+        self._rewarding = threading.Lock()
         self._named: set[str] = set()
         self.asked: dict[str, dict[str, Any]] = {}
         """What the live parts answered in this step, by question."""
@@ -197,17 +199,20 @@ class Run:
 
     def reward(self, rollouts: list[Rollout]) -> Scores:
         """Return what the reward functions say, and the penalty for length if there is one."""
-        cluster = self.recipe.cluster
-        if self.cluster is not None and cluster is not None and cluster.rewards:
-            scores = self.cluster.scores(rollouts)
-        else:
-            scores = score(rollouts, self.source.rewards)
+        with self._rewarding:  # sampling that runs ahead asks for rewards in a thread of its own
+            scores = self._scores(rollouts)
         buffer = self.recipe.learner.overlong_buffer
         if not buffer:
             return scores
         lengths = np.array([rollout.num_policy_tokens for rollout in rollouts])
         limit = self.recipe.sampling.max_new_tokens
         return with_overlong(scores, overlong(lengths, limit=limit, buffer=buffer))
+
+    def _scores(self, rollouts: list[Rollout]) -> Scores:
+        cluster = self.recipe.cluster
+        if self.cluster is not None and cluster is not None and cluster.rewards:
+            return self.cluster.scores(rollouts)
+        return score(rollouts, self.source.rewards)
 
     def judge(self, gathered: Gathered, step: int) -> StepRecord:
         """Return the chosen completions as a record with rewards and advantages."""

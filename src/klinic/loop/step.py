@@ -1,5 +1,6 @@
 """One step: sample, score, prepare, commit. Everything else is somewhere else."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,14 +31,28 @@ class Scales:
     reward: float
 
 
-def one_step(parts: Parts, state: LoopState, kl: KLSection | None) -> tuple[StepDone, LoopState]:
-    """Make one step; nothing of it is kept yet."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """Completions with their rewards, and the weights they were drawn from."""
+
+    weights: Weights
+    loaded: Loaded
+    gathered: Gathered
+    behind: int | None = None
+    """Updates of the learner that those weights had not seen; None where they see all."""
+
+
+Collect = Callable[[Parts, LoopState, Watch, Clock], Collected]
+
+
+def one_step(
+    parts: Parts, state: LoopState, kl: KLSection | None, collect: Collect | None = None
+) -> tuple[StepDone, LoopState]:
+    """Make one step; nothing of it is kept yet. `collect` says where completions come from."""
     step, clock = state.step + 1, Clock()
     watch = parts.watch(state)
-    with clock.over("sample"):
-        watch.held(parts.learner.sound())
-        weights, loaded = synced(parts, step)
-    gathered = sampled(parts, state, watch, clock)
+    collected = (collect or sampled_now)(parts, state, watch, clock)
+    gathered = collected.gathered
     with clock.over("reward"):
         record = parts.judge(gathered, step)
         watch.judged(gathered, record)
@@ -60,7 +75,12 @@ def one_step(parts: Parts, state: LoopState, kl: KLSection | None) -> tuple[Step
             only_look=none_near,
         )
     done.rollouts = [gathered.rollouts[row] for row in gathered.chosen]
-    done.note(weights_published=weights.fingerprint, weights_loaded=loaded.fingerprint)
+    done.note(
+        weights_published=collected.weights.fingerprint,
+        weights_loaded=collected.loaded.fingerprint,
+    )
+    if collected.behind is not None:
+        done.metrics["sampling/staleness"] = float(collected.behind)
     if kl is not None and kl.rollout_limit is not None:
         done.metrics["completions/kl_dropped"] = float(len(far))
     done.metrics |= controller_metrics(kl, state.kl)
@@ -76,16 +96,18 @@ def one_step(parts: Parts, state: LoopState, kl: KLSection | None) -> tuple[Step
     return done, after
 
 
-def synced(parts: Parts, step: int) -> tuple[Weights, Loaded]:
-    """Let the sampler take over the newest weights, and hear how far it then is from the policy."""
-    weights = parts.learner.publish()
-    loaded = parts.sampler.load(weights)
-    parts.synced(loaded.answer, step)
-    return weights, loaded
+def sampled_now(parts: Parts, state: LoopState, watch: Watch, clock: Clock) -> Collected:
+    """Let the sampler take over the newest weights, hear how far it is from the policy, sample."""
+    with clock.over("sample"):
+        watch.held(parts.learner.sound())
+        weights = parts.learner.publish()
+        loaded = parts.sampler.load(weights)
+        parts.synced(loaded.answer, state.step + 1)
+    gathered = _gathered(parts, state, watch, clock)
+    return Collected(weights=weights, loaded=loaded, gathered=gathered)
 
 
-def sampled(parts: Parts, state: LoopState, watch: Watch, clock: Clock) -> Gathered:
-    """Return completions with their rewards."""
+def _gathered(parts: Parts, state: LoopState, watch: Watch, clock: Clock) -> Gathered:
     try:
         return gather(
             parts,

@@ -22,6 +22,7 @@ from klinic.loop.assembly import (
     start_policy,
     start_reference,
 )
+from klinic.loop.async_loop import run_async_loop
 from klinic.loop.data import Prompts
 from klinic.loop.describe import run_facts
 from klinic.loop.folder import ENGINE_LOG, locked, open_folder, write_recipe
@@ -95,7 +96,7 @@ def _train_in(
                 run.save(state)  # so that there is always somewhere to go back to
         if state.step >= recipe.loop.max_steps:
             say(console, "Nothing left to do. Raise loop.max_steps to go on.")
-        state = run_loop(run, state, recipe.kl)
+        state = _trained(run, state)
     return Result(
         folder=folder,
         step=state.step,
@@ -103,6 +104,14 @@ def _train_in(
         after=_last_evaluation(folder),
         signal=run.stopping.signal,
     )
+
+
+def _trained(run: Run, state: LoopState) -> LoopState:
+    """Train to the end; sampling runs ahead where the recipe allows it."""
+    cluster, kl = run.recipe.cluster, run.recipe.kl
+    if run.cluster is None or cluster is None or not cluster.max_staleness:
+        return run_loop(run, state, kl)
+    return run_async_loop(run, state, kl, most=cluster.max_staleness, freeze=run.cluster.freeze)
 
 
 def say(console: Console, text: str) -> None:

@@ -10,5 +10,7 @@ class ClusterSection(Section):
     """Processes that sample, each with the policy's weights."""
     rewards: CountOrZero = 0
     """Processes that call reward functions; 0 is the first process alone."""
+    max_staleness: CountOrZero = 0
+    """Steps by which sampling may run ahead of training; 0 is that neither overlaps the other."""
     address: Text | None = None
     """Head node of a running Ray, host:port; null starts one on this machine for the run."""
