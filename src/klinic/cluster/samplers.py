@@ -14,9 +14,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from klinic.cluster.crew import Crew, Member, MemberLostError, shared, split
+from klinic.cluster.crew import Crew, Member, MemberLostError
 from klinic.cluster.hosted import GroupLostError
 from klinic.cluster.session import Session
+from klinic.cluster.shares import shared, split
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.model.weights import Weights
 from klinic.sampler.protocol import Loaded

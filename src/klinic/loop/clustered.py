@@ -80,7 +80,7 @@ class Clustered:
 
     def scores(self, rollouts: list[Rollout]) -> Scores:
         """Return what reward functions say, asked in the processes that are there for it."""
-        from klinic.cluster.crew import shared, split
+        from klinic.cluster.shares import shared, split
 
         if self._rewards is None:
             self._rewards = self._crew(REWARDS, "HostedRewards", lambda _: self._told)
