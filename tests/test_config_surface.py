@@ -50,7 +50,7 @@ KNOBS = [
     "sampler.type",
     "sampler.server",
     "cluster.samplers",
-    "cluster.rewards",
+    "cluster.reward_workers",
     "cluster.max_staleness",
     "cluster.address",
     "loop.max_steps",

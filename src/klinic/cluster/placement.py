@@ -33,7 +33,7 @@ def placement(recipe: Recipe, *, gpus: bool) -> list[Place]:
     counts = {
         SAMPLER: cluster.samplers,
         LEARNER: recipe.learner.shards - 1,
-        REWARDS: cluster.rewards,
+        REWARDS: cluster.reward_workers,
     }
     return [
         Place(

@@ -210,7 +210,7 @@ class Run:
 
     def _scores(self, rollouts: list[Rollout]) -> Scores:
         cluster = self.recipe.cluster
-        if self.cluster is not None and cluster is not None and cluster.rewards:
+        if self.cluster is not None and cluster is not None and cluster.reward_workers:
             return self.cluster.scores(rollouts)
         return score(rollouts, self.source.rewards)
 

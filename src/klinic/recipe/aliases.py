@@ -79,7 +79,7 @@ def _vllm_server(value: Any) -> Meaning:
 
 
 def _learners(value: Any) -> Meaning:
-    return Meaning(sets={"learner.shards": value}, unless_chosen={"cluster": {}})
+    return Meaning(sets={"learner.shards": value, "cluster": {}})
 
 
 def _flag(value: Any) -> bool:

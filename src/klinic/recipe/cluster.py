@@ -8,7 +8,7 @@ class ClusterSection(Section):
 
     samplers: Count = 1
     """Processes that sample, each with the policy's weights."""
-    rewards: CountOrZero = 0
+    reward_workers: CountOrZero = 0
     """Processes that call reward functions; 0 is the first process alone."""
     max_staleness: CountOrZero = 0
     """Steps by which sampling may run ahead of training; 0 is that neither overlaps the other."""
