@@ -20,6 +20,7 @@ from klinic.model.loading import num_parameters
 from klinic.model.scale import (
     Accelerator,
     ideal_sync_seconds,
+    kept_bytes,
     learning,
     rows_at_once,
     sampling,
@@ -288,6 +289,11 @@ def test_the_head_is_slow_since_it_is_fp32():
     fast = learning(LLAMA_1B, SIZES, replace(H100, flops_fp32=1e15), num=1)
     assert learnt.computing > 2 * fast.computing
     assert learnt.gathering == 0
+
+
+def test_a_row_keeps_the_inputs_of_its_layers():
+    # tests/model/test_memory.py holds autograd to `hidden` numbers a token and layer
+    assert kept_bytes(LLAMA_8B, SIZES) == 4 * 4096 * 32 * 1000
 
 
 def test_a_sync_goes_through_one_process():

@@ -94,6 +94,12 @@ def cache_bytes(shape: Shape, sizes: StepSizes) -> int:
     return BF16 * shape.num_cached * (sizes.prompt_length + sizes.completion_length)
 
 
+def kept_bytes(shape: Shape, sizes: StepSizes) -> int:
+    """Return what autograd keeps of one row with checkpointing: the input of every layer."""
+    length = sizes.prompt_length + sizes.completion_length
+    return FP32 * shape.hidden * shape.num_layers * length
+
+
 def sampling(shape: Shape, sizes: StepSizes, device: Accelerator, *, num: int) -> float:
     """Return how many seconds `num` accelerators sample for a step."""
     size = smallest_engine(shape, device)

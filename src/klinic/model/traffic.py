@@ -41,7 +41,7 @@ def sent_bytes(sizes: StepSizes) -> float:
     return tokens + PROMPT_TOKEN * sizes.num_prompt_tokens + ROW * sizes.rows
 
 
-def summed_bytes(sizes: StepSizes) -> float:
+def summed_bytes(sizes: StepSizes) -> int | float:
     """Return the bytes of what is summed up over all processes, in each of them."""
     found = sizes.updates * sum(FOUND.values()) + sizes.scores_old * FP32
     if sizes.reference:
