@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from klinic.cli.dry_run import GB, Machine, machine_of
 from klinic.cli.train import FLAGS, train
 from klinic.errors import ConfigError, DataError
+from klinic.model.memory import state_bytes
 
 QWEN = Path(__file__).parents[2] / "recipes" / "shapes" / "qwen2.5-7b-instruct"
 RECIPE = """
@@ -79,6 +80,44 @@ def test_json_says_the_same(folder):
     peak = told["memory"]["peak"]
     assert peak["phase"] == highest
     assert peak["bytes"] == sum(phases[highest].values()) + told["memory"]["overhead"]
+
+
+@pytest.mark.torch
+def test_a_step_is_counted_beside_its_memory(folder):
+    from klinic.learner.local import LOOK_EVERY
+
+    told = answer("--gpus", "8", "--gpu-memory", "80", "learner.shards=2")
+    step, phases = told["step"], told["memory"]["phases"]
+    # 2 prompts of up to 5 tokens, 3 completions of 5 each; 4 layers, 2 heads of 32 numbers
+    assert step["num_tokens"] == 30
+    assert step["cache_per_token"] == 2 * 4 * 2 * 32 * 4
+    assert step["synced"] == 4 * told["num_trainable"]
+    assert step["sent"] == round(30 * 21.125 + 6 * 5 * 8 + 6 * 112)
+    flop = step["flop"]
+    kl = flop["reference"] + flop["apart"]
+    learning = kl + flop["scoring"] + flop["updating"]
+    assert step["kl_share"] == pytest.approx(kl / learning)
+    assert flop["apart"] == pytest.approx(flop["updating"] / LOOK_EVERY)
+    # what both ways of counting know is equal, but for buffers and the step that looks closer
+    held = state_bytes(
+        num_parameters=told["num_parameters"],
+        num_trained=told["num_trainable"],
+        num_reference=told["num_parameters"],
+    )
+    for kind in ("weights", "reference", "optimiser"):
+        assert phases["updating"][kind] == pytest.approx(held[kind], rel=1e-3), kind
+    split = told["device"]["split"]
+    assert split["samplers"] + split["learners"] == 8
+
+
+@pytest.mark.torch
+def test_the_cost_of_a_step_is_told(folder):
+    text = dry_run("--gpus", "8", "--gpu-memory", "80")
+    assert "none: it draws from those that are trained" in text
+    assert "record to the others" not in text
+    assert "what the KL adds" in text
+    assert "Best division with samplers on GPUs of their own" in text
+    assert "what the KL adds" not in dry_run("kl=null")
 
 
 @pytest.mark.torch

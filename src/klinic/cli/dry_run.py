@@ -2,22 +2,26 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from klinic.cli.printing import print_json
+from klinic.cli.printing import GB, print_json, size
+from klinic.cli.step_cost import cost_fields, cost_rows, split_fields, split_lines
 from klinic.errors import ConfigError
 from klinic.model.memory import GATHERED, KINDS, Device, largest, per_device
+from klinic.model.scale import Accelerator
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from klinic.loop.cost import Cost
     from klinic.loop.forecast import Forecast
+    from klinic.model.scale import Split
     from klinic.recipe.loading import Loaded
     from klinic.recipe.recipe import Recipe
 
-MB, GB = 2**20, 2**30
 STATUS = Path("/proc/self/status")
 OVERHEAD = "libraries"
 ORDER = (*KINDS, GATHERED, OVERHEAD)
@@ -31,6 +35,11 @@ class Machine:
     memory: int
     """Bytes of each."""
 
+    @property
+    def accelerator(self) -> Accelerator:
+        """One of them; what is not known of it is assumed."""
+        return Accelerator(memory=self.memory)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -41,7 +50,9 @@ class Answer:
     """None where the model's config cannot be reached."""
     overhead: int
     machine: Machine | None
-    device: Device | None
+    cost: "Cost | None" = None
+    device: Device | None = None
+    split: "Split | None" = None
 
     @property
     def unknown(self) -> str:
@@ -77,13 +88,15 @@ def dry_run(loaded: "Loaded", machine: Machine | None, *, as_json: bool) -> None
 
 
 def _answer(loaded: "Loaded", machine: Machine | None) -> Answer:
+    from klinic.loop.cost import cost_of, division
     from klinic.loop.forecast import forecast
 
     if not _is_known(loaded.recipe):
-        return Answer(loaded=loaded, found=None, overhead=0, machine=machine, device=None)
+        return Answer(loaded=loaded, found=None, overhead=0, machine=machine)
     found = forecast(loaded.recipe)
-    device = None
+    device = split = None
     if machine is not None:
+        split = division(found, machine.accelerator, num=machine.num)
         device = per_device(
             found.phases,
             num=machine.num,
@@ -92,7 +105,15 @@ def _answer(loaded: "Loaded", machine: Machine | None) -> Answer:
             num_parameters=found.num_parameters,
         )
     # this process has now imported what a run imports, and holds no weights
-    return Answer(loaded=loaded, found=found, overhead=resident(), machine=machine, device=device)
+    return Answer(
+        loaded=loaded,
+        found=found,
+        overhead=resident(),
+        machine=machine,
+        cost=cost_of(loaded.recipe, found),
+        device=device,
+        split=split,
+    )
 
 
 def _is_known(recipe: "Recipe") -> bool:
@@ -114,7 +135,7 @@ def _fields(answer: Answer) -> dict[str, Any]:
     found, device = answer.found, answer.device
     recipe = answer.loaded.recipe
     fields = {"recipe": recipe.model_dump(mode="json"), "sizes": recipe.sizes()}
-    if found is None:
+    if found is None or answer.cost is None:
         return {**fields, "memory": None, "unknown": answer.unknown}
     highest = largest(found.phases)
     return {
@@ -128,7 +149,10 @@ def _fields(answer: Answer) -> dict[str, Any]:
             "peak": {"phase": highest.name, "bytes": highest.total + answer.overhead},
             "not_counted": _not_counted(recipe, found),
         },
-        "device": None if device is None else {"arithmetic": True, **_device_fields(device)},
+        "step": cost_fields(answer.cost),
+        "device": None
+        if device is None
+        else {"arithmetic": True, **_device_fields(device), "split": split_fields(answer.split)},
     }
 
 
@@ -143,12 +167,10 @@ def _device_fields(device: Device) -> dict[str, Any]:
 
 
 def _print(answer: Answer, console: "Console") -> None:
-    def say(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
-    found = answer.found
-    say(f"Sizes: {answer.loaded.recipe.sizes()}")
-    if found is None:
+    say = partial(_say, console)
+    found, recipe = answer.found, answer.loaded.recipe
+    say(f"Sizes: {recipe.sizes()}")
+    if found is None or answer.cost is None:
         say(f"Memory: not known, since {answer.unknown}")
         return
     say(f"Parameters: {found.num_parameters:,}, of which {found.num_trainable:,} are trained")
@@ -157,9 +179,30 @@ def _print(answer: Answer, console: "Console") -> None:
     _print_phases(found, answer.overhead, console)
     highest = largest(found.phases)
     say(f"Peak: {size(highest.total + answer.overhead)}, while {highest.name}.")
-    say(f"Not counted: {', '.join(_not_counted(answer.loaded.recipe, found))}.")
+    say(f"Not counted: {', '.join(_not_counted(recipe, found))}.")
+    _print_cost(cost_rows(answer.cost, is_vllm=recipe.sampler.type == "vllm"), console)
     if answer.device is not None and answer.machine is not None:
         _print_device(answer.device, answer.machine, console)
+        if answer.machine.num > 1 and answer.cost.work is not None:
+            for line in split_lines(answer.split, answer.machine.accelerator):
+                say(line)
+
+
+def _say(console: "Console", text: str) -> None:
+    """Print a line as it is; a terminal's lines end between words."""
+    console.print(text, markup=False, soft_wrap=not console.is_terminal)
+
+
+def _print_cost(rows: Mapping[str, str], console: "Console") -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("")
+    table.add_column("a step, all completions at full length")
+    for name, figure in rows.items():
+        table.add_row(name, figure)
+    console.print(table)
 
 
 def _print_phases(found: "Forecast", overhead: int, console: "Console") -> None:
@@ -168,9 +211,7 @@ def _print_phases(found: "Forecast", overhead: int, console: "Console") -> None:
 
 
 def _print_device(device: Device, machine: Machine, console: "Console") -> None:
-    def say(text: str) -> None:
-        console.print(text, markup=False, soft_wrap=True)
-
+    say = partial(_say, console)
     say(f"By arithmetic, not measured: {machine.num} x {size(machine.memory)} of GPU memory.")
     if machine.num > 1:
         say("Weights, reference, gradients and optimiser are sharded, as by FSDP's full shard.")
@@ -217,16 +258,3 @@ def _table(columns: Mapping[str, Mapping[str, int]]) -> "Table":
     table.add_section()
     table.add_row("total", *(size(sum(column.values())) for column in columns.values()))
     return table
-
-
-def size(num_bytes: int) -> str:
-    """Return bytes in GB with one decimal, or in MB below one.
-
-    >>> size(5 * 2**30 // 2), size(3 * 2**20), size(7), size(0)
-    ('2.5 GB', '3 MB', '< 1 MB', '0')
-    """
-    if num_bytes >= GB:
-        return f"{num_bytes / GB:.1f} GB"
-    if num_bytes >= MB:
-        return f"{num_bytes / MB:.0f} MB"
-    return "< 1 MB" if num_bytes else "0"

@@ -12,6 +12,7 @@ from klinic import __version__
 if TYPE_CHECKING:
     from rich.console import Console
 
+KB, MB, GB = 2**10, 2**20, 2**30
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
 
 
@@ -37,3 +38,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+def size(num_bytes: int) -> str:
+    """Return bytes in GB with one decimal, in MB, or in KB.
+
+    >>> size(5 * 2**30 // 2), size(3 * 2**20), size(5 * 2**10), size(7), size(0)
+    ('2.5 GB', '3 MB', '5 KB', '< 1 KB', '0')
+    """
+    if num_bytes >= GB:
+        return f"{num_bytes / GB:.1f} GB"
+    for unit, name in ((MB, "MB"), (KB, "KB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.0f} {name}"
+    return "< 1 KB" if num_bytes else "0"

@@ -20,17 +20,19 @@ from klinic.learner.local import LOOK_EVERY, LocalLearner, Scored
 from klinic.loop.assembly import make_learner
 from klinic.loop.evaluate import BATCH, GREEDY
 from klinic.loop.lengths import Lengths, find_lengths
+from klinic.loop.sizes import step_sizes
 from klinic.loop.state import LoopState
 from klinic.loop.step import due
 from klinic.maths.kl_coef import KLCoefState
 from klinic.model import memory
 from klinic.model.bare import Bare, bare_policy
 from klinic.model.memory import Phase, extended
+from klinic.model.shape import Shape, shape_of
+from klinic.model.work import StepSizes
 from klinic.recipe.recipe import Recipe
 from klinic.sampler.decoding import Stream, decode
 from klinic.sampler.drawing import Drawing
 
-FP32 = 4  # bytes
 MEASURED = 3  # tokens, and micro-batches, that stand for all later ones
 
 
@@ -44,6 +46,8 @@ class Forecast:
     num_trainable: int
     largest_layer: int
     """Bytes of the largest part that a sharded model gathers at a time."""
+    shape: Shape
+    sizes: StepSizes
     left_out: str | None = None
     """Why only weights and what has their shape are counted, where it is so."""
 
@@ -87,16 +91,23 @@ def _forecast(recipe: Recipe) -> Forecast:
         num_parameters=bare.num_parameters,
         num_trainable=bare.num_trainable,
         largest_layer=bare.largest_layer,
+        shape=shape_of(
+            bare.policy.lm,
+            num_parameters=bare.num_parameters,
+            num_trainable=bare.num_trainable,
+        ),
+        sizes=step_sizes(recipe, lengths, tied=bool(_tied(recipe)), trained=_kl_coef(recipe) > 0),
         left_out=left_out,
     )
 
 
 def _weights_alone(bare: Bare) -> Phase:
     """Return what the weights of an update take, its gradient and the moments of AdamW."""
-    trained = FP32 * bare.num_trainable
-    held = {kind: bare.meter.live[kind] for kind in (memory.WEIGHTS, memory.REFERENCE)}
-    held |= {memory.GRADIENTS: trained, memory.OPTIMISER: 2 * trained}
-    return Phase(name=memory.UPDATING, num_bytes=held)
+    held = memory.state_bytes(
+        num_parameters=bare.num_parameters, num_trained=bare.num_trainable, num_reference=0
+    )
+    counted = {kind: bare.meter.live[kind] for kind in (memory.WEIGHTS, memory.REFERENCE)}
+    return Phase(name=memory.UPDATING, num_bytes=held | counted)
 
 
 def _tied(recipe: Recipe) -> str | bool:

@@ -17,7 +17,8 @@ PHASES = (READING, SAMPLING, EVALUATING, SCORING, UPDATING, COMMITTING)
 OF_LEARNER = (SCORING, UPDATING, COMMITTING)
 
 IN_FLIGHT = 2  # layers that a sharded model holds whole: the one at work, and the next
-BF16 = 2  # bytes
+FP32, BF16 = 4, 2  # bytes of a number
+MOMENTS = 2  # of AdamW, for each trained weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +53,20 @@ class Device:
     """Of the device, that a sampler beside the learner could be given at most."""
     sampler_weights: int
     """Bytes of them that its own copy of the model in bf16 takes."""
+
+
+def state_bytes(*, num_parameters: int, num_trained: int, num_reference: int) -> dict[str, int]:
+    """Return what a learner holds from step to step, and its gradient: all of it in fp32.
+
+    >>> state_bytes(num_parameters=10, num_trained=3, num_reference=0)
+    {'weights': 40, 'reference': 0, 'optimiser': 24, 'gradients': 12}
+    """
+    return {
+        WEIGHTS: FP32 * num_parameters,
+        REFERENCE: FP32 * num_reference,
+        OPTIMISER: MOMENTS * FP32 * num_trained,
+        GRADIENTS: FP32 * num_trained,
+    }
 
 
 def largest(phases: Sequence[Phase]) -> Phase:

@@ -1,0 +1,245 @@
+"""`python -m bench.scale`: write the tables of docs/explanation/scale.md.
+
+Every figure comes from `klinic.model`; a test holds the page to it.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from klinic.model import scale, traffic
+from klinic.model.memory import BF16, FP32, GRADIENTS, OPTIMISER, REFERENCE, WEIGHTS, state_bytes
+from klinic.model.shape import Shape, dense
+from klinic.model.work import StepSizes, work_of
+
+PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "scale.md"
+TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
+
+MODELS: Mapping[str, Shape] = {
+    "1B": dense(
+        num_layers=16, hidden=2048, inner=8192, heads=(32, 8, 64), vocabulary=128256, tied=True
+    ),
+    "8B": dense(num_layers=32, hidden=4096, inner=14336, heads=(32, 8, 128), vocabulary=128256),
+    "32B": dense(num_layers=64, hidden=5120, inner=27648, heads=(40, 8, 128), vocabulary=152064),
+    "70B": dense(num_layers=80, hidden=8192, inner=28672, heads=(64, 8, 128), vocabulary=128256),
+    "405B": dense(
+        num_layers=126, hidden=16384, inner=53248, heads=(128, 8, 128), vocabulary=128256
+    ),
+}
+STEP = StepSizes(
+    prompts=128,
+    group=8,
+    prompt_length=1024,
+    completion_length=8192,
+    micro_batch=1,
+    reference=True,
+    apart=0.1,
+)
+DEVICE = scale.Accelerator()
+GIVEN = {"1B": 8, "8B": 16, "32B": 64, "70B": 256, "405B": 1024}
+"""Accelerators that each model is given."""
+MACHINE = 8  # accelerators, and processes of a learner, in one machine
+PACK, UNPACK = 41e-9, 76e-9  # seconds a token, on one core: bench.scale_measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A run of some size."""
+
+    num: int
+    model: str
+    prompts: int
+
+
+PLACES = (
+    Place(num=10, model="8B", prompts=64),
+    Place(num=1_000, model="70B", prompts=1_024),
+    Place(num=10_000, model="405B", prompts=8_192),
+)
+
+
+def amount(num_bytes: float) -> str:
+    """Return bytes in decimal units, with three figures.
+
+    >>> amount(1.6234e12), amount(42e3)
+    ('1.62 TB', '42 KB')
+    """
+    units = {"TB": 1e12, "GB": 1e9, "MB": 1e6, "KB": 1e3}
+    unit, one = next((u, n) for u, n in units.items() if num_bytes >= n or u == "KB")
+    return f"{three(num_bytes / one)} {unit}"
+
+
+def three(num: float) -> str:
+    """Return a number with three figures.
+
+    >>> three(0.012345), three(12.34), three(12345.6)
+    ('0.0123', '12.3', '12,346')
+    """
+    return f"{num:,.0f}" if num >= 100 else f"{num:.3g}"
+
+
+def table(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    lines = [["", *columns], ["---"] * (len(columns) + 1)]
+    lines += [[name, *cells] for name, cells in rows.items()]
+    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)
+
+
+def _each(figure: Callable[[str, Shape], str]) -> list[str]:
+    return [figure(name, shape) for name, shape in MODELS.items()]
+
+
+def held() -> str:
+    """Return what a model takes, wherever it is."""
+
+    def state(kind: str) -> Callable[[str, Shape], str]:
+        def figure(_: str, shape: Shape) -> str:
+            num = shape.num_parameters
+            found = state_bytes(num_parameters=num, num_trained=num, num_reference=num)
+            return amount(found[kind])
+
+        return figure
+
+    longest = STEP.prompt_length + STEP.completion_length
+    rows = {
+        "parameters": lambda _, s: f"{s.num_parameters / 1e9:.2f}e9",
+        "weights, fp32": state(WEIGHTS),
+        "gradients, fp32": state(GRADIENTS),
+        "moments of AdamW, fp32": state(OPTIMISER),
+        "reference, a copy in fp32": state(REFERENCE),
+        "reference, an adapter off": lambda *_: "0",
+        "a sampler's weights, bf16": lambda _, s: amount(BF16 * s.num_parameters),
+        "cache, a token, bf16": lambda _, s: amount(BF16 * s.num_cached),
+        f"cache, a row of {longest:,} tokens": lambda _, s: amount(scale.cache_bytes(s, STEP)),
+        "inputs of layers, a row, fp32": lambda _, s: amount(scale.kept_bytes(s, STEP)),
+        "logits of a row, never held": lambda _, s: amount(
+            FP32 * s.vocabulary * STEP.completion_length
+        ),
+        "logits of the step, never held": lambda _, s: amount(
+            FP32 * s.vocabulary * STEP.num_completion_tokens
+        ),
+    }
+    return table(list(MODELS), {name: _each(figure) for name, figure in rows.items()})
+
+
+def moved() -> str:
+    """Return what a step moves."""
+
+    def adapters(shape: Shape) -> Shape:
+        return replace(shape, num_trained=0)
+
+    rows = {
+        "weights to a sampler, fp32": lambda _, s: amount(traffic.sync_bytes(s)),
+        "seconds through one process": lambda _, s: three(
+            scale.sync_seconds(traffic.sync_bytes(s), DEVICE)
+        ),
+        "seconds from shard to shard, bf16": lambda n, s: three(
+            scale.ideal_sync_seconds(s, DEVICE, num=_learners(n))
+        ),
+        "gathered for a forward pass, fp32": lambda _, s: amount(FP32 * s.num_parameters),
+        "seconds of it": lambda _, s: three(FP32 * s.num_parameters / DEVICE.network),
+        "evidence of a step": lambda _, s: amount(traffic.stored_bytes(s, STEP)),
+        "record to each process": lambda *_: amount(traffic.sent_bytes(STEP)),
+        f"host memory to start {MACHINE} processes": lambda _, s: amount(
+            scale.start_bytes(s, reference=True, processes=MACHINE)
+        ),
+        "the same with adapters": lambda _, s: amount(
+            scale.start_bytes(adapters(s), reference=True, processes=MACHINE)
+        ),
+    }
+    return table(list(MODELS), {name: _each(figure) for name, figure in rows.items()})
+
+
+def _split(name: str) -> scale.Split:
+    found = scale.split(MODELS[name], STEP, DEVICE, num=GIVEN[name])
+    assert found is not None  # noqa: S101 - they are given enough
+    return found
+
+
+def _learners(name: str) -> int:
+    return _split(name).learners
+
+
+def taken() -> str:
+    """Return how long a step takes, and how accelerators are divided."""
+
+    def kl(name: str, _: Shape) -> str:
+        return f"{_split(name).learning.kl / _split(name).learning.computing:.0%}"
+
+    def head(_: str, shape: Shape) -> str:
+        done = work_of(shape, STEP).learning
+        slow = done.head / DEVICE.flops_fp32
+        return f"{slow / (slow + done.layers / DEVICE.flops):.0%}"
+
+    rows = {
+        "accelerators": lambda n, _: f"{GIVEN[n]:,}",
+        "of an engine, at least": lambda _, s: str(scale.smallest_engine(s, DEVICE)),
+        "rows that its cache holds": lambda _, s: str(
+            scale.rows_at_once(s, STEP, DEVICE, num=scale.smallest_engine(s, DEVICE))
+        ),
+        "best division, samplers : learners": lambda n, _: (
+            f"{_split(n).samplers} : {_split(n).learners}"
+        ),
+        "seconds of sampling": lambda n, _: three(_split(n).sampling),
+        "seconds of computing": lambda n, _: three(_split(n).learning.computing),
+        "seconds of gathering shards": lambda n, _: three(_split(n).learning.gathering),
+        "the KL's share of computing": kl,
+        "the head's share of computing": head,
+    }
+    return table(list(MODELS), {name: _each(figure) for name, figure in rows.items()})
+
+
+def placed() -> str:
+    """Return what the first process has to do in runs of three sizes."""
+    columns = [f"{place.num:,}: {place.model}" for place in PLACES]
+    steps = [replace(STEP, prompts=place.prompts) for place in PLACES]
+    shapes = [MODELS[place.model] for place in PLACES]
+    splits = [
+        scale.split(shape, sizes, DEVICE, num=place.num)
+        for place, shape, sizes in zip(PLACES, shapes, steps, strict=True)
+    ]
+    learners = [found.learners if found else 0 for found in splits]
+
+    def sent(number: int) -> str:
+        told = traffic.sent_bytes(steps[number])
+        return three(traffic.sent_seconds(told, num=learners[number], network=DEVICE.network))
+
+    def slower(number: int) -> str:
+        found = splits[number]
+        return "-" if found is None else three(max(found.sampling, found.learning.seconds))
+
+    rows: dict[str, Callable[[int], str]] = {
+        "completions of a step": lambda i: f"{steps[i].rows:,}",
+        "tokens of them": lambda i: f"{steps[i].num_completion_tokens / 1e6:,.1f} million",
+        "samplers : learners": lambda i: f"{PLACES[i].num - learners[i]:,} : {learners[i]:,}",
+        "rows for each learner": lambda i: three(steps[i].rows / learners[i]),
+        "seconds of a step, both sides at once": slower,
+        "record to each process": lambda i: amount(traffic.sent_bytes(steps[i])),
+        "seconds to pack it": lambda i: three(PACK * steps[i].num_completion_tokens),
+        "seconds to send it": sent,
+        "seconds to unpack it, in each process": lambda i: three(
+            UNPACK * steps[i].num_completion_tokens
+        ),
+        "summed up over all processes": lambda i: amount(traffic.summed_bytes(steps[i])),
+        "evidence of a step": lambda i: amount(traffic.stored_bytes(shapes[i], steps[i])),
+        "files of a step": lambda i: f"{min(learners[i], steps[i].rows):,}",
+        "weights through the first process": lambda i: amount(traffic.sync_bytes(shapes[i])),
+        "seconds of that": lambda i: three(
+            scale.sync_seconds(traffic.sync_bytes(shapes[i]), DEVICE)
+        ),
+    }
+    numbers = range(len(PLACES))
+    return table(columns, {name: [figure(i) for i in numbers] for name, figure in rows.items()})
+
+
+TABLES = {"held": held, "moved": moved, "taken": taken, "placed": placed}
+
+
+def written(page: str) -> str:
+    """Return a page with its tables made anew."""
+    return TABLE.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}{found[3]}", page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text()))

@@ -1,0 +1,155 @@
+"""`python -m bench.scale_measured FOLDER`: what of docs/explanation/scale.md a CPU can measure.
+
+Completions of a real model, drawn, scored and written as a run does it: bytes on disk and on the
+wire for each token, and matrix products as torch counts them. Nothing is trained. Half of the rows
+and all of them are written, so that what a file holds besides its tokens cancels out.
+"""
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import torch
+from rich.console import Console
+
+from klinic.evidence.record import StepRecord
+from klinic.evidence.rollout import Prompt, flatten
+from klinic.evidence.rows import first_rows
+from klinic.evidence.store import part_name, write_part
+from klinic.learner.packing import micro_batches
+from klinic.learner.ranks import _packed, _unpacked
+from klinic.model.chat import PromptEncoder
+from klinic.model.loading import Policy, load_policy, num_parameters
+from klinic.model.scorer import TokenScorer
+from klinic.model.shape import shape_of
+from klinic.model.traffic import PROMPT_TOKEN, SENT, stored_per_token
+from klinic.recipe.model import ModelSection
+from klinic.sampler.drawing import Drawing
+from klinic.sampler.transformers import TransformersSampler
+
+QUESTIONS = (
+    "Tell me about the capital of France.",
+    "How do I bake a loaf of bread?",
+    "Why is the sky blue?",
+    "Write a short story about a lighthouse.",
+)
+GROUP, NEW_TOKENS = 4, 64
+FOUND = ("logp", "logp_old", "logp_ref", "entropy", "rank", "kl_exact")
+
+
+def record_of(policy: Policy) -> StepRecord:
+    """Return real completions with everything that a step finds out about them."""
+    encode = PromptEncoder(policy.tokenizer, policy.name)
+    prompts = []
+    for index, question in enumerate(QUESTIONS):
+        chat = [{"role": "user", "content": question}]
+        prompt = encode(chat if policy.tokenizer.chat_template else question)
+        prompts.append(
+            Prompt(index=index, text=prompt.text, token_ids=prompt.token_ids, columns={})
+        )
+    how = Drawing(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
+    sampler = TransformersSampler(
+        policy, how=how, max_new_tokens=NEW_TOKENS, group_size=GROUP, seed=0
+    )
+    groups = {g[0].prompt.index: g for g in sampler.sample(prompts, step=1)}
+    record = flatten([rollout for index in sorted(groups) for rollout in groups[index]], step=1)
+    rewards = np.linspace(0, 1, record.num_rows)
+    return scored(policy, replace(record, reward=rewards, advantage=rewards - 0.5))
+
+
+@torch.no_grad()
+def scored(policy: Policy, record: StepRecord) -> StepRecord:
+    """Return the record with what policy and reference say; the latter is the model in bf16."""
+    cpu = torch.device("cpu")
+    batches = micro_batches(record, size=4, pad_id=policy.pad_id, device=cpu)
+    ours = [policy.scorer(batch.layout) for batch in batches]
+    other = TokenScorer(policy.lm, temperature=1.0, autocast=torch.bfloat16)
+    theirs = [other(batch.layout) for batch in batches]
+    logp, logp_ref = (torch.cat([s.logp for s in side]).numpy() for side in (ours, theirs))
+    looked = np.repeat(record.sample == 0, np.diff(record.row_offsets))
+    return replace(
+        record,
+        logp=logp,
+        logp_old=logp,
+        logp_ref=logp_ref,
+        entropy=torch.cat([s.entropy for s in ours]).numpy(),
+        rank=torch.cat([s.rank for s in ours]).numpy(),
+        kl_exact=np.where(looked, np.square(logp - logp_ref), np.nan).astype(np.float32),
+    )
+
+
+def on_disk(record: StepRecord) -> dict[str, int]:
+    """Return the bytes of each column on disk."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_part(Path(folder), record, 0)
+        (file,) = Path(folder).rglob(part_name(0))
+        columns = pq.ParquetFile(file).metadata.row_group(0)
+        sizes = {
+            columns.column(i).path_in_schema.partition(".")[0]: columns.column(
+                i
+            ).total_compressed_size
+            for i in range(columns.num_columns)
+        }
+        return sizes | {"file": file.stat().st_size}
+
+
+def as_sent(record: StepRecord) -> StepRecord:
+    """Return what of a record is known before it is scored."""
+    return replace(record, **dict.fromkeys(FOUND))
+
+
+def seconds(act: Callable[[], Any], num: int = 5) -> float:
+    """Return how long an act takes at its fastest."""
+    found = []
+    for _ in range(num):
+        start = time.perf_counter()
+        act()
+        found.append(time.perf_counter() - start)
+    return min(found)
+
+
+def tiled(record: StepRecord, num_tokens: int) -> StepRecord:
+    """Return a record of at least so many tokens, the same rows over and over."""
+    from klinic.evidence.rows import some_rows
+
+    times = -(-num_tokens // record.num_tokens)
+    return some_rows(record, list(range(record.num_rows)) * times)
+
+
+def main(folder: str) -> None:
+    """Print what was measured beside what is computed."""
+    say = Console(highlight=False, soft_wrap=True).print
+    policy = load_policy(ModelSection(name=folder), temperature=1.0, seed=0)
+    record = record_of(policy)
+    half = first_rows(record, record.num_rows // 2)
+    more = record.num_tokens - half.num_tokens
+    counts = num_parameters(policy.lm)
+    shape = shape_of(policy.lm, **counts)
+    say(f"{folder}: {shape}")
+    say(f"{record.num_rows} rows, {record.num_tokens} tokens")
+    whole, part = on_disk(record), on_disk(half)
+    for name, size in whole.items():
+        say(f"  {name}: {size} B, {(size - part[name]) / more:.2f} B a token")
+    expected = stored_per_token(shape, group=GROUP, reference=True)
+    say(f"evidence: computed {expected:.2f} B a token, without prompts")
+    sent, sent_half = _packed(as_sent(record)), _packed(as_sent(half))
+    ids = PROMPT_TOKEN * (len(record.prompt_ids) - len(half.prompt_ids))
+    per_token = (len(sent) - len(sent_half) - ids) / more
+    say(f"sent: {per_token:.2f} B a token with its rows, computed {sum(SENT.values()):.2f}")
+    large = as_sent(tiled(record, 1_000_000))
+    packed = _packed(large)
+    say(
+        f"{large.num_tokens} tokens: {len(packed) / 1e6:.1f} MB, packed in "
+        f"{seconds(lambda: _packed(large)):.3f} s, unpacked in "
+        f"{seconds(lambda: _unpacked(packed, 1)):.3f} s"
+    )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

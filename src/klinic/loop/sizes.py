@@ -1,0 +1,29 @@
+"""How much a step of a recipe is asked to do, at its largest."""
+
+from klinic.learner.local import LOOK_EVERY
+from klinic.loop.assembly import learner_settings
+from klinic.loop.lengths import Lengths
+from klinic.model.work import StepSizes
+from klinic.recipe.recipe import Recipe
+
+
+def step_sizes(recipe: Recipe, lengths: Lengths, *, tied: bool, trained: bool) -> StepSizes:
+    """Return the sizes of a step after the first.
+
+    `tied` is whether it is compared with the reference, `trained` whether the loss has a KL term.
+    """
+    objective, settings = learner_settings(recipe)
+    vocabulary = trained and objective.needs_vocabulary
+    return StepSizes(
+        prompts=recipe.loop.prompts_per_step,
+        group=recipe.loop.group_size,
+        prompt_length=lengths.longest,
+        completion_length=recipe.sampling.max_new_tokens,
+        micro_batch=settings.micro_batch_size,
+        updates=settings.updates_per_batch,
+        scores_old=settings.updates_per_batch > 1 or (vocabulary and objective.needs_baseline),
+        reference=tied,
+        whole_vocabulary=vocabulary,
+        apart=1 / LOOK_EVERY if trained else 0,
+        checkpointing=recipe.model.gradient_checkpointing,
+    )
