@@ -30,7 +30,7 @@ class HostedSampler:
         """Meet the first process and the other samplers."""
         self._group = None
         try:
-            self._group = open_group("gloo", store, rank=rank, size=size, host=self._host)
+            self._group = open_group(store, rank=rank, size=size, host=self._host)
         except RuntimeError as error:
             raise GroupLostError(str(error)) from error
 

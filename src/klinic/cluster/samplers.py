@@ -99,7 +99,7 @@ class SharedSampler:
             for rank, member in enumerate(members, start=1)
         }
         opened: list[Any] = []
-        _beside(lambda: opened.append(open_group("gloo", store, rank=0, size=size, host=host)))
+        _beside(lambda: opened.append(open_group(store, rank=0, size=size, host=host)))
         self._answers(refs)
         while not opened:
             threading.Event().wait(0.01)

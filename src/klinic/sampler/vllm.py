@@ -76,8 +76,7 @@ class VllmSampler:
     def _deliver_weights(self, weights: Weights) -> str:
         """Send every weight that is trained; return the digest of what arrived."""
         if self._sender is None:
-            store, device = str(self._files / "store"), self._policy.scorer.device
-            self._sender = WeightSender(self._engine, store, device=device)
+            self._sender = WeightSender(self._engine, str(self._files / "store"))
         self._sender.send(trained(self._policy.lm), f"{weights.version} {weights.fingerprint}")
         return " and ".join(sorted(self._engine.received()))
 

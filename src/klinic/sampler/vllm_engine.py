@@ -165,7 +165,6 @@ class OwnEngine:
     """A vLLM engine in a child process of this one."""
 
     num_workers = 1
-    own_device = False
 
     def __init__(self, start: Start) -> None:
         before = set(multiprocessing.active_children())

@@ -52,8 +52,6 @@ def _option(name: str, value: Any) -> str:
 class ServedEngine:
     """A running server, on this machine."""
 
-    own_device = True
-
     def __init__(self, url: str, *, started_by: str) -> None:
         import httpx2
 

@@ -1,7 +1,7 @@
 """The sending end of a weight update: which tensors, and over which group.
 
-Trainer and workers form a group: gloo on the loopback interface, or NCCL where each has a GPU of
-its own. klinic's transfer engine receives (`vllm_worker.py`).
+Trainer and workers form a gloo group on the loopback interface, and klinic's transfer engine
+receives (`vllm_worker.py`).
 """
 
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from klinic.sampler.weight_group import Over, open_group
+from klinic.sampler.weight_group import open_group
 
 BACKEND = "klinic"
 WORKER = "klinic.sampler.vllm_worker.Confirming"
@@ -22,8 +22,6 @@ class Control(Protocol):
     """The part of vLLM's weight-transfer lifecycle that the trainer drives."""
 
     num_workers: int
-    own_device: bool
-    """Whether the workers are on a device that the trainer does not use."""
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Let every worker join the group."""
@@ -41,18 +39,13 @@ class Control(Protocol):
 class WeightSender:
     """Broadcasts whole tensors to the workers of an engine."""
 
-    def __init__(
-        self, control: Control, store: str, *, device: torch.device, **options: Any
-    ) -> None:
+    def __init__(self, control: Control, store: str, **options: Any) -> None:
         self._control = control
         self._beside = ThreadPoolExecutor(max_workers=1, thread_name_prefix="klinic-weights")
-        # NCCL has no group in which two processes share a GPU
-        over: Over = "nccl" if device.type == "cuda" and control.own_device else "gloo"
-        self._device = device if over == "nccl" else torch.device("cpu")
         size = 1 + control.num_workers
-        told = {"over": over, "store": store, "size": size, **options}
+        told = {"store": store, "size": size, **options}
         joined = self._beside.submit(control.init_weight_transfer_engine, told)
-        self._group = open_group(over, store, rank=0, size=size)
+        self._group = open_group(store, rank=0, size=size)
         joined.result()
 
     @torch.no_grad()
@@ -67,7 +60,7 @@ class WeightSender:
         # the workers wait for the tensors inside the call
         received = self._beside.submit(self._control.update_weights, told)
         for tensor in tensors.values():
-            self._group.broadcast(tensor.detach().to(self._device).contiguous(), 0).wait()
+            self._group.broadcast(tensor.detach().cpu().contiguous(), 0).wait()
         received.result()
         self._control.finish_weight_update(version)
 

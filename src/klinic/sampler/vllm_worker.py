@@ -21,7 +21,7 @@ from vllm.model_executor.model_loader.reload import (
 )
 
 from klinic.model.weights import sampled, sampled_digest
-from klinic.sampler.weight_group import Over, open_group
+from klinic.sampler.weight_group import open_group
 
 NOTHING = ""
 
@@ -30,7 +30,6 @@ NOTHING = ""
 class Endpoint(WeightTransferInitInfo):  # type: ignore[misc]
     """Where trainer and workers meet."""
 
-    over: Over
     store: str
     size: int
     pack_head: bool = True
@@ -55,9 +54,7 @@ class WeightReceiver(WeightTransferEngine[Endpoint, Announced]):  # type: ignore
     def init_transfer_engine(self, init_info: Endpoint) -> None:
         """Join the trainer's group, in which workers come after it."""
         rank = 1 + self.parallel_config.rank
-        over = init_info.over
-        self._group: Any = open_group(over, init_info.store, rank=rank, size=init_info.size)
-        self._device = self.device if over == "nccl" else torch.device("cpu")
+        self._group: Any = open_group(init_info.store, rank=rank, size=init_info.size)
         self._packs_head = init_info.pack_head
         self.received = NOTHING
 
@@ -75,10 +72,10 @@ class WeightReceiver(WeightTransferEngine[Endpoint, Announced]):  # type: ignore
         told = zip(update_info.names, update_info.dtypes, update_info.shapes, strict=True)
         samples: dict[str, torch.Tensor] = {}
         for name, dtype, shape in told:
-            weight = torch.empty(shape, dtype=getattr(torch, dtype), device=self._device)
+            weight = torch.empty(shape, dtype=getattr(torch, dtype))
             self._group.broadcast(weight, 0).wait()
             self.model.load_weights([(name, weight)])
-            samples[name] = sampled(weight).cpu().clone()
+            samples[name] = sampled(weight).clone()
         self.received = sampled_digest(samples)
 
     def finish_weight_update(self) -> None:

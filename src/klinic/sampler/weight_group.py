@@ -1,7 +1,10 @@
-"""The group over which weights go from a trainer to those who sample with them."""
+"""The group over which weights go from a trainer to those who sample with them.
+
+Whole weights are gathered in the host's memory, wherever they are trained and used, so it is gloo.
+"""
 
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any
 
 from torch._C._distributed_c10d import FileStore, TCPStore
 from torch.distributed import ProcessGroupGloo
@@ -10,21 +13,13 @@ LOOPBACK = "127.0.0.1"
 PATIENCE = timedelta(minutes=10)
 TCP = "tcp://"
 
-Over = Literal["gloo", "nccl"]
 
-
-def open_group(over: Over, store: str, *, rank: int, size: int, host: str = LOOPBACK) -> Any:
+def open_group(store: str, *, rank: int, size: int, host: str = LOOPBACK) -> Any:
     """Return the group of the trainer, which is rank 0, and all who receive.
 
     `store` is where they meet: a file that all can write, or `tcp://` and the trainer's address.
     `host` is where the others reach this process.
     """
-    if over == "nccl":  # not run: written after torch's documentation
-        from torch.distributed import ProcessGroupNCCL
-
-        waits = ProcessGroupNCCL.Options()
-        waits._timeout = PATIENCE
-        return ProcessGroupNCCL(_store(store, rank, size), rank, size, waits)
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = PATIENCE
