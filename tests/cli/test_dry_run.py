@@ -247,3 +247,15 @@ def test_gpus_need_a_size():
     assert machine_of(None, 80.0) == Machine(num=1, memory=80 * GB)
     with pytest.raises(ConfigError, match="--gpu-memory 80"):
         machine_of(4, None)
+
+
+@pytest.mark.torch
+def test_a_cluster_is_shown_before_it_is_started(folder):
+    more = ("cluster.samplers=2", "cluster.learners=3", "cluster.reward_workers=1", "threads=4")
+    text = dry_run(*more)
+    assert "Processes on this machine" in text
+    for line in ("2 x sampler, 4 CPU each", "2 x learner, 4 CPU each", "1 x rewards, 4 CPU each"):
+        assert line in text
+    kinds = [place["kind"] for place in answer(*more)["processes"]]
+    assert kinds == ["sampler"] * 2 + ["learner"] * 2 + ["rewards"]
+    assert answer()["processes"] == []

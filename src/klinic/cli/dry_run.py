@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from klinic.cli.printing import GB, print_json, size
 from klinic.cli.step_cost import cost_fields, cost_rows, split_fields, split_lines
+from klinic.cluster.placement import Place, placement, sentences
 from klinic.errors import ConfigError
 from klinic.model.memory import GATHERED, KINDS, Device, largest, per_device
 from klinic.model.scale import Accelerator
@@ -134,7 +135,11 @@ def resident() -> int:
 def _fields(answer: Answer) -> dict[str, Any]:
     found, device = answer.found, answer.device
     recipe = answer.loaded.recipe
-    fields = {"recipe": recipe.model_dump(mode="json"), "sizes": recipe.sizes()}
+    fields = {
+        "recipe": recipe.model_dump(mode="json"),
+        "sizes": recipe.sizes(),
+        "processes": _places(recipe),
+    }
     if found is None or answer.cost is None:
         return {**fields, "memory": None, "unknown": answer.unknown}
     highest = largest(found.phases)
@@ -156,6 +161,12 @@ def _fields(answer: Answer) -> dict[str, Any]:
     }
 
 
+def _places(recipe: "Recipe") -> list[Place]:
+    import torch
+
+    return placement(recipe, gpus=torch.cuda.is_available())
+
+
 def _device_fields(device: Device) -> dict[str, Any]:
     return {
         "phase": device.phase.name,
@@ -170,6 +181,9 @@ def _print(answer: Answer, console: "Console") -> None:
     say = partial(_say, console)
     found, recipe = answer.found, answer.loaded.recipe
     say(f"Sizes: {recipe.sizes()}")
+    places = _places(recipe)
+    for line in sentences(recipe, places):
+        say(line)
     if found is None or answer.cost is None:
         say(f"Memory: not known, since {answer.unknown}")
         return
