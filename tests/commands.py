@@ -1,7 +1,7 @@
 """`klinic` as a command, in a process that has torch already.
 
 Importing torch and transformers takes longer than most commands do. So a server imports them once,
-with nothing else in it, and every command is forked off from there.
+with nothing else in it, and every command is forked off from there: nobody supervises it.
 """
 
 import multiprocessing
@@ -38,7 +38,7 @@ def klinic(
 def _inside(arguments: tuple[str, ...], cwd: str, env: dict[str, str], printed: list[str]) -> None:
     os.chdir(cwd)
     os.environ.clear()
-    os.environ.update(env)
+    os.environ.update(env, KLINIC_SUPERVISED="0")
     for number, path in enumerate(printed, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     sys.argv = ["klinic", *arguments]

@@ -9,6 +9,9 @@ To add one: subclass `KlinicError` and a standard exception, and take the messag
 class KlinicError(Exception):
     """The root: `except KlinicError` catches what klinic says, and nothing else."""
 
+    exit_code = 2
+    """What a command that ends with it exits with."""
+
 
 class ConfigError(KlinicError, ValueError):
     """A setting cannot work, alone or together with another one."""
@@ -49,13 +52,25 @@ class LogitsError(PolicyError):
 class RunStoppedError(KlinicError, RuntimeError):
     """A run was stopped because it could not be brought back to health."""
 
+    exit_code = 1
 
-class RankLostError(KlinicError, RuntimeError):
+
+class LostError(KlinicError, RuntimeError):
+    """A process that the run cannot do without is gone: the run can go on with --resume."""
+
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
+
+
+class RankLostError(LostError):
     """Another process of the same learner is gone."""
 
 
 class SamplerError(KlinicError, RuntimeError):
     """The engine that samples cannot do what is asked of it."""
+
+
+class EngineLostError(SamplerError, LostError):
+    """The engine that samples is gone."""
 
 
 class RewardError(KlinicError, ValueError):

@@ -41,8 +41,15 @@ def command(folder: Path, *more: str) -> list[str]:
     ]
 
 
-def environment(cache: Path) -> dict[str, str]:
-    return {**os.environ, "KLINIC_CACHE": str(cache), "OMP_NUM_THREADS": "1"}
+def environment(cache: Path, *, supervised: bool = False) -> dict[str, str]:
+    """Return what a run finds around it: nobody who starts it again, unless a test wants that."""
+    alone = {} if supervised else {"KLINIC_SUPERVISED": "0"}
+    return {**os.environ, "KLINIC_CACHE": str(cache), "OMP_NUM_THREADS": "1", **alone}
+
+
+def process_of(run: Path) -> int:
+    """Return the process that trains in a folder."""
+    return int((run / ".lock").read_text())
 
 
 def run_whole(folder: Path, cache: Path, *more: str) -> subprocess.CompletedProcess[str]:

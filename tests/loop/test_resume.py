@@ -1,20 +1,26 @@
 """A run that was killed and resumed is, bit for bit, the run that was not."""
 
 import json
+import os
 import random
 import signal
 import subprocess
+import time
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from gone import wait_until_gone
 from klinic.loop import checkpoint
+from klinic.orphans import descendants
 from loop.killing import (
+    RECIPE,
     Moment,
     command,
     differences,
     environment,
     num_steps,
+    process_of,
     run_killed,
     run_whole,
 )
@@ -75,17 +81,62 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(tmp_path, cache
     assert differences(whole, tmp_path / "run") == []
 
 
+def started(folder, cache, *more, num):
+    """Start a run that is supervised; return it as soon as it has made some steps."""
+    process = subprocess.Popen(
+        command(folder, *more),
+        env=environment(cache, supervised=True),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # without a terminal, which may be that of the tests
+    )
+    while num_steps(folder / "run") < num:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.01)
+    return process
+
+
+def test_killed_it_goes_on_by_itself(tmp_path, cache, whole):
+    """Nobody types --resume: the command comes to its end, and to the same bits."""
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    process, run = started(tmp_path, cache, num=5), tmp_path / "run"
+    os.kill(process_of(run), signal.SIGKILL)
+    printed, said = process.communicate()
+    assert process.returncode == 0, said
+    assert printed.count("model: name=tiny") == 1
+    assert said.startswith("The run was killed by signal 9 (Killed) after step ")
+    assert differences(whole, run) == []
+    events = [json.loads(line) for line in (run / "events.jsonl").read_text().splitlines()]
+    (event,) = [event for event in events if event["event"] == "restarted"]
+    assert event["signal"] == signal.SIGKILL
+    assert event["says"] in said
+
+
+@pytest.mark.slow
+def test_killed_with_its_supervisor_it_leaves_nobody_and_can_be_resumed(tmp_path, cache):
+    rewards = tmp_path / "rewards.py"
+    rewards.write_text("def one(completions, **_): return [float(len(c)) for c in completions]")
+    (tmp_path / "recipe.yaml").write_text(RECIPE.replace("warm_start", "# warm_start"))
+    apart = f"rewards=[{{function: '{rewards}:one', timeout: 60}}]"  # in a process of its own
+    process = started(tmp_path, cache, apart, num=3)
+    everybody = descendants(process.pid)
+    assert len(everybody) >= 3  # the run, its reward, and who watches that
+    process.kill()
+    wait_until_gone(everybody)
+    process.communicate()
+    run_whole(tmp_path, cache, "--resume", apart)
+    assert num_steps(tmp_path / "run") == 12
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_leaves_and_the_run_goes_on(tmp_path, cache, whole, number):
-    (tmp_path / "recipe.yaml").write_text((whole.parent / "recipe.yaml").read_text())
-    process = subprocess.Popen(
-        command(tmp_path), env=environment(cache), stdout=subprocess.PIPE, text=True
-    )
-    run = tmp_path / "run"
-    while num_steps(run) < 3:
-        assert process.poll() is None
-    process.send_signal(number)
+@pytest.mark.parametrize("to_all", [False, True])
+def test_a_signal_saves_and_leaves_and_the_run_goes_on(tmp_path, cache, whole, number, to_all):
+    """To the command alone, and to everybody in its process group."""
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    process, run = started(tmp_path, cache, num=3), tmp_path / "run"
+    (os.killpg if to_all else os.kill)(process.pid, number)
     printed, _ = process.communicate()
     assert process.returncode == 128 + number
     assert "and saved. Go on with --resume." in printed

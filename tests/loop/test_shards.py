@@ -8,11 +8,13 @@ import time
 from pathlib import Path
 
 import pytest
-from killing import KLINIC, environment
+from killing import KLINIC, environment, process_of
 
-from klinic.errors import ConfigError
+from gone import wait_until_gone
+from klinic.errors import ConfigError, RankLostError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
+from klinic.orphans import descendants
 from klinic.recipe.loading import from_keywords
 from listening import listening
 
@@ -104,12 +106,42 @@ def test_a_process_that_dies_ends_the_run_with_a_sentence_and_it_can_be_resumed(
     (follower,) = children(process.pid)
     os.kill(follower, signal.SIGKILL)
     said, _ = process.communicate()
-    assert process.returncode == 2
+    assert process.returncode == 75
     assert "another process of this learner is gone" in said
     assert "Traceback" not in said
     done = len(metrics(tmp_path / "run"))
     said = run(tmp_path, "run", "--resume", "learner.shards=2", f"loop.max_steps={done + 1}")
     assert "Going on after step" in said
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_is_replaced_and_none_outlives_the_supervisor(tmp_path):
+    folder = tmp_path / "run"
+    process = subprocess.Popen(
+        command(tmp_path, "run", "learner.shards=2", "loop.max_steps=500"),
+        env=environment(tmp_path / "cache", supervised=True),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (folder / "checkpoints" / "step=000002").is_dir():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    (follower,) = children(process_of(folder))
+    os.kill(follower, signal.SIGKILL)
+    events = Journal(folder / "events.jsonl")
+    while not (told := [event for event in events.entries() if event["event"] == "restarted"]):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    assert told[0]["exit_code"] == RankLostError.exit_code
+    while len(metrics(folder)) <= told[0]["step"]:
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+    everybody = descendants(process.pid)
+    assert len(everybody) == 2
+    process.kill()
+    wait_until_gone(everybody)
+    assert "another process of this learner is gone" in process.communicate()[1]
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from vllm_cases import (
 )
 
 from klinic.checks import after_sync
-from klinic.errors import SamplerError
+from klinic.errors import EngineLostError, SamplerError
 from klinic.faults.vllm_traps import TRAPS
 from klinic.model.loading import load_policy
 from klinic.model.weights import fingerprint
@@ -190,5 +190,5 @@ def test_an_engine_that_has_died_is_told_of(model, engine):
     loaded(sampler, policy, 0)
     for process in engine._processes:
         process.kill()
-    with pytest.raises(SamplerError, match="vLLM is gone"):
+    with pytest.raises(EngineLostError, match="vLLM is gone"):
         list(sampler.sample(prompts(), step=1))

@@ -1,6 +1,7 @@
 """The `klinic` command, its errors and its exit codes.
 
-Exit codes: 0 well, 1 a finding that fails, 2 the input cannot be used, 3 klinic itself is at fault.
+Exit codes: 0 well, 1 a finding that fails, 2 the input cannot be used, 3 klinic itself is at fault,
+75 a process of the run is gone and it can go on with --resume, 128 + n stopped by signal n.
 """
 
 import os
@@ -17,7 +18,7 @@ from klinic.cli.explain import explain
 from klinic.cli.export import export
 from klinic.cli.train import FLAGS, train
 from klinic.cli.verify import verify
-from klinic.errors import KlinicError, RunStoppedError
+from klinic.errors import KlinicError
 
 app = typer.Typer(
     name="klinic",
@@ -70,7 +71,7 @@ def main() -> None:
         app()
     except KlinicError as error:
         typer.echo(_harmless(f"{type(error).__name__}: {error}"), err=True)
-        sys.exit(1 if isinstance(error, RunStoppedError) else 2)
+        sys.exit(error.exit_code)
     except Exception as error:
         if "KLINIC_DEBUG" in os.environ:
             raise

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klinic.cli.extras import require
+from klinic.cli.supervise import find_supervisor, supervise
 from klinic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     as_json: Json = False,
 ) -> None:
     """Train with GRPO and a KL penalty, and leave the evidence behind."""
+    supervisor = find_supervisor()
     from klinic.recipe.loading import flags_to_overrides, load
 
     loaded = load(recipe, flags_to_overrides(overrides or []))
@@ -84,14 +86,21 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
             "--gpus, --gpu-memory and --json go with --dry-run: a run takes what the recipe says. "
             "Add --dry-run, or leave them out."
         )
-    _run(loaded, _print_recipe(loaded), resume=resume)
+    console = _console() if supervisor else _print_recipe(loaded)  # a supervisor has printed it
+    if supervisor is None:
+        raise typer.Exit(supervise(loaded))
+    _run(loaded, console, resume=resume)
+
+
+def _console() -> "Console":
+    from rich.console import Console
+
+    return Console(highlight=False)
 
 
 def _print_recipe(loaded: "Loaded") -> "Console":
     """Print the resolved recipe; return where it was printed."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
+    console = _console()
     for echo in loaded.echoes:
         console.print(echo, markup=False, soft_wrap=True)
     for line in summary(loaded.recipe.model_dump(mode="json")):

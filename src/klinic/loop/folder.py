@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import takewhile
@@ -17,6 +18,7 @@ from klinic.recipe.recipe import Recipe
 RECIPE = "recipe.yaml"
 BEGUN = "run.json"  # written when the parts of a run have been assembled
 EVENTS = "events.jsonl"
+RESTARTED = "restarted"  # the event of a run that was lost and goes on
 ENGINE_LOG = "vllm.log"
 START = "start"
 TENSORBOARD = "tensorboard"
@@ -91,7 +93,7 @@ def _made(folder: Path) -> bool:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep every other process out of a run while this one writes to it."""
-    with (folder / LOCK).open("w") as file:
+    with (folder / LOCK).open("a") as file:  # not "w": it may hold the number of who is there
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -99,7 +101,25 @@ def locked(folder: Path) -> Iterator[None]:
                 f"{folder} is in use: another process trains there. Wait for it or stop it, or "
                 "give another output.dir."
             ) from error
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
         yield
+
+
+def held_by(pid: int, recipe: Recipe, name: str) -> Path | None:
+    """Return the folder that a process, dead or alive, was the last to lock; None without one."""
+    chosen = recipe.output.dir
+    given = [Path(chosen).expanduser()] if chosen else takewhile(Path.exists, _numbered(name))
+    held = [folder for folder in given if _holder(folder) == str(pid)]
+    return held[-1] if held else None  # an older run may have had the same number
+
+
+def _holder(folder: Path) -> str:
+    try:
+        return (folder / LOCK).read_text()
+    except OSError:
+        return ""
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:

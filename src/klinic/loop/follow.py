@@ -6,10 +6,13 @@ import sys
 
 from klinic.errors import KlinicError, first_line
 from klinic.loop.shards import follow_leader
+from klinic.orphans import PARENT, die_with
 
 
 def main() -> int:
     """Follow until the leader says stop."""
+    if leader := os.environ.pop(PARENT, None):  # none under torchrun, which looks after its own
+        die_with(int(leader))
     for name in (signal.SIGINT, signal.SIGTERM):
         signal.signal(name, signal.SIG_IGN)  # they are for the leader, who finishes its step first
     try:

@@ -22,7 +22,7 @@ from klinic.evidence.run_facts import METRICS, PROBES
 from klinic.learner.protocol import Learner, Records
 from klinic.loop import asking, checkpoint
 from klinic.loop.data import Prompts
-from klinic.loop.folder import EVENTS, step_of
+from klinic.loop.folder import EVENTS, RESTARTED, step_of
 from klinic.loop.gather import Gathered
 from klinic.loop.live_doctor import LiveDoctor
 from klinic.loop.recovering import TROUBLE, Recovering, trouble_event
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 TRANSIENT = "transient"
 SYNCED = ("repeated", "fresh")
-LASTING = frozenset({TROUBLE, TRANSIENT})
+LASTING = frozenset({TROUBLE, TRANSIENT, RESTARTED})
 """Events that stay when a run goes back behind them: they are why it did."""
 
 

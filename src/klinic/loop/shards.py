@@ -24,6 +24,7 @@ from klinic.learner.ranks import Call, GroupWire, Leader, follow
 from klinic.loop.assembly import identity, learner_settings, start_reference
 from klinic.model.determinism import settle_kernels
 from klinic.model.loading import Policy, load_policy
+from klinic.orphans import PARENT
 from klinic.recipe.recipe import Recipe
 
 STORE = "KLINIC_STORE"
@@ -63,7 +64,8 @@ class Followers:
         os.environ |= {"RANK": "0", "WORLD_SIZE": str(num)}
         command = [sys.executable, "-m", "klinic.loop.follow"]
         for rank in range(1, num):
-            env = {**os.environ, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            place = {"RANK": str(rank), "LOCAL_RANK": str(rank), PARENT: str(os.getpid())}
+            env = {**os.environ, **place}
             self.processes.append(subprocess.Popen(command, env=env))  # noqa: S603
 
     def stop(self) -> None:

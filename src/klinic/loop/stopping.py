@@ -1,12 +1,15 @@
 """Leave cleanly when asked to: SIGTERM and Ctrl-C finish the step, save, and go.
 
-A second one does not wait.
+A second one does not wait. One to a whole process group is no second one when it comes twice, by
+itself and from the process that supervises this one.
 """
 
 import signal
+import time
 from types import FrameType, TracebackType
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
+ECHO = 0.5  # seconds within which the same signal is the same request
 
 
 class Stopping:
@@ -14,6 +17,7 @@ class Stopping:
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._heard: dict[int, float] = {}
         self._before: dict[int, object] = {}
 
     @property
@@ -38,6 +42,10 @@ class Stopping:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def _on(self, number: int, _: FrameType | None) -> None:
+        now = time.monotonic()
+        if now - self._heard.get(number, -ECHO) < ECHO:
+            return
+        self._heard[number] = now
         if self.signal is not None:
             raise KeyboardInterrupt
         self.signal = number

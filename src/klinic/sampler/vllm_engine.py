@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from klinic.errors import MissingExtraError, SamplerError, first_line
+from klinic.errors import EngineLostError, MissingExtraError, SamplerError, first_line
+from klinic.orphans import PARENT
 from klinic.sampler.drawing import Drawing
 from klinic.sampler.vllm_transfer import BACKEND, WORKER, Control
 from klinic.sampler.weight_group import LOOPBACK
@@ -202,16 +203,23 @@ class OwnEngine:
             try:
                 result, error = answers.get(timeout=LOOK_EVERY)
             except queue.Empty:
-                if all(process.is_alive() for process in self._processes):
+                if self._lives():
                     continue
-                raise SamplerError(
-                    f"vLLM is gone: its process has ended. What it said last is in {self._log}. "
-                    "Nothing is lost but the steps since the newest checkpoint: go on with "
-                    "--resume."
-                ) from None
-            if error is not None:
+                raise self._lost() from None
+            if error is None:
+                return result
+            if self._lives():
                 raise error
-            return result
+            raise self._lost() from error
+
+    def _lives(self) -> bool:
+        return all(process.is_alive() for process in self._processes)
+
+    def _lost(self) -> EngineLostError:
+        return EngineLostError(
+            f"vLLM is gone: its process has ended. What it said last is in {self._log}. Nothing is "
+            "lost but the steps since the newest checkpoint: go on with --resume."
+        )
 
     def generate(self, asked: Sequence[Asked], adapter: Adapter | None) -> list[Told]:
         """Return a completion for each context, in their order."""
@@ -316,7 +324,7 @@ def _on_this_machine() -> dict[str, Any]:
 @contextmanager
 def _environment(start: Start) -> Iterator[None]:
     """Set what the engine's process inherits, and this one must not keep."""
-    ours = start.environment()
+    ours = start.environment() | {PARENT: str(os.getpid())}
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
     try:

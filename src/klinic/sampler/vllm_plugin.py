@@ -1,8 +1,14 @@
 """What vLLM loads of klinic in each of its processes. It must stay cheap to import."""
 
+import multiprocessing
+import os
+
+from klinic.orphans import PARENT, die_with
+
 
 def register() -> None:
     """Make klinic's way of delivering weights known to vLLM."""
+    _go_with_the_run()
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
     from klinic.sampler.vllm_transfer import BACKEND
@@ -11,3 +17,11 @@ def register() -> None:
         WeightTransferEngineFactory.register_engine(
             BACKEND, "klinic.sampler.vllm_worker", "WeightReceiver"
         )
+
+
+def _go_with_the_run() -> None:
+    """Let an engine of klinic's own die with the run; a server that somebody started stays."""
+    parent = multiprocessing.parent_process()
+    owner = os.environ.get(PARENT)
+    if owner is not None and parent is not None and parent.pid == int(owner):
+        die_with(int(owner))
