@@ -1,92 +1,18 @@
 """Runs whose samplers and learners are Ray's processes, also when some of them are killed."""
 
-import json
 import os
 import signal
-import subprocess
 import time
-from pathlib import Path
 
 import pytest
-from killing import command, differences, environment, num_steps, run_whole
+from killing import differences, num_steps, run_whole
+from started import LEARNER, RAYLET, SAMPLER, Started
 
+from gone import is_gone, wait_until_gone
 from listening import listening
 
-pytestmark = [pytest.mark.engine, pytest.mark.timeout(400)]
-SAMPLER = "ray::SamplerWorker"
-
-
-def tree(pid):
-    """Return a process and all below it."""
-    try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        below = [int(c) for t in tasks for c in (t / "children").read_text().split()]
-    except OSError:
-        return []
-    return [pid, *(found for child in below for found in tree(child))]
-
-
-def named(pid, title):
-    """Return the processes below one that Ray gave a title."""
-    found = []
-    for one in tree(pid):
-        try:
-            line = Path(f"/proc/{one}/cmdline").read_text()
-        except OSError:
-            continue
-        if line.startswith(title):
-            found.append(one)
-    return found
-
-
-def until(holds, seconds=120.0):
-    """Wait until something holds; return whether it came to."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if holds():
-            return True
-        time.sleep(0.02)
-    return False
-
-
-def alive(pid):
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-class Started:
-    """`klinic train` with a cluster, under way."""
-
-    def __init__(self, folder, cache, *more):
-        self.run = folder / "run"
-        self.out = (folder / "out.txt").open("w")
-        self.process = subprocess.Popen(
-            command(folder, *more), env=environment(cache), stdout=self.out, stderr=self.out
-        )
-
-    def reaches(self, step):
-        assert until(lambda: num_steps(self.run) >= step or self.process.poll() is not None)
-        assert self.process.poll() is None, self.said()
-
-    def said(self):
-        return (self.run.parent / "out.txt").read_text()
-
-    def ends(self, seconds=240.0):
-        try:
-            self.process.wait(seconds)
-        finally:
-            self.process.kill()
-            self.out.close()
-        assert self.process.returncode == 0, self.said()
-
-
-def events(run):
-    path = run / "events.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [json.loads(line) for line in lines]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
+EVERY = 2  # steps between checkpoints in the recipe of `killing`
 
 
 @pytest.fixture(scope="module")
@@ -96,14 +22,24 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory, cache):
+    """A run of one process that nobody disturbs."""
     folder = tmp_path_factory.mktemp("alone")
     run_whole(folder, cache)
     return folder / "run"
 
 
-def start(tmp_path, alone, cache, *more):
+@pytest.fixture(scope="module")
+def two_learners(tmp_path_factory, alone, cache):
+    """A run with two learners that nobody disturbs."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "recipe.yaml").write_text((alone.parent / "recipe.yaml").read_text())
+    run_whole(folder, cache, "learner.shards=2")
+    return folder / "run"
+
+
+def start(tmp_path, alone, cache, *more, supervised=False):
     (tmp_path / "recipe.yaml").write_text((alone.parent / "recipe.yaml").read_text())
-    return Started(tmp_path, cache, *more)
+    return Started(tmp_path, cache, *more, supervised=supervised)
 
 
 def test_a_run_with_a_killed_sampler_is_the_run_of_one_process_to_the_last_bit(
@@ -112,24 +48,73 @@ def test_a_run_with_a_killed_sampler_is_the_run_of_one_process_to_the_last_bit(
     started = start(tmp_path, alone, cache, "cluster.samplers=1")
     started.reaches(3)
     addresses = listening(started.process.pid)
-    everybody = tree(started.process.pid)
-    (sampler,) = named(started.process.pid, SAMPLER)
+    everybody = started.everybody()
+    (sampler,) = started.named(SAMPLER)
     os.kill(sampler, signal.SIGKILL)
     started.ends()
     assert differences(alone, started.run) == []
-    assert [e["says"] for e in events(started.run) if e["event"] == "cluster"]
+    says = [event["says"] for event in started.events() if event["event"] == "cluster"]
+    assert len(says) == 1
+    assert says[0].startswith("Lost sampler 1 of 1: its process has ended")
     assert addresses
     assert all(address.is_loopback for address in addresses)
-    assert until(lambda: not any(alive(pid) for pid in everybody), 15.0)
+    wait_until_gone(everybody)
+
+
+def disturbed(started, pid, number):
+    """Send somebody a signal; print how long it takes until the run goes on."""
+    before, at = num_steps(started.run), time.monotonic()
+    os.kill(pid, number)
+    again = started.reaches(before + 2) - at
+    print(f"\n{started.run.parent.name}: two more steps after {again:.1f} s")
 
 
 @pytest.mark.slow
 def test_a_sampler_that_hangs_is_replaced(tmp_path, alone, cache):
     started = start(tmp_path, alone, cache, "cluster.samplers=1")
     started.reaches(3)
-    (sampler,) = named(started.process.pid, SAMPLER)
-    os.kill(sampler, signal.SIGSTOP)
+    (sampler,) = started.named(SAMPLER)
+    disturbed(started, sampler, signal.SIGSTOP)
     started.ends()
     assert differences(alone, started.run) == []
-    assert "silent" in events(started.run)[-1]["says"]
-    assert not alive(sampler)
+    assert any("silent" in event.get("says", "") for event in started.events())
+    assert is_gone(sampler)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["trainer", RAYLET])
+def test_the_first_process_or_ray_is_killed_and_the_run_goes_on(tmp_path, alone, cache, who):
+    started = start(tmp_path, alone, cache, "cluster.samplers=1", supervised=True)
+    started.reaches(3)
+    before = started.everybody() - {started.process.pid}
+    pid = started.trainer() if who == "trainer" else started.named(RAYLET)[0]
+    disturbed(started, pid, signal.SIGKILL)
+    assert all(is_gone(one) for one in before)
+    started.ends()
+    assert differences(alone, started.run) == []
+    restarts = [event for event in started.events() if event["event"] == "restarted"]
+    assert len(restarts) == 1
+    assert 0 <= 3 - restarts[0]["step"] <= EVERY or restarts[0]["step"] >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_learner_is_lost_and_the_run_goes_on(tmp_path, two_learners, cache, number):
+    more = ("cluster.samplers=1", "cluster.learners=2")
+    started = start(tmp_path, two_learners, cache, *more, supervised=True)
+    started.reaches(3)
+    (learner,) = started.named(LEARNER)
+    disturbed(started, learner, number)
+    started.ends()
+    assert differences(two_learners, started.run) == []
+
+
+@pytest.mark.slow
+def test_nobody_outlives_a_supervisor_that_is_killed(tmp_path, alone, cache):
+    started = start(tmp_path, alone, cache, "cluster.samplers=2", supervised=True)
+    started.reaches(2)
+    everybody = started.everybody()
+    started.process.kill()
+    at = time.monotonic()
+    wait_until_gone(everybody, seconds=15)
+    print(f"\nall {len(everybody)} gone after {time.monotonic() - at:.1f} s")
