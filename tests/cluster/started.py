@@ -55,12 +55,6 @@ class Started:
             if title(pid).startswith(start) or Path(title(pid).partition("\0")[0]).name == start
         )
 
-    def trainer(self):
-        """Return the process that runs the loop: that which Ray's daemons were started by."""
-        (raylet,) = self.named(RAYLET)
-        stat = Path(f"/proc/{raylet}/stat").read_text()
-        return int(stat.rpartition(")")[2].split()[1])
-
     def reaches(self, step, seconds=240.0):
         """Wait until a step is written down; return when it was."""
         there = until(

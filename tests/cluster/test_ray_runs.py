@@ -2,10 +2,11 @@
 
 import os
 import signal
+import sys
 import time
 
 import pytest
-from killing import differences, num_steps, run_whole
+from killing import differences, num_steps, process_of, run_whole
 from started import LEARNER, RAYLET, SAMPLER, Started
 
 from gone import is_gone, wait_until_gone
@@ -66,7 +67,7 @@ def disturbed(started, pid, number):
     before, at = num_steps(started.run), time.monotonic()
     os.kill(pid, number)
     again = started.reaches(before + 2) - at
-    print(f"\n{started.run.parent.name}: two more steps after {again:.1f} s")
+    sys.stdout.write(f"\n{started.run.parent.name}: two more steps after {again:.1f} s\n")
 
 
 @pytest.mark.slow
@@ -87,7 +88,7 @@ def test_the_first_process_or_ray_is_killed_and_the_run_goes_on(tmp_path, alone,
     started = start(tmp_path, alone, cache, "cluster.samplers=1", supervised=True)
     started.reaches(3)
     before = started.everybody() - {started.process.pid}
-    pid = started.trainer() if who == "trainer" else started.named(RAYLET)[0]
+    pid = process_of(started.run) if who == "trainer" else started.named(RAYLET)[0]
     disturbed(started, pid, signal.SIGKILL)
     assert all(is_gone(one) for one in before)
     started.ends()
@@ -117,4 +118,4 @@ def test_nobody_outlives_a_supervisor_that_is_killed(tmp_path, alone, cache):
     started.process.kill()
     at = time.monotonic()
     wait_until_gone(everybody, seconds=15)
-    print(f"\nall {len(everybody)} gone after {time.monotonic() - at:.1f} s")
+    sys.stdout.write(f"\nall {len(everybody)} gone after {time.monotonic() - at:.1f} s\n")
