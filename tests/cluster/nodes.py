@@ -120,7 +120,7 @@ class Nodes:
 
     def pids(self, number):
         """Return the processes on a host."""
-        there = os.readlink(f"/proc/{self._hosts[number].pid}/ns/net")
+        there = str(Path(f"/proc/{self._hosts[number].pid}/ns/net").readlink())
         found = []
         for path in Path("/proc").glob("[0-9]*/ns/net"):
             try:
