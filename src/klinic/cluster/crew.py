@@ -17,7 +17,7 @@ from klinic.cluster.worker import worker
 from klinic.errors import RankLostError, first_line
 
 LOOK_EVERY = 0.5  # seconds between two looks at who lives
-SILENCE = 15.0  # seconds without a pulse after which a process that hangs is killed
+SILENCE = 20.0  # seconds without a pulse after which a process that hangs is killed
 MOST_LOST = 10  # workers in a row, lost before any of them has done something
 GONE = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
 

@@ -1,5 +1,6 @@
 """Ray itself: started for one run on this machine alone, or joined where it is running."""
 
+import logging
 import os
 import secrets
 from collections.abc import Iterator
@@ -12,6 +13,12 @@ from klinic.errors import ConfigError, MissingExtraError, first_line
 from klinic.sampler.weight_group import LOOPBACK
 
 STORE_BYTES = 2**28  # of Ray's object store: completions pass through it, weights never do
+ALONE = {
+    # read when ray is imported: without it 127.0.0.1 becomes an address that others can reach
+    "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
+    # its helpers would look for a head node that is gone for a minute, and outlive a killed run
+    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
+}
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
 
@@ -35,10 +42,9 @@ def opened(address: str | None, *, num_cpus: int, num_gpus: int) -> Iterator[Ses
     """
     os.environ |= {**QUIET, "RAY_AUTH_MODE": "token"}
     if address is None:
-        # read when ray is imported: without it 127.0.0.1 becomes an address that others can reach
-        os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
-        os.environ["RAY_AUTH_TOKEN"] = secrets.token_hex(32)
+        os.environ |= {**ALONE, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     ray = _ray()
+    logging.getLogger("ray").setLevel(logging.CRITICAL)  # what has happened, klinic says
     how: dict[str, Any] = {"address": address, "namespace": "klinic"}
     if address is None:
         how |= {"address": "local", "num_cpus": num_cpus, "num_gpus": num_gpus}

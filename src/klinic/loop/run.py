@@ -94,6 +94,7 @@ class Run:
         self._sync: dict[str, Any] = {}
         self._rewarding = threading.Lock()
         self._named: set[str] = set()
+        self._last_step = 0
         self.asked: dict[str, dict[str, Any]] = {}
         """What the live parts answered in this step, by question."""
 
@@ -112,6 +113,7 @@ class Run:
         return self
 
     def __exit__(self, *error: Any) -> None:
+        self._tell_of_cluster(self._last_step)  # who was lost may be why it ends
         self._open.__exit__(*error)
 
     def watch(self, state: LoopState) -> Watch:
@@ -284,6 +286,7 @@ class Run:
         asked = self.stopping.asked  # once: a signal from here on stops after the next step
         metrics = self.metrics(done)
         self.journal.append({"step": done.step, **metrics})
+        self._last_step = done.step
         self._tell(done, metrics)
         self._tell_of_cluster(done.step)
         every = self.recipe.output.records_every
