@@ -87,6 +87,7 @@ class Another(BaseHTTPRequestHandler):
     def do_GET(self):
         known = self.path == "/v1/models"
         self.send_response(200 if known else 404)
+        self.send_header("content-type", "application/json")
         self.end_headers()
         self.wfile.write(b'{"data": [{"id": "m"}]}' if known else b"{}")
 

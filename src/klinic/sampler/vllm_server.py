@@ -163,4 +163,5 @@ class ServedEngine:
                 f"sampler.server {self._http.base_url} refused {path} ({response.status_code}): "
                 f"{response.text[:300]}"
             )
-        return response.json() if response.content else {}
+        says_json = "json" in response.headers.get("content-type", "")
+        return response.json() if says_json and response.content else {}
