@@ -18,6 +18,7 @@ from klinic.errors import RankLostError, first_line
 
 LOOK_EVERY = 0.5  # seconds between two looks at who lives
 SILENCE = 20.0  # seconds without a pulse after which a process that hangs is killed
+LONGEST_START = 600.0  # seconds for a process to start and load the largest model
 MOST_LOST = 10  # workers in a row, lost before any of them has done something
 GONE = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
 
@@ -75,6 +76,7 @@ class Crew:
 
     def ready(self, *, num: int = 1) -> list[Member]:
         """Return who has its part; wait until that many have."""
+        begun = time.monotonic()
         while True:
             for member in list(self.members):
                 if not member.is_ready and _is_there(member.built):
@@ -85,7 +87,17 @@ class Crew:
             found = [member for member in self.members if member.is_ready]
             if len(found) >= num:
                 return found
+            self._refuse_to_wait_in_vain(time.monotonic() - begun)
             time.sleep(LOOK_EVERY)
+
+    def _refuse_to_wait_in_vain(self, seconds: float) -> None:
+        """Raise where nobody will come: Ray has no node left, or has had time enough."""
+        if seconds > LONGEST_START or not any(node["Alive"] for node in ray.nodes()):
+            kind = self.members[0].place.kind if self.members else "process"
+            raise RankLostError(
+                f"no {kind} is there after {seconds:.0f} seconds, and Ray starts none: its own "
+                "processes are gone, or it has no room. Go on with --resume."
+            )
 
     def ask(self, member: Member, name: str, *arguments: Any) -> Any:
         """Let a member begin something; return a reference to what comes of it."""
