@@ -27,7 +27,7 @@ from commands import klinic
 HAS_TORCH = find_spec("torch") is not None
 NEED_TORCH = (
     *("verify", "model", "integrations", "sampler", "learner", "loop", "bench"),
-    *("faults", "lab", "probe"),
+    *("faults", "lab", "probe", "cluster"),
 )
 AS_SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
@@ -47,6 +47,8 @@ if not HAS_TORCH:
     collect_ignore += [f"src/klinic/{part}" for part in NEED_TORCH]
     collect_ignore += [f"tests/{part}" for part in NEED_TORCH]
     collect_ignore += ["src/klinic/cli/verify_tables.py", "tests/small.py"]
+elif find_spec("ray") is None:
+    collect_ignore += ["src/klinic/cluster", "tests/cluster"]
 
 
 WHOLE = (

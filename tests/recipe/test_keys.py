@@ -18,13 +18,15 @@ def test_sections_and_which_of_them_mean_off_when_absent():
         "reference",
         "sampling",
         "sampler",
+        "cluster",
         "loop",
         "learner",
         "recovery",
         "warm_start",
         "output",
     ]
-    assert optional_sections() == {"eval", "retention", "kl", "recovery", "warm_start"}
+    off = {"eval", "retention", "kl", "cluster", "recovery", "warm_start"}
+    assert optional_sections() == off
 
 
 @pytest.mark.parametrize(

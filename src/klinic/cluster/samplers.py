@@ -6,8 +6,8 @@ touch neither Ray nor a disk. Who is in the group changes when somebody is lost 
 
 import socket
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +98,12 @@ class SharedSampler:
             self._crew.ask(member, "join", store, rank, size): member
             for rank, member in enumerate(members, start=1)
         }
-        opened: list[Any] = []
-        _beside(lambda: opened.append(open_group(store, rank=0, size=size, host=host)))
+        opened = _beside(lambda: open_group(store, rank=0, size=size, host=host))
         self._answers(refs)
-        while not opened:
-            threading.Event().wait(0.01)
-        self._group, self._joined = opened[0], members
+        try:
+            self._group, self._joined = opened.result(), members
+        except RuntimeError as error:
+            raise GroupLostError(str(error)) from error
 
     def _send(self) -> Loaded:
         group, tensors, weights = self._group, self._tensors, self._weights
@@ -140,14 +140,18 @@ def _apart(answer: Mapping[str, Any]) -> float:
     return float(max(answer.get("repeated", 0.0), answer.get("fresh", 0.0)))
 
 
-def _beside(work: Any) -> None:
-    """Do something in a thread that nobody waits for: whether it came to an end, others know."""
+def _beside(work: Callable[[], Any]) -> "Future[Any]":
+    """Do something in a thread that may wait for a member for ever, and keeps nobody from going."""
+    done: Future[Any] = Future()
 
     def run() -> None:
-        with suppress(RuntimeError):  # who waits for the members' answers hears who is gone
-            work()
+        try:
+            done.set_result(work())
+        except RuntimeError as error:
+            done.set_exception(error)
 
     threading.Thread(target=run, daemon=True, name="klinic-weights").start()
+    return done
 
 
 def free_port(host: str) -> int:
