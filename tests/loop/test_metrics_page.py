@@ -16,7 +16,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 ELSEWHERE = {
     *("kl_new_old", "updates_left", "completions/kl_dropped"),
     *("loss", "kl_penalty", "reward_scale", "discarded", "completions/parse_rate", "kl_to_start"),
-    *("time/sample", "time/reward", "time/learn"),
+    *("time/sample", "time/reward", "time/learn", "time/ahead", "sampling/staleness"),
     *("eval/accuracy", "eval/accuracy/SKILL", "eval/retention", "eval/reward"),
     *("eval/retention_reward", "sampling/rounds", "sampling/groups_dropped"),
     *("sampling/sync_gap_repeated", "sampling/sync_gap_fresh"),

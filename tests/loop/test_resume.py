@@ -59,6 +59,7 @@ def kill_and_resume(tmp_path, cache, whole, when):
     return doing
 
 
+@pytest.mark.slow  # test_killed_it_goes_on_by_itself is killed and resumed as well
 @pytest.mark.parametrize("when", list(moments(3, seed=0))[2:], ids=str)
 def test_killed_and_resumed(tmp_path, cache, whole, when):
     kill_and_resume(tmp_path, cache, whole, when)
