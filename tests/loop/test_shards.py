@@ -74,6 +74,7 @@ def test_each_process_writes_its_rows_and_they_are_one_record(runs):
         assert one.facts["reference_fingerprint"] == two.facts["reference_fingerprint"]
 
 
+@pytest.mark.slow  # test_fsdp.py loads what one and two saved into one and two
 def test_a_run_goes_on_with_one_process_or_two_whoever_began_it(runs):
     for num, shards in ((4, 1), (5, 2)):
         said = run(runs, "two", "--resume", f"learner.shards={shards}", f"loop.max_steps={num}")

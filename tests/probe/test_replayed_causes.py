@@ -74,6 +74,7 @@ def test_every_cause_that_has_a_change_is_proved(tmp_path, cause):
     assert proved(run, found)
 
 
+@pytest.mark.slow
 def test_a_step_is_made_again_with_the_coefficient_that_it_had(tmp_path):
     how = {"loop.max_steps": 4, "kl.controller": "log_pi"}
     replay = Replay(make(tmp_path / "adapted", **how), 4)
