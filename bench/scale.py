@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bench.arithmetic_runs import markdown
 from klinic.model import scale, traffic
 from klinic.model.memory import BF16, FP32, GRADIENTS, OPTIMISER, REFERENCE, WEIGHTS, state_bytes
 from klinic.model.shape import Shape, dense
@@ -81,9 +82,8 @@ def three(num: float) -> str:
 
 def table(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
     """Return a table in Markdown."""
-    lines = [["", *columns], ["---"] * (len(columns) + 1)]
-    lines += [[name, *cells] for name, cells in rows.items()]
-    return "".join(f"| {' | '.join(line)} |\n".replace("|  |", "| |") for line in lines)
+    made = markdown(["", *columns], [[name, *cells] for name, cells in rows.items()])
+    return made.replace("|  |", "| |") + "\n"
 
 
 def _each(figure: Callable[[str, Shape], str]) -> list[str]:

@@ -69,6 +69,10 @@ class SamplerError(KlinicError, RuntimeError):
     """The engine that samples cannot do what is asked of it."""
 
 
+class WorkerLostError(LostError):
+    """Processes of a cluster are gone, and no others come."""
+
+
 class EngineLostError(SamplerError, LostError):
     """The engine that samples is gone."""
 

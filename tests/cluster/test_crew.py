@@ -68,7 +68,7 @@ def test_losses_without_end_end_the_run():
     crew.members = [Lost()]
     for _ in range(crew_module.MOST_LOST):
         crew.lose(crew.members[0], "it was killed")
-    with pytest.raises(crew_module.RankLostError, match="one after another"):
+    with pytest.raises(crew_module.WorkerLostError, match="one after another"):
         crew.lose(crew.members[0], "it was killed")
 
 

@@ -181,8 +181,7 @@ def _print(answer: Answer, console: "Console") -> None:
     say = partial(_say, console)
     found, recipe = answer.found, answer.loaded.recipe
     say(f"Sizes: {recipe.sizes()}")
-    places = _places(recipe)
-    for line in sentences(recipe, places):
+    for line in sentences(recipe, _places(recipe)):
         say(line)
     if found is None or answer.cost is None:
         say(f"Memory: not known, since {answer.unknown}")
@@ -194,7 +193,7 @@ def _print(answer: Answer, console: "Console") -> None:
     highest = largest(found.phases)
     say(f"Peak: {size(highest.total + answer.overhead)}, while {highest.name}.")
     say(f"Not counted: {', '.join(_not_counted(recipe, found))}.")
-    _print_cost(cost_rows(answer.cost, is_vllm=recipe.sampler.type == "vllm"), console)
+    _print_cost(cost_rows(answer.cost, recipe), console)
     if answer.device is not None and answer.machine is not None:
         _print_device(answer.device, answer.machine, console)
         if answer.machine.num > 1 and answer.cost.work is not None:

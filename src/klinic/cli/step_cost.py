@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from klinic.loop.cost import Cost
     from klinic.model.scale import Accelerator, Split
     from klinic.model.work import Work
+    from klinic.recipe.recipe import Recipe
 
 PARTS = {
     "reading": "reading prompts",
@@ -21,13 +22,13 @@ PARTS = {
 """Names of the matrix products, in the order of a step; the last two are there for a KL alone."""
 
 
-def cost_rows(cost: "Cost", *, is_vllm: bool) -> dict[str, str]:
+def cost_rows(cost: "Cost", recipe: "Recipe") -> dict[str, str]:
     """Return the cost of a step, figures by name."""
     rows = {
         "new tokens": f"{cost.num_tokens:,}",
         "their logits": f"{size(cost.logits_avoided)}, never held whole",
         "keys and values": f"{size(cost.cache_per_token)} for each token in the cache",
-        "weights to the sampler": _synced(cost, is_vllm=is_vllm),
+        "weights to the sampler": _synced(cost, recipe),
     }
     if cost.sent:
         rows["record to the others"] = f"{size(cost.sent)} to each process of the learner"
@@ -36,10 +37,12 @@ def cost_rows(cost: "Cost", *, is_vllm: bool) -> dict[str, str]:
     return rows | _work_rows(cost.work)
 
 
-def _synced(cost: "Cost", *, is_vllm: bool) -> str:
+def _synced(cost: "Cost", recipe: "Recipe") -> str:
     if not cost.synced:
         return "none: it draws from those that are trained"
-    where = "to vLLM" if is_vllm else "to the first process, which samples"
+    where = "to vLLM" if recipe.sampler.type == "vllm" else "to the first process, which samples"
+    if recipe.cluster is not None:
+        where = "to each sampler"
     return f"{size(cost.synced)} {where}, in fp32"
 
 

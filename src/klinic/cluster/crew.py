@@ -14,11 +14,12 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from klinic.cluster.placement import Place
 from klinic.cluster.worker import worker
-from klinic.errors import RankLostError, first_line
+from klinic.errors import WorkerLostError, first_line
 
 LOOK_EVERY = 0.5  # seconds between two looks at who lives
 SILENCE = 20.0  # seconds without a pulse after which a process that hangs is killed
 LONGEST_START = 600.0  # seconds for a process to start and load the largest model
+FAREWELL = 20.0  # seconds that a process has to go when told to
 MOST_LOST = 10  # workers in a row, lost before any of them has done something
 GONE = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
 
@@ -94,7 +95,7 @@ class Crew:
         """Raise where nobody will come: Ray has no node left, or has had time enough."""
         if seconds > LONGEST_START or not any(node["Alive"] for node in ray.nodes()):
             kind = self.members[0].place.kind if self.members else "process"
-            raise RankLostError(
+            raise WorkerLostError(
                 f"no {kind} is there after {seconds:.0f} seconds, and Ray starts none: its own "
                 "processes are gone, or it has no room. Go on with --resume."
             )
@@ -144,7 +145,7 @@ class Crew:
         self._lost_in_a_row += 1
         kind, number = member.place.kind, member.place.number + 1
         if self._lost_in_a_row > MOST_LOST:
-            raise RankLostError(
+            raise WorkerLostError(
                 f"{MOST_LOST} processes were lost one after another, the last {kind} because {why}."
                 " That is no chance: look at the machine's memory. Go on with --resume."
             )
@@ -156,8 +157,10 @@ class Crew:
             del self.members[at]
         self._news(f"Lost {kind} {number} of {self.size}: {why}.")
 
-    def close(self) -> None:
-        """End all members."""
+    def close(self, *, after: Sequence[Any] = ()) -> None:
+        """End all members, when what they were last asked is done or has had its time."""
+        if after:
+            ray.wait(list(after), num_returns=len(after), timeout=FAREWELL)
         for member in self.members:
             member.end()
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import torch
 
+from klinic.cluster.addresses import own_host
 from klinic.errors import KlinicError
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.model.loading import Policy
 from klinic.model.weights import Weights, trained
 from klinic.sampler.protocol import Loaded, Sampler
-from klinic.sampler.weight_group import open_group
+from klinic.sampler.weight_group import TCP, open_group
 
 
 class GroupLostError(KlinicError, RuntimeError):
@@ -20,17 +21,17 @@ class GroupLostError(KlinicError, RuntimeError):
 class HostedSampler:
     """What a worker that samples can be asked for."""
 
-    def __init__(self, policy: Policy, sampler: Sampler, *, host: str) -> None:
+    def __init__(self, policy: Policy, sampler: Sampler) -> None:
         self._policy = policy
         self._sampler = sampler
-        self._host = host
         self._group: Any = None
 
     def join(self, store: str, rank: int, size: int) -> None:
         """Meet the first process and the other samplers."""
         self._group = None
+        host = own_host(alone=not store.startswith(TCP))
         try:
-            self._group = open_group(store, rank=rank, size=size, host=self._host)
+            self._group = open_group(store, rank=rank, size=size, host=host)
         except RuntimeError as error:
             raise GroupLostError(str(error)) from error
 

@@ -4,16 +4,15 @@ Weights go from the first process to all samplers in one broadcast, over a group
 touch neither Ray nor a disk. Who is in the group changes when somebody is lost or replaced.
 """
 
-import socket
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from klinic.cluster.addresses import free_port
 from klinic.cluster.crew import Crew, Member, MemberLostError
 from klinic.cluster.hosted import GroupLostError
 from klinic.cluster.session import Session
@@ -21,7 +20,7 @@ from klinic.cluster.shares import shared, split
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.model.weights import Weights
 from klinic.sampler.protocol import Loaded
-from klinic.sampler.weight_group import TCP, open_group
+from klinic.sampler.weight_group import TCP, open_group, send
 
 
 class SharedSampler:
@@ -57,10 +56,9 @@ class SharedSampler:
 
     def close(self) -> None:
         """End the samplers."""
-        for member in self._crew.members:
-            self._crew.ask(member, "close")
         self._group = None
-        self._crew.close()
+        ready = [member for member in self._crew.members if member.is_ready]
+        self._crew.close(after=[self._crew.ask(member, "close") for member in ready])
 
     def _all(self, name: str, items: Sequence[Any], step: int) -> list[Any]:
         # shares do not depend on who is there, so neither do the completions
@@ -129,13 +127,6 @@ class SharedSampler:
         return told
 
 
-@torch.no_grad()
-def send(group: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Broadcast whole tensors from the first process."""
-    for tensor in tensors.values():
-        group.broadcast(tensor.detach().cpu().contiguous(), 0).wait()
-
-
 def _apart(answer: Mapping[str, Any]) -> float:
     return float(max(answer.get("repeated", 0.0), answer.get("fresh", 0.0)))
 
@@ -152,11 +143,3 @@ def _beside(work: Callable[[], Any]) -> "Future[Any]":
 
     threading.Thread(target=run, daemon=True, name="klinic-weights").start()
     return done
-
-
-def free_port(host: str) -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as found:
-        found.bind((host, 0))
-        port: int = found.getsockname()[1]
-        return port

@@ -6,11 +6,10 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from klinic.cluster.addresses import own_host
 from klinic.errors import ConfigError, MissingExtraError, first_line
-from klinic.sampler.weight_group import LOOPBACK
 
 STORE_BYTES = 2**28  # of Ray's object store: completions pass through it, weights never do
 ALONE = {
@@ -30,8 +29,6 @@ class Session:
     """Where the other nodes reach this process."""
     alone: bool
     """Whether all of it is on this machine, reachable from nowhere else."""
-    logs: Path
-    """What processes that it started have said."""
 
 
 @contextmanager
@@ -50,17 +47,16 @@ def opened(address: str | None, *, num_cpus: int, num_gpus: int) -> Iterator[Ses
         how |= {"address": "local", "num_cpus": num_cpus, "num_gpus": num_gpus}
         how |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
     try:
-        context = ray.init(**how, log_to_driver=False, configure_logging=False)
+        ray.init(**how, log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise ConfigError(
             f"cluster.address is {address or 'null'}: Ray cannot be "
             f"{'started' if address is None else 'joined'} ({first_line(error)}). An address is "
             "that of a running head node, such as 10.0.0.1:6379, and RAY_AUTH_TOKEN its token."
         ) from error
-    host = LOOPBACK if address is None else ray.util.get_node_ip_address()
-    session = Path(str(context.address_info["session_dir"]))
     try:
-        yield Session(host=host, alone=address is None, logs=session / "logs")
+        alone = address is None
+        yield Session(host=own_host(alone=alone), alone=alone)
     finally:
         ray.shutdown()
 

@@ -7,30 +7,27 @@ some updates old; how many is bounded, and known for every completion.
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from queue import Queue
 
 from klinic.errors import LogitsError
 from klinic.loop.clock import Clock
-from klinic.loop.gather import Gathered, gather
+from klinic.loop.gather import gather
 from klinic.loop.parts import Parts
 from klinic.loop.state import LoopState
 from klinic.loop.step import Collected
 from klinic.loop.watch import InTroubleError, Watch
 from klinic.model.weights import Weights
-from klinic.sampler.protocol import Loaded
 
 
 @dataclass(slots=True, kw_only=True)
 class _Batch:
     """What the thread hands over: completions, or why there are none."""
 
-    weights: Weights
-    loaded: Loaded
-    places: list[int]
-    gathered: Gathered | None = None
-    error: BaseException | None = None
+    places: list[int] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
+    collected: Collected | None = None
+    error: BaseException | None = None
 
 
 class Ahead:
@@ -48,7 +45,6 @@ class Ahead:
         self._first = state
         self._may_start = threading.Semaphore(0)
         self._frozen = threading.Lock()
-        self._newest: Weights | None = None
         self._batches: Queue[_Batch] = Queue()
         self._ends = False
         self._thread = threading.Thread(target=self._run, daemon=True, name="klinic-ahead")
@@ -78,15 +74,10 @@ class Ahead:
         watch.drawn += batch.places
         if isinstance(batch.error, LogitsError):
             watch.logits()
-        if batch.error is not None or batch.gathered is None:
+        if batch.collected is None:
             raise batch.error or RuntimeError("a batch without completions")
-        parts.synced(batch.loaded.answer, state.step + 1)
-        return Collected(
-            weights=batch.weights,
-            loaded=batch.loaded,
-            gathered=batch.gathered,
-            behind=now.version - batch.weights.version,
-        )
+        parts.synced(batch.collected.loaded.answer, state.step + 1)
+        return replace(batch.collected, behind=now.version - batch.collected.weights.version)
 
     def _publish(self) -> Weights:
         """Copy the weights as they are now to where the sampler takes them from."""
@@ -108,17 +99,15 @@ class Ahead:
             step, position = step + 1, batch.places[-1]
 
     def _sampled(self, step: int, position: int) -> _Batch:
-        batch = _Batch(weights=_NONE, loaded=Loaded(fingerprint=""), places=[])
+        batch = _Batch()
         try:
             with self._frozen:
-                batch.weights = self._newest or _NONE
-                batch.loaded = self._parts.sampler.load(batch.weights)
-            batch.gathered = gather(
+                weights = self._newest
+                loaded = self._parts.sampler.load(weights)
+            gathered = gather(
                 self._parts, step=step, position=position, clock=batch.clock, places=batch.places
             )
+            batch.collected = Collected(weights=weights, loaded=loaded, gathered=gathered)
         except BaseException as error:  # to be raised where the batch is taken
             batch.error = error
         return batch
-
-
-_NONE = Weights(version=0, fingerprint="", location="nowhere")

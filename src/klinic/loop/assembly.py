@@ -111,7 +111,7 @@ def learner_settings(recipe: Recipe) -> tuple[Objective, Settings]:
         clip_high=learner.clip_high,
         mask_truncated=learner.mask_truncated,
         max_new_tokens=recipe.sampling.max_new_tokens,
-        corrects=recipe.cluster is not None and recipe.cluster.max_staleness > 0,
+        corrects=recipe.max_staleness > 0,
     )
     settings = Settings(
         rate=LearningRate(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from klinic.cluster.placement import LEARNER, REWARDS, SAMPLER, Place, placement
-from klinic.cluster.session import Session, opened
+from klinic.cluster.session import opened
 from klinic.errors import ConfigError
 from klinic.evidence.rollout import Rollout
 from klinic.loop.folder import ENGINE_LOG
@@ -19,9 +19,9 @@ from klinic.model.weights import trained
 from klinic.recipe.recipe import Recipe
 from klinic.rewards.scores import Scores, joined
 from klinic.sampler.protocol import Sampler
+from klinic.sampler.weight_group import in_memory
 
-ROOM = "klinic.loop.remote"
-MEMORY = Path("/dev/shm")  # noqa: S108 - meeting places are forgotten with the run
+ROOM = "klinic.loop.remote"  # where workers find what they make
 WAIT = 120.0  # seconds for room on a cluster that others use too
 
 
@@ -31,23 +31,22 @@ class Clustered:
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         if recipe.cluster is None:
             raise ValueError("this recipe has no cluster")
-        self._section = recipe.cluster
-        self._told = {"recipe": recipe.model_dump(mode="json", exclude_unset=True)}
-        self._folder = folder
-        self._open = ExitStack()
+        self.section = recipe.cluster
         self.news: deque[str] = deque()
         """What has happened to processes, until somebody has told it."""
+        self._told = {"recipe": recipe.plain()}
+        self._folder = folder
+        self._rewards: Any = None
         self._places = placement(recipe, gpus=torch.cuda.is_available())
         cpus = sum(place.cpus for place in self._places)
         gpus = sum(place.gpus for place in self._places)
-        self._session: Session = self._open.enter_context(
-            opened(recipe.cluster.address, num_cpus=cpus, num_gpus=gpus)
-        )
-        where = str(MEMORY) if MEMORY.is_dir() else None
-        made = tempfile.TemporaryDirectory(prefix="klinic-cluster-", dir=where)
-        self._files = Path(self._open.enter_context(made))
-        self._group = self._reserved()
-        self._rewards: Any = None
+        with ExitStack() as opening:
+            ray = opened(self.section.address, num_cpus=cpus, num_gpus=gpus)
+            self._session = opening.enter_context(ray)
+            files = tempfile.TemporaryDirectory(prefix="klinic-cluster-", dir=in_memory())
+            self._files = Path(opening.enter_context(files))
+            self._group = self._reserved()
+            self._open = opening.pop_all()
 
     def sampler(self, policy: Policy, where: str) -> Sampler:
         """Return the sampler of all processes that sample."""
@@ -55,12 +54,12 @@ class Clustered:
 
         def told(place: Place) -> dict[str, Any]:
             log = self._folder / f"{Path(ENGINE_LOG).stem}-{place.number}.log"
-            return {**self._told, "where": where, "host": self._session.host, "log": str(log)}
+            return {**self._told, "where": where, "log": str(log)}
 
         crew = self._crew(SAMPLER, "host_sampler", told)
         self._live = trained(policy.lm)
         self._sent = self._live
-        if self._section.max_staleness:  # what is sent must not change while it is
+        if self.section.max_staleness:  # what is sent must not change while it is
             self._sent = {name: p.detach().clone() for name, p in self._live.items()}
         return SharedSampler(crew, self._sent, self._session, self._files)
 
@@ -116,7 +115,7 @@ class Clustered:
             needed = len(self._places)
             raise ConfigError(
                 f"cluster needs room for {needed} processes ({self._places[0].bundle} each), and "
-                f"the Ray at {self._section.address} has {free} "
+                f"the Ray at {self.section.address} has {free} "
                 "free. Ask for fewer, set threads lower, or add nodes."
             )
         return group

@@ -37,12 +37,13 @@ def cost_of(recipe: "Recipe", found: "Forecast") -> Cost:
     """Return what a step costs beside memory."""
     shape, sizes = found.shape, found.sizes
     is_vllm, is_sharded = recipe.sampler.type == "vllm", recipe.learner.shards > 1
+    has_copy = is_vllm or is_sharded or recipe.cluster is not None
     number = BF16 if is_vllm and recipe.model.dtype == "bf16" else FP32
     return Cost(
         num_tokens=sizes.num_completion_tokens,
         cache_per_token=number * shape.num_cached,
         logits_avoided=FP32 * shape.vocabulary * sizes.num_completion_tokens,
-        synced=sync_bytes(shape) if is_vllm or is_sharded else 0,
+        synced=sync_bytes(shape) if has_copy else 0,
         stored=round(stored_bytes(shape, sizes)) if recipe.output.records_every else 0,
         sent=round(sent_bytes(sizes)) if is_sharded else 0,
         work=work_of(shape, sizes) if found.left_out is None else None,

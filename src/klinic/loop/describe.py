@@ -24,8 +24,7 @@ LIBRARIES = (
 def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict[str, Any]:
     """Return the contents of run.json."""
     learner, sampling = recipe.learner, recipe.sampling
-    cluster, updates = recipe.cluster, learner.updates_per_batch
-    single = updates == 1
+    single = learner.updates_per_batch == 1
     return {
         "schema": SCHEMA,
         "klinic": version("klinic"),
@@ -56,8 +55,8 @@ def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict
         "sampler": {
             "kind": recipe.sampler.type,
             "dtype": recipe.model.dtype,
-            "max_version_lag": 0 if cluster is None else cluster.max_staleness * updates,
-            "shares_weights": recipe.sampler.type == "transformers" and cluster is None,
+            "max_version_lag": recipe.max_staleness * learner.updates_per_batch,
+            "shares_weights": recipe.sampler.type == "transformers" and recipe.cluster is None,
         },
         "shards": learner.shards,
         "estimator": None if recipe.kl is None else recipe.kl.estimator,

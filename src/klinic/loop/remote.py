@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from klinic.cluster.hosted import HostedSampler
+from klinic.cluster.learners import around
 from klinic.evidence.rollout import Rollout
 from klinic.loop.assembly import make_sampler
 from klinic.loop.shards import follow_leader
@@ -16,22 +17,14 @@ from klinic.recipe.recipe import Recipe
 from klinic.rewards.runner import score
 from klinic.rewards.scores import Scores
 
-ROOM = "klinic.loop.remote"
-"""Where workers find what follows, by name."""
 
-
-def plain(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe as plain values, for `Recipe.model_validate`."""
-    return recipe.model_dump(mode="json", exclude_unset=True)
-
-
-def host_sampler(*, recipe: dict[str, Any], where: str, host: str, log: str) -> HostedSampler:
+def host_sampler(*, recipe: dict[str, Any], where: str, log: str) -> HostedSampler:
     """Return a sampler with a policy of its own, as it starts."""
     asked = Recipe.model_validate(recipe)
     settle(asked)
     section = asked.model.model_copy(update={"name": where})
     policy = load_policy(section, temperature=asked.sampling.temperature, seed=asked.seed)
-    return HostedSampler(policy, make_sampler(asked, policy, log=Path(log)), host=host)
+    return HostedSampler(policy, make_sampler(asked, policy, log=Path(log)))
 
 
 class HostedFollower:
@@ -39,7 +32,7 @@ class HostedFollower:
 
     def follow(self, environment: Mapping[str, str]) -> None:
         """Do what the first process does, until it says stop or is gone."""
-        os.environ |= environment
+        os.environ |= around(environment)
         follow_leader()
 
 

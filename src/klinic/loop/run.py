@@ -13,7 +13,7 @@ from klinic.checks import CHECKS, after_sync
 from klinic.doctor.retention import Exam, watch_retention
 from klinic.doctor.trouble import History, not_a_number
 from klinic.doctor.warning_signs import Signs, Watched, limits_of, watch_step
-from klinic.errors import CheckpointError, LogitsError, RankLostError, RunStoppedError
+from klinic.errors import CheckpointError, LogitsError, LostError, RunStoppedError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
@@ -211,8 +211,7 @@ class Run:
         return with_overlong(scores, overlong(lengths, limit=limit, buffer=buffer))
 
     def _scores(self, rollouts: list[Rollout]) -> Scores:
-        cluster = self.recipe.cluster
-        if self.cluster is not None and cluster is not None and cluster.reward_workers:
+        if self.cluster is not None and self.cluster.section.reward_workers:
             return self.cluster.scores(rollouts)
         return score(rollouts, self.source.rewards)
 
@@ -264,7 +263,7 @@ class Run:
             if self.source.task is not None:
                 rollouts = [gathered.rollouts[row] for row in gathered.chosen]
                 answers["regrade"] = asking.regrade(self.source.task, rollouts, record, self.reward)
-        except RankLostError:
+        except LostError:
             raise
         except Exception as error:  # to be asked must never be the end of a run
             what = f"{type(error).__name__}: {error}"

@@ -110,7 +110,7 @@ def lead(
             followers.start(recipe.learner.shards)
         _refuse_other_number(recipe)
         _join(recipe.threads)
-        how = {"recipe": recipe.model_dump(mode="json", exclude_unset=True), "where": where}
+        how = {"recipe": recipe.plain(), "where": where}
         GroupWire().send(Call(name=START, arguments=how))
         learner, reference = _build(recipe, where, published=policy)
         opened.pop_all()  # from here on they are the learner's to send home

@@ -108,10 +108,10 @@ def _train_in(
 
 def _trained(run: Run, state: LoopState) -> LoopState:
     """Train to the end; sampling runs ahead where the recipe allows it."""
-    cluster, kl = run.recipe.cluster, run.recipe.kl
-    if run.cluster is None or cluster is None or not cluster.max_staleness:
+    kl, most = run.recipe.kl, run.recipe.max_staleness
+    if run.cluster is None or not most:
         return run_loop(run, state, kl)
-    return run_async_loop(run, state, kl, most=cluster.max_staleness, freeze=run.cluster.freeze)
+    return run_async_loop(run, state, kl, most=most, freeze=run.cluster.freeze)
 
 
 def say(console: Console, text: str) -> None:

@@ -6,6 +6,7 @@ checkpointing so is that of the layers, but for the last product of each, which 
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 from klinic.model.shape import Shape, causal_pairs
 
@@ -101,6 +102,7 @@ class Work:
         return self.reading + self.sampling + self.learning
 
 
+@cache  # a division tries many, and they depend on neither number
 def work_of(shape: Shape, sizes: StepSizes) -> Work:
     """Return the matrix products of a step."""
     forward = scored(shape, sizes)

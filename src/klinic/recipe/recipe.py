@@ -1,7 +1,7 @@
 """A recipe: everything a run is asked to do, in sections."""
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import model_validator
 
@@ -81,6 +81,15 @@ class Recipe(Section):
         if problems:
             raise ValueError("\n".join(problems))
         return self
+
+    @property
+    def max_staleness(self) -> int:
+        """Steps by which sampling may run ahead of training; 0 without a cluster."""
+        return 0 if self.cluster is None else self.cluster.max_staleness
+
+    def plain(self) -> dict[str, Any]:
+        """Return what was asked for as plain values, for another process to validate."""
+        return self.model_dump(mode="json", exclude_unset=True)
 
     def sizes(self) -> str:
         """Return what one step computes, in words.

@@ -27,9 +27,7 @@ from klinic.sampler.rollouts import Said, context_of, grown, room, started
 from klinic.sampler.sync_probe import SyncProbe
 from klinic.sampler.vllm_engine import Adapter, Asked, Engine, Told
 from klinic.sampler.vllm_transfer import WeightSender
-
-MEMORY = Path("/dev/shm")  # noqa: S108 - adapters go through memory where a system has such files
-
+from klinic.sampler.weight_group import in_memory
 
 NUMBERS = itertools.count(1)
 """Of adapters: an engine takes one number for one adapter, whoever named it so."""
@@ -58,8 +56,7 @@ class VllmSampler:
         self._adapter: Adapter | None = None
         self._sender: WeightSender | None = None
         self._probe = SyncProbe(policy)
-        where = str(MEMORY) if MEMORY.is_dir() else None
-        self._files = Path(tempfile.mkdtemp(prefix="klinic-weights-", dir=where))
+        self._files = Path(tempfile.mkdtemp(prefix="klinic-weights-", dir=in_memory()))
 
     def load(self, weights: Weights) -> Loaded:
         """Deliver the policy's weights, and see that they are in use."""

@@ -21,8 +21,6 @@ KEY = "VLLM_API_KEY"
 AT_ONCE = 64  # requests under way; the server batches them
 PATIENCE = 600.0  # seconds for an answer
 LOCAL = (LOOPBACK, "localhost", "::1")
-
-
 DEVELOPMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 PROGRAM = "python -m vllm.entrypoints.openai.api_server"
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 
-from klinic.sampler.weight_group import open_group
+from klinic.sampler.weight_group import open_group, send
 
 BACKEND = "klinic"
 WORKER = "klinic.sampler.vllm_worker.Confirming"
@@ -48,7 +47,6 @@ class WeightSender:
         self._group = open_group(store, rank=0, size=size)
         joined.result()
 
-    @torch.no_grad()
     def send(self, tensors: Mapping[str, Tensor], version: str) -> None:
         """Replace the engine's weights by these."""
         self._control.start_weight_update()
@@ -59,8 +57,7 @@ class WeightSender:
         }
         # the workers wait for the tensors inside the call
         received = self._beside.submit(self._control.update_weights, told)
-        for tensor in tensors.values():
-            self._group.broadcast(tensor.detach().cpu().contiguous(), 0).wait()
+        send(self._group, tensors)
         received.result()
         self._control.finish_weight_update(version)
 

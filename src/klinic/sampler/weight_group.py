@@ -3,15 +3,20 @@
 Whole weights are gathered in the host's memory, wherever they are trained and used, so it is gloo.
 """
 
+from collections.abc import Mapping
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch._C._distributed_c10d import FileStore, TCPStore
 from torch.distributed import ProcessGroupGloo
 
 LOOPBACK = "127.0.0.1"
 PATIENCE = timedelta(minutes=10)
 TCP = "tcp://"
+MEMORY = Path("/dev/shm")  # noqa: S108 - what is handed over once needs no disk
 
 
 def open_group(store: str, *, rank: int, size: int, host: str = LOOPBACK) -> Any:
@@ -24,6 +29,18 @@ def open_group(store: str, *, rank: int, size: int, host: str = LOOPBACK) -> Any
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
     options._timeout = PATIENCE
     return ProcessGroupGloo(_store(store, rank, size), rank, size, options)
+
+
+@torch.no_grad()
+def send(group: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Broadcast whole tensors from the trainer, one after the other."""
+    for tensor in tensors.values():
+        group.broadcast(tensor.detach().cpu().contiguous(), 0).wait()
+
+
+def in_memory() -> str | None:
+    """Return where files are kept in memory; None, which is anywhere, on systems without such."""
+    return str(MEMORY) if MEMORY.is_dir() else None
 
 
 def _store(where: str, rank: int, size: int) -> Any:
