@@ -120,6 +120,8 @@ class Nodes:
 
     def pids(self, number):
         """Return the processes on a host."""
+        if self._hosts[number].poll() is not None:  # it has lost power before
+            return []
         there = str(Path(f"/proc/{self._hosts[number].pid}/ns/net").readlink())
         found = []
         for path in Path("/proc").glob("[0-9]*/ns/net"):

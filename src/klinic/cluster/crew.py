@@ -104,6 +104,10 @@ class Crew:
         """Let a member begin something; return a reference to what comes of it."""
         return member.handle.call.options(concurrency_group="work").remote(name, *arguments)
 
+    def tell(self, member: Member, name: str) -> None:
+        """Tell a member something while it works."""
+        member.handle.call.options(concurrency_group="pulse").remote(name)
+
     def first(self, refs: Sequence[Any]) -> Any:
         """Return the first reference that is there, or whose giver is gone."""
         while True:

@@ -1,6 +1,8 @@
 """A sampler inside a worker: it receives weights into a policy of its own and samples with them."""
 
+import threading
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -12,6 +14,8 @@ from klinic.model.loading import Policy
 from klinic.model.weights import Weights, trained
 from klinic.sampler.protocol import Loaded, Sampler
 from klinic.sampler.weight_group import TCP, open_group
+
+LOOK_EVERY = timedelta(seconds=0.5)
 
 
 class GroupLostError(KlinicError, RuntimeError):
@@ -25,10 +29,13 @@ class HostedSampler:
         self._policy = policy
         self._sampler = sampler
         self._group: Any = None
+        self._abandoned: list[Any] = []  # closing one would wait for whoever it still waits for
+        self._leaves = threading.Event()
 
     def join(self, store: str, rank: int, size: int) -> None:
         """Meet the first process and the other samplers."""
         self._group = None
+        self._leaves.clear()
         host = own_host(alone=not store.startswith(TCP))
         try:
             self._group = open_group(store, rank=rank, size=size, host=host)
@@ -41,12 +48,30 @@ class HostedSampler:
         try:
             for parameter in trained(self._policy.lm).values():
                 arrived = torch.empty_like(parameter, device="cpu")
-                self._group.broadcast(arrived, 0).wait()
+                self._wait(self._group.broadcast(arrived, 0))
                 parameter.copy_(arrived)
         except RuntimeError as error:
+            self._abandoned.append(self._group)
             self._group = None
             raise GroupLostError(str(error)) from error
         return self._sampler.load(weights)
+
+    def leave(self) -> None:
+        """Let the thread that waits for weights wait no longer: somebody of the group is gone.
+
+        A host that lost its power or its cable does not say goodbye.
+        """
+        self._leaves.set()
+
+    def _wait(self, arriving: Any) -> None:
+        while True:
+            try:
+                arriving.wait(LOOK_EVERY)
+            except RuntimeError:
+                if arriving.is_completed() or self._leaves.is_set():
+                    raise
+            else:
+                return
 
     def sample(self, prompts: Sequence[Prompt], step: int) -> list[list[Rollout]]:
         """Return the group of each prompt."""

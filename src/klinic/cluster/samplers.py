@@ -121,7 +121,9 @@ class SharedSampler:
                 told.append(self._crew.answer(left.pop(ref), ref))
             except (MemberLostError, GroupLostError) as error:
                 lost = error
-                self._group = None  # closes it, so that nobody waits for what will not come
+                self._group = None
+                for member in left.values():  # nobody waits for what will not come
+                    self._crew.tell(member, "leave")
         if lost is not None:
             raise lost
         return told

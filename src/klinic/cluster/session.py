@@ -10,13 +10,13 @@ from typing import Any
 
 from klinic.cluster.addresses import own_host
 from klinic.errors import ConfigError, MissingExtraError, first_line
+from klinic.orphans import descendants
+from klinic.undertaker import when_this_dies
 
 STORE_BYTES = 2**28  # of Ray's object store: completions pass through it, weights never do
 ALONE = {
     # read when ray is imported: without it 127.0.0.1 becomes an address that others can reach
     "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-    # its helpers would look for a head node that is gone for a minute, and outlive a killed run
-    "RAY_gcs_rpc_server_reconnect_timeout_s": "5",
 }
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
 
@@ -56,6 +56,8 @@ def opened(address: str | None, *, num_cpus: int, num_gpus: int) -> Iterator[Ses
         ) from error
     try:
         alone = address is None
+        if alone:  # two of its helpers look for a dead head node for a minute
+            when_this_dies(end=descendants(os.getpid()))
         yield Session(host=own_host(alone=alone), alone=alone)
     finally:
         ray.shutdown()

@@ -20,6 +20,7 @@ from klinic.recipe.recipe import Recipe
 from klinic.rewards.scores import Scores, joined
 from klinic.sampler.protocol import Sampler
 from klinic.sampler.weight_group import in_memory
+from klinic.undertaker import when_this_dies
 
 ROOM = "klinic.loop.remote"  # where workers find what they make
 WAIT = 120.0  # seconds for room on a cluster that others use too
@@ -45,6 +46,7 @@ class Clustered:
             self._session = opening.enter_context(ray)
             files = tempfile.TemporaryDirectory(prefix="klinic-cluster-", dir=in_memory())
             self._files = Path(opening.enter_context(files))
+            when_this_dies(delete=[self._files])
             self._group = self._reserved()
             self._open = opening.pop_all()
 

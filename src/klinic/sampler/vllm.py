@@ -28,6 +28,7 @@ from klinic.sampler.sync_probe import SyncProbe
 from klinic.sampler.vllm_engine import Adapter, Asked, Engine, Told
 from klinic.sampler.vllm_transfer import WeightSender
 from klinic.sampler.weight_group import in_memory
+from klinic.undertaker import when_this_dies
 
 NUMBERS = itertools.count(1)
 """Of adapters: an engine takes one number for one adapter, whoever named it so."""
@@ -57,6 +58,7 @@ class VllmSampler:
         self._sender: WeightSender | None = None
         self._probe = SyncProbe(policy)
         self._files = Path(tempfile.mkdtemp(prefix="klinic-weights-", dir=in_memory()))
+        when_this_dies(delete=[self._files])
 
     def load(self, weights: Weights) -> Loaded:
         """Deliver the policy's weights, and see that they are in use."""

@@ -14,7 +14,8 @@ from torch._C._distributed_c10d import FileStore, TCPStore
 from torch.distributed import ProcessGroupGloo
 
 LOOPBACK = "127.0.0.1"
-PATIENCE = timedelta(minutes=10)
+MEETING = timedelta(seconds=30)  # somebody who is gone by now does not come
+PATIENCE = timedelta(minutes=10)  # somebody may be busy with a long completion
 TCP = "tcp://"
 MEMORY = Path("/dev/shm")  # noqa: S108 - what is handed over once needs no disk
 
@@ -27,8 +28,10 @@ def open_group(store: str, *, rank: int, size: int, host: str = LOOPBACK) -> Any
     """
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = PATIENCE
-    return ProcessGroupGloo(_store(store, rank, size), rank, size, options)
+    options._timeout = MEETING
+    group = ProcessGroupGloo(_store(store, rank, size), rank, size, options)
+    group._set_default_timeout(PATIENCE)
+    return group
 
 
 @torch.no_grad()
@@ -47,4 +50,4 @@ def _store(where: str, rank: int, size: int) -> Any:
     if not where.startswith(TCP):
         return FileStore(where, size)
     host, _, port = where.removeprefix(TCP).rpartition(":")
-    return TCPStore(host, int(port), size, is_master=rank == 0, timeout=PATIENCE)
+    return TCPStore(host, int(port), size, is_master=rank == 0, timeout=MEETING)

@@ -1,0 +1,76 @@
+"""Somebody is killed; what it left behind is gone soon after."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from gone import wait_until_gone
+from klinic.orphans import descendants
+from klinic.undertaker import GRACE
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux names processes for ever")
+SCRIPT = """
+import subprocess, sys, time
+from pathlib import Path
+from klinic.undertaker import when_this_dies
+
+left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(100)"])
+folder = Path(sys.argv[1])
+(folder / "deep").mkdir(parents=True)
+when_this_dies(delete=[folder], end=[left.pid])
+print(left.pid, flush=True)
+{then}
+"""
+
+
+def start(folder, then):
+    script = [sys.executable, "-c", SCRIPT.replace("{then}", then), str(folder)]
+    return subprocess.Popen(script, stdout=subprocess.PIPE, text=True)
+
+
+def ignores(pid, number):
+    (line,) = [
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("SigIgn")
+    ]
+    return int(line.split()[1], 16) >> (number - 1) & 1
+
+
+def test_what_a_killed_process_leaves_is_taken_away(tmp_path):
+    with start(tmp_path / "left", "time.sleep(100)") as process:
+        left = int(process.stdout.readline())
+        there = descendants(process.pid)
+        assert left in there
+        assert len(there) == 2
+        os.kill(process.pid, signal.SIGKILL)
+        wait_until_gone(there, seconds=5)
+    assert not (tmp_path / "left").exists()
+
+
+def test_being_asked_to_end_with_everybody_else_does_not_stop_it(tmp_path):
+    with start(tmp_path / "left", "time.sleep(100)") as process:
+        left = int(process.stdout.readline())
+        (undertaker,) = descendants(process.pid) - {left}
+        while not ignores(undertaker, signal.SIGHUP):  # it has only just been started
+            time.sleep(0.01)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            os.kill(undertaker, number)
+        process.kill()
+        wait_until_gone([left, undertaker], seconds=5)
+    assert not (tmp_path / "left").exists()
+
+
+def test_whoever_ends_in_order_is_not_waited_for(tmp_path):
+    with start(tmp_path / "left", "left.kill(); left.wait(); folder.rmdir()") as process:
+        process.stdout.readline()
+        there = descendants(process.pid)
+        process.wait(10)
+    begun = time.monotonic()
+    wait_until_gone(there)
+    assert time.monotonic() - begun < GRACE
