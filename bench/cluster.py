@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from klinic.cluster.shares import shared
 from klinic.evidence.rollout import Prompt
 from klinic.loop.assembly import start_policy
 from klinic.loop.clustered import Clustered
@@ -77,6 +76,7 @@ def samplers(folder: Path) -> None:
         for i in range(16)
     ]
     halves = [prompts[:8], prompts[8:]]
+    from klinic.cluster.shares import shared  # imports Ray, which must not be before it is set up
 
     def by(which: list[Any]) -> Callable[[], Any]:
         return lambda: shared(crew, "sample", halves, 1, able=lambda: which)

@@ -1,25 +1,12 @@
 """A sampler inside a worker: it receives weights into a policy of its own and samples with them."""
 
-import threading
 from collections.abc import Sequence
-from datetime import timedelta
-from typing import Any
 
-import torch
-
-from klinic.cluster.addresses import own_host
-from klinic.errors import KlinicError
+from klinic.cluster.links import GroupLostError, Link, open_link
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.model.loading import Policy
 from klinic.model.weights import Weights, trained
 from klinic.sampler.protocol import Loaded, Sampler
-from klinic.sampler.weight_group import TCP, open_group
-
-LOOK_EVERY = timedelta(seconds=0.5)
-
-
-class GroupLostError(KlinicError, RuntimeError):
-    """Weights did not arrive, because somebody of the group is gone."""
 
 
 class HostedSampler:
@@ -28,50 +15,31 @@ class HostedSampler:
     def __init__(self, policy: Policy, sampler: Sampler) -> None:
         self._policy = policy
         self._sampler = sampler
-        self._group: Any = None
-        self._abandoned: list[Any] = []  # closing one would wait for whoever it still waits for
-        self._leaves = threading.Event()
+        self._link: Link | None = None
+        self._abandoned: list[Link] = []  # closing one would wait for whoever it still waits for
 
     def join(self, store: str, rank: int, size: int) -> None:
-        """Meet the first process and the other samplers."""
-        self._group = None
-        self._leaves.clear()
-        host = own_host(alone=not store.startswith(TCP))
-        try:
-            self._group = open_group(store, rank=rank, size=size, host=host)
-        except RuntimeError as error:
-            raise GroupLostError(str(error)) from error
+        """Open this end of a link to the first process."""
+        self._link = None
+        self._link = open_link(store, trained(self._policy.lm), rank=rank, size=size)
 
-    @torch.no_grad()
     def load(self, weights: Weights) -> Loaded:
         """Receive the weights that are sent, and use them."""
+        link = self._link
+        if link is None:
+            raise GroupLostError("there is no link to receive weights over")
         try:
-            for parameter in trained(self._policy.lm).values():
-                arrived = torch.empty_like(parameter, device="cpu")
-                self._wait(self._group.broadcast(arrived, 0))
-                parameter.copy_(arrived)
-        except RuntimeError as error:
-            self._abandoned.append(self._group)
-            self._group = None
-            raise GroupLostError(str(error)) from error
+            link.receive(trained(self._policy.lm))
+        except GroupLostError:
+            self._abandoned.append(link)
+            self._link = None
+            raise
         return self._sampler.load(weights)
 
     def leave(self) -> None:
-        """Let the thread that waits for weights wait no longer: somebody of the group is gone.
-
-        A host that lost its power or its cable does not say goodbye.
-        """
-        self._leaves.set()
-
-    def _wait(self, arriving: Any) -> None:
-        while True:
-            try:
-                arriving.wait(LOOK_EVERY)
-            except RuntimeError:
-                if arriving.is_completed() or self._leaves.is_set():
-                    raise
-            else:
-                return
+        """Wait for weights no longer."""
+        if self._link is not None:
+            self._link.leave()
 
     def sample(self, prompts: Sequence[Prompt], step: int) -> list[list[Rollout]]:
         """Return the group of each prompt."""

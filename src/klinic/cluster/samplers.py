@@ -1,7 +1,7 @@
 """A sampler of several processes: each has the policy's weights and completes a share of prompts.
 
-Weights go from the first process to all samplers in one broadcast, over a group of their own; they
-touch neither Ray nor a disk. Who is in the group changes when somebody is lost or replaced.
+Weights go from the first process to all samplers over links of their own; they touch neither Ray
+nor a disk. Who has a link changes when somebody is lost or replaced.
 """
 
 import threading
@@ -14,13 +14,13 @@ from torch import Tensor
 
 from klinic.cluster.addresses import free_port
 from klinic.cluster.crew import Crew, Member, MemberLostError
-from klinic.cluster.hosted import GroupLostError
+from klinic.cluster.links import GroupLostError, Link, open_link
 from klinic.cluster.session import Session
 from klinic.cluster.shares import shared, split
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.model.weights import Weights
 from klinic.sampler.protocol import Loaded
-from klinic.sampler.weight_group import TCP, open_group, send
+from klinic.sampler.weight_group import TCP
 
 
 class SharedSampler:
@@ -33,15 +33,14 @@ class SharedSampler:
         self._tensors = tensors
         self._session = session
         self._files = files
-        self._group: Any = None
+        self._link: Link | None = None
         self._joined: list[Member] = []
-        self._meetings = 0
         self._weights: Weights | None = None
 
     def load(self, weights: Weights) -> Loaded:
         """Send the weights to everybody who is there; return what the worst off says."""
         self._weights = weights
-        if self._group is None:
+        if self._link is None:
             self._crew.ready(num=self._crew.size)
         return self._deliver()
 
@@ -56,7 +55,7 @@ class SharedSampler:
 
     def close(self) -> None:
         """End the samplers."""
-        self._group = None
+        self._link = None
         ready = [member for member in self._crew.members if member.is_ready]
         self._crew.close(after=[self._crew.ask(member, "close") for member in ready])
 
@@ -82,31 +81,32 @@ class SharedSampler:
                     self._meet(members)
                 return self._send()
             except (MemberLostError, GroupLostError):
-                self._group, self._joined = None, []
+                self._link, self._joined = None, []
 
     def _meet(self, members: list[Member]) -> None:
-        """Open a group with these members."""
-        self._group, self._joined = None, []
-        self._meetings += 1
+        """Open a link to these members."""
+        self._link, self._joined = None, []
         size, host = 1 + len(members), self._session.host
-        store = str(self._files / f"meeting-{self._meetings}")
+        store = str(self._files / "weights")
         if not self._session.alone:
             store = f"{TCP}{host}:{free_port(host)}"
         refs = {
             self._crew.ask(member, "join", store, rank, size): member
             for rank, member in enumerate(members, start=1)
         }
-        opened = _beside(lambda: open_group(store, rank=0, size=size, host=host))
+        opened = _beside(lambda: open_link(store, self._tensors, rank=0, size=size))
         self._answers(refs)
-        try:
-            self._group, self._joined = opened.result(), members
-        except RuntimeError as error:
-            raise GroupLostError(str(error)) from error
+        self._link, self._joined = opened.result(), members
 
     def _send(self) -> Loaded:
-        group, tensors, weights = self._group, self._tensors, self._weights
+        link, tensors, weights = self._link, self._tensors, self._weights
+        if link is None:
+            raise GroupLostError("there is no link to send weights over")
+        if self._session.alone:  # all of it is there before anybody looks
+            link.send(tensors)
+        else:
+            _beside(lambda: link.send(tensors))
         refs = {self._crew.ask(member, "load", weights): member for member in self._joined}
-        _beside(lambda: send(group, tensors))
         told = self._answers(refs)
         fingerprints = " and ".join(sorted({one.fingerprint for one in told}))
         worst = max((one.answer for one in told), key=_apart)
@@ -121,7 +121,7 @@ class SharedSampler:
                 told.append(self._crew.answer(left.pop(ref), ref))
             except (MemberLostError, GroupLostError) as error:
                 lost = error
-                self._group = None
+                self._link = None
                 for member in left.values():  # nobody waits for what will not come
                     self._crew.tell(member, "leave")
         if lost is not None:

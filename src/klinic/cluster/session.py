@@ -3,13 +3,14 @@
 import logging
 import os
 import secrets
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from klinic.cluster.addresses import own_host
-from klinic.errors import ConfigError, MissingExtraError, first_line
+from klinic.errors import ConfigError, MissingExtraError, WorkerLostError, first_line
 from klinic.orphans import descendants
 from klinic.undertaker import when_this_dies
 
@@ -37,9 +38,15 @@ def opened(address: str | None, *, num_cpus: int, num_gpus: int) -> Iterator[Ses
 
     Every call into either needs a token. A Ray of its own has one that only its processes know.
     """
+    if "ray" in sys.modules and os.environ.get("RAY_AUTH_MODE") != "token":
+        raise ConfigError(
+            "cluster: something has imported ray before klinic could set it up, so its processes "
+            "would not know their token. Import it inside of functions, in files of yours."
+        )
     os.environ |= {**QUIET, "RAY_AUTH_MODE": "token"}
     if address is None:
-        os.environ |= {**ALONE, "RAY_AUTH_TOKEN": secrets.token_hex(32)}
+        os.environ |= ALONE
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))  # Ray reads it once
     ray = _ray()
     logging.getLogger("ray").setLevel(logging.CRITICAL)  # what has happened, klinic says
     how: dict[str, Any] = {"address": address, "namespace": "klinic"}
@@ -48,11 +55,15 @@ def opened(address: str | None, *, num_cpus: int, num_gpus: int) -> Iterator[Ses
         how |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
     try:
         ray.init(**how, log_to_driver=False, configure_logging=False)
-    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+    except Exception as error:  # Ray raises this very class where a process of its own is slow
+        if address is None:
+            raise WorkerLostError(
+                f"cluster: Ray cannot be started ({first_line(error)}). A very busy machine "
+                "is too slow for it: try again. What Ray says is in /tmp/ray/session_latest/logs."
+            ) from error
         raise ConfigError(
-            f"cluster.address is {address or 'null'}: Ray cannot be "
-            f"{'started' if address is None else 'joined'} ({first_line(error)}). An address is "
-            "that of a running head node, such as 10.0.0.1:6379, and RAY_AUTH_TOKEN its token."
+            f"cluster.address is {address}: Ray cannot be joined ({first_line(error)}). An address "
+            "is that of a running head node, such as 10.0.0.1:6379, and RAY_AUTH_TOKEN its token."
         ) from error
     try:
         alone = address is None
