@@ -13,7 +13,7 @@ from rich.console import Console
 
 from bench.arithmetic_runs import column, make, markdown
 
-STEPS, SEEDS, LAST = 100, (1, 2, 3), 20
+STEPS, SEEDS, LAST = 60, (1, 2, 3), 20
 LORA = ("model.lora_rank=16", "learner.learning_rate=2e-3")
 WAYS = {
     "one process": (),
@@ -54,7 +54,7 @@ def main(folder: Path, ways: list[str]) -> None:
         for seed in SEEDS:
             run = folder_of(folder, way, seed)
             console.print(run.name)
-            extra = (*WAYS[way], "output.doctor=none", "loop.eval_every=50")
+            extra = (*WAYS[way], "output.doctor=none", "loop.eval_every=60")
             make(run, *extra, steps=STEPS, seed=seed)
     head = ["way", "seed", "accuracy", "reward", "retention", "KL", "staleness", "ESS"]
     there = [(way, seed) for way in WAYS for seed in SEEDS if folder_of(folder, way, seed).is_dir()]
