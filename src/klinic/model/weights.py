@@ -1,10 +1,13 @@
 """Names for weights: a digest that proves identity, a fingerprint that every step can afford."""
 
 import hashlib
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 SAMPLED = 64  # entries of each tensor in a fingerprint
@@ -50,13 +53,58 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 def sampled(tensor: Tensor) -> Tensor:
     """Return evenly spaced entries of a tensor, 64 to 127 of a large one."""
-    return tensor.reshape(-1)[:: max(1, tensor.numel() // SAMPLED)]
+    return tensor.reshape(-1)[:: _spacing(tensor)]
 
 
 @torch.no_grad()
 def sampled_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of evenly spaced entries of every tensor."""
-    return _hash((name, sampled(whole(p))) for name, p in tensors.items())
+    """Return a hash of evenly spaced entries of every tensor; all who share tensors must ask."""
+    gathered = _gathered({name: p for name, p in tensors.items() if _is_sharded(p)})
+    return _hash(
+        (name, gathered[name] if name in gathered else sampled(p)) for name, p in tensors.items()
+    )
+
+
+def _gathered(sharded: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Return the sampled entries of tensors that are shared; none of them is gathered whole."""
+    if not sharded:
+        return {}
+    own = {name: _sampled_here(tensor) for name, tensor in sharded.items()}
+    # every entry is in one process, and 0 in the others: their sum is all of them
+    total = torch.cat([entries.view(torch.uint8) for entries in own.values()])
+    dist.all_reduce(total, group=next(iter(sharded.values())).device_mesh.get_group())
+    parts = torch.split(total, [entries.nbytes for entries in own.values()])
+    return {
+        name: part.clone().view(entries.dtype)
+        for (name, entries), part in zip(own.items(), parts, strict=True)
+    }
+
+
+def _sampled_here(tensor: Any) -> Tensor:
+    """Return a tensor's sampled entries, 0 for those that are in another process."""
+    # a second to import, and only processes that share a learner need it
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    _, offset = compute_local_shape_and_global_offset(
+        tensor.shape, tensor.device_mesh, tensor.placements
+    )
+    if any(offset[1:]):
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not cut into rows")
+    here, spacing = tensor.to_local().reshape(-1), _spacing(tensor)
+    start = offset[0] * math.prod(tensor.shape[1:])
+    found = here[-start % spacing :: spacing]
+    entries: Tensor = here.new_zeros(math.ceil(tensor.numel() / spacing))
+    first = math.ceil(start / spacing)
+    entries[first : first + len(found)] = found
+    return entries
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    return hasattr(tensor, "device_mesh")
+
+
+def _spacing(tensor: Tensor) -> int:
+    return max(1, tensor.numel() // SAMPLED)
 
 
 def _hash(tensors: Iterable[tuple[str, Tensor]]) -> str:
