@@ -17,7 +17,7 @@ from rich.console import Console
 
 from bench.arithmetic_runs import KLINIC, RECIPE, column
 
-ROUNDS, FIRST, LAST = 5, 10, 40  # steps between which is measured: before, kernels warm up
+ROUNDS, FIRST, LAST = 3, 8, 28  # steps between which is measured: before, kernels warm up
 WAYS = {"in turn": 0, "in turn, again": 0, "at once": 1}
 SHARED = (
     *("threads=1", "cluster.samplers=1", "output.doctor=none", "loop.eval_every=0"),
