@@ -256,3 +256,6 @@ def test_a_cluster_is_shown_before_it_is_started(folder):
     assert "Processes on this machine" in text
     for line in ("2 x sampler, 4 CPU each", "2 x learner, 4 CPU each", "1 x rewards, 4 CPU each"):
         assert line in text
+    kinds = [place["kind"] for place in answer(*more)["processes"]]
+    assert kinds == ["sampler"] * 2 + ["learner"] * 2 + ["rewards"]
+    assert answer()["processes"] == []

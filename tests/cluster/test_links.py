@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from klinic.cluster import links
 from klinic.cluster.addresses import free_port
 from klinic.cluster.links import GroupLostError, OverNetwork, open_link
-from klinic.sampler import weight_group
 from klinic.sampler.weight_group import LOOPBACK, TCP
 
 SHAPES = st.lists(st.lists(st.integers(0, 5), max_size=3), max_size=5)
@@ -79,7 +78,7 @@ def test_whoever_is_told_to_leave_waits_no_longer(pair):
 
 def test_a_meeting_that_nobody_comes_to_is_over_soon(monkeypatch):
     monkeypatch.setattr(links, "own_host", lambda **_: LOOPBACK)
-    monkeypatch.setattr(weight_group, "MEETING", timedelta(seconds=0.3))
+    monkeypatch.setattr(links, "MEETING", timedelta(seconds=0.3))
     store = f"{TCP}{LOOPBACK}:{free_port(LOOPBACK)}"
     with pytest.raises(GroupLostError):
         open_link(store, {}, rank=0, size=2)

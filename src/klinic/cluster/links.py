@@ -15,6 +15,7 @@ from klinic.errors import KlinicError
 from klinic.sampler.weight_group import TCP, open_group, send
 
 LOOK_EVERY = timedelta(seconds=0.5)
+MEETING = timedelta(seconds=30)  # whoever is gone by then does not come, and others do without
 LINE = 64  # bytes: what every type of number may begin at
 
 
@@ -81,7 +82,8 @@ class OverNetwork:
     """A broadcast to all who are in a group."""
 
     def __init__(self, store: str, *, rank: int, size: int) -> None:
-        self._group = open_group(store, rank=rank, size=size, host=own_host(alone=False))
+        host = own_host(alone=False)
+        self._group = open_group(store, rank=rank, size=size, host=host, meeting=MEETING)
         self._left = threading.Event()
 
     def send(self, tensors: Mapping[str, Tensor]) -> None:

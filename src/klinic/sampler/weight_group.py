@@ -14,22 +14,23 @@ from torch._C._distributed_c10d import FileStore, TCPStore
 from torch.distributed import ProcessGroupGloo
 
 LOOPBACK = "127.0.0.1"
-MEETING = timedelta(seconds=30)  # somebody who is gone by now does not come
 PATIENCE = timedelta(minutes=10)  # somebody may be busy with a long completion
 TCP = "tcp://"
 MEMORY = Path("/dev/shm")  # noqa: S108 - what is handed over once needs no disk
 
 
-def open_group(store: str, *, rank: int, size: int, host: str = LOOPBACK) -> Any:
+def open_group(
+    store: str, *, rank: int, size: int, host: str = LOOPBACK, meeting: timedelta = PATIENCE
+) -> Any:
     """Return the group of the trainer, which is rank 0, and all who receive.
 
     `store` is where they meet: a file that all can write, or `tcp://` and the trainer's address.
-    `host` is where the others reach this process.
+    `host` is where the others reach this process, and `meeting` how long it waits for them.
     """
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = MEETING
-    group = ProcessGroupGloo(_store(store, rank, size), rank, size, options)
+    options._timeout = meeting
+    group = ProcessGroupGloo(_store(store, rank, size, meeting), rank, size, options)
     group._set_default_timeout(PATIENCE)
     return group
 
@@ -46,8 +47,8 @@ def in_memory() -> str | None:
     return str(MEMORY) if MEMORY.is_dir() else None
 
 
-def _store(where: str, rank: int, size: int) -> Any:
+def _store(where: str, rank: int, size: int, meeting: timedelta) -> Any:
     if not where.startswith(TCP):
         return FileStore(where, size)
     host, _, port = where.removeprefix(TCP).rpartition(":")
-    return TCPStore(host, int(port), size, is_master=rank == 0, timeout=MEETING)
+    return TCPStore(host, int(port), size, is_master=rank == 0, timeout=meeting)
