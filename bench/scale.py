@@ -10,6 +10,7 @@ from pathlib import Path
 
 from bench.arithmetic_runs import markdown
 from klinic.model import scale, traffic
+from klinic.model.goodput import best_interval, goodput
 from klinic.model.memory import BF16, FP32, GRADIENTS, OPTIMISER, REFERENCE, WEIGHTS, state_bytes
 from klinic.model.shape import Shape, dense
 from klinic.model.work import StepSizes, work_of
@@ -41,6 +42,19 @@ DEVICE = scale.Accelerator()
 GIVEN = {"1B": 8, "8B": 16, "32B": 64, "70B": 256, "405B": 1024}
 """Accelerators that each model is given."""
 MACHINE = 8  # accelerators, and processes of a learner, in one machine
+BETWEEN_FAILURES = 3 * 3600.0  # seconds
+CHECKPOINTS = (1.0, 10.0, 60.0)  # seconds that writing one takes
+RECOVERY = {
+    # seconds until two more steps were made (tests/cluster, in docs/log.md), and whether from a
+    # checkpoint
+    "a host of samplers loses its power": (3.4, False),
+    "a host of samplers loses its cable": (8.7, False),
+    "a sampler hangs": (30.8, False),
+    "Ray's own process is killed": (26.2, True),
+    "the first process is killed": (28.1, True),
+    "a learner is killed": (36.6, True),
+    "a learner hangs": (53.9, True),
+}
 PACK, UNPACK = 41e-9, 76e-9  # seconds a token, on one core: bench.scale_measured
 
 
@@ -233,7 +247,30 @@ def placed() -> str:
     return table(columns, {name: [figure(i) for i in numbers] for name, figure in rows.items()})
 
 
-TABLES = {"held": held, "moved": moved, "taken": taken, "placed": placed}
+def survived() -> str:
+    """Return what failures every three hours leave of a run, by what a checkpoint takes."""
+    rows = {}
+    for what, (recovery, resumes) in RECOVERY.items():
+        rows[what] = [f"{recovery:.0f} s"]
+        for seconds in CHECKPOINTS:
+            best = best_interval(checkpoint=seconds, between_failures=BETWEEN_FAILURES)
+            left = goodput(
+                checkpoint=seconds,
+                interval=best,
+                recovery=recovery,
+                between_failures=BETWEEN_FAILURES,
+                resumes=resumes,
+            )
+            rows[what].append(f"{left:.1%}")
+    every = [
+        f"{best_interval(checkpoint=c, between_failures=BETWEEN_FAILURES):.0f} s"
+        for c in CHECKPOINTS
+    ]
+    rows["best time between checkpoints"] = ["", *every]
+    return table(["goes on after", *(f"checkpoints of {c:g} s" for c in CHECKPOINTS)], rows)
+
+
+TABLES = {"held": held, "moved": moved, "taken": taken, "placed": placed, "survived": survived}
 
 
 def written(page: str) -> str:

@@ -2,7 +2,7 @@
 
 from klinic.recipe.keys import every_knob
 
-BUDGET = 88
+BUDGET = 89
 
 KNOBS = [
     "seed",
@@ -24,6 +24,7 @@ KNOBS = [
     "rewards.timeout",
     "rewards.concurrency",
     "rewards.retries",
+    "rewards.levels",
     "eval.path",
     "eval.rewards",
     "retention.path",

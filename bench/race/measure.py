@@ -8,7 +8,7 @@ from rich.console import Console
 
 from bench.race.settings import LONGEST
 from klinic.loop.assembly import start_policy
-from klinic.loop.evaluate import accuracy, distance, retention
+from klinic.loop.evaluate import accuracy, answers, distance, retention
 from klinic.loop.source import Given, find_source
 from klinic.loop.train import settle
 from klinic.model.loading import Policy, load_policy
@@ -34,9 +34,12 @@ def skills(model: Path, num_sums: int) -> dict[str, float]:
     """Return the share of right greedy answers by skill, on held-out questions."""
     policy = _policy(model)
     others = tuple(skill for skill in TASK.skills if skill != TRAINED)
-    right = accuracy(policy, replace(TASK, skills=(TRAINED,)), num=num_sums, max_new_tokens=LONGEST)
-    num = min(NUM_OTHERS, num_sums)
-    return right | accuracy(policy, replace(TASK, skills=others), num=num, max_new_tokens=LONGEST)
+
+    def right(names: tuple[str, ...], num: int) -> dict[str, float]:
+        task = replace(TASK, skills=names)
+        return accuracy(task, answers(policy, task, num=num, max_new_tokens=LONGEST))
+
+    return right((TRAINED,), num_sums) | right(others, min(NUM_OTHERS, num_sums))
 
 
 def compare(model: Path, start: Path, before: dict[str, float], num_sums: int) -> dict[str, Any]:

@@ -1,20 +1,16 @@
 """All results as one table: gains, and their difference with its interval over seeds."""
 
-import math
 from collections.abc import Callable, Sequence
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from bench.race.settings import UNEQUAL
+from klinic.lab.ablation.intervals import students_t
+from klinic.lab.ablation.page import signed
 
 Result = dict[str, Any]
 Pair = tuple[Result, Result]
 
-# 97.5% quantiles of Student's t for 1, 2, ... degrees of freedom; the last serves all above
-T_975 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
-    *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
-)
 HEAD = (
     "steps",
     "coef",
@@ -98,12 +94,7 @@ def interval(values: Sequence[float]) -> str:
     >>> interval([0.1])
     '+0.1000 (one seed has no interval)'
     """
-    centre = mean(values)
-    if len(values) < 2:
-        return f"{centre:+.4f} (one seed has no interval)"
-    quantile = T_975[min(len(values) - 1, len(T_975)) - 1]
-    half = quantile * stdev(values) / math.sqrt(len(values))
-    return f"{centre:+.4f} ({centre - half:+.4f} to {centre + half:+.4f})"
+    return signed(students_t(values))
 
 
 def _tenth(values: Sequence[float]) -> float:

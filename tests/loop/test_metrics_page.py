@@ -18,7 +18,7 @@ ELSEWHERE = {
     *("loss", "kl_penalty", "reward_scale", "discarded", "completions/parse_rate", "kl_to_start"),
     *("time/sample", "time/reward", "time/learn", "time/ahead", "sampling/staleness"),
     *("eval/accuracy", "eval/accuracy/SKILL", "eval/retention", "eval/reward"),
-    *("eval/retention_reward", "sampling/rounds", "sampling/groups_dropped"),
+    *("eval/retention_reward", "eval/rewards/NAME", "sampling/rounds", "sampling/groups_dropped"),
     *("sampling/sync_gap_repeated", "sampling/sync_gap_fresh"),
 }
 

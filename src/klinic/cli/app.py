@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from klinic import __version__
+from klinic.cli.ablate import ablate
 from klinic.cli.check import check
 from klinic.cli.diagnose import diagnose
 from klinic.cli.eval import evaluate
@@ -50,6 +51,7 @@ def klinic(
 
 app.command(rich_help_panel="Train", context_settings=FLAGS)(train)
 app.command(name="eval", rich_help_panel="Train")(evaluate)
+app.command(rich_help_panel="Train", context_settings=FLAGS)(ablate)
 app.command(rich_help_panel="Train")(export)
 app.command(rich_help_panel="Check", context_settings=FLAGS)(check)
 app.command(rich_help_panel="Check")(verify)

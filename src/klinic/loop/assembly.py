@@ -57,7 +57,7 @@ def _is_made(recipe: Recipe) -> bool:
             "train a fresh one, or leave warm_start out."
         )
     merged = adapter and recipe.model.lora_rank is not None
-    return merged or recipe.warm_start is not None or recipe.model.name == BUILT_IN
+    return merged or recipe.warm_start is not None or recipe.model.name in BUILT_IN
 
 
 def _make_start(start: Path, recipe: Recipe, source: Source, console: Console) -> None:

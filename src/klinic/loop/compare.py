@@ -8,7 +8,15 @@ from pathlib import Path
 from klinic.errors import CheckpointError, ConfigError
 from klinic.learner.checkpoint import MODEL
 from klinic.loop import checkpoint
-from klinic.loop.evaluate import Distance, HeldOut, accuracy, distance, mean_reward, retention
+from klinic.loop.evaluate import (
+    Distance,
+    HeldOut,
+    accuracy,
+    answers,
+    distance,
+    mean_reward,
+    retention,
+)
 from klinic.loop.folder import RECIPE, START
 from klinic.loop.reading import Row
 from klinic.loop.rows import read_rows
@@ -169,7 +177,9 @@ def _refuse_other(subject: Subject, ref: Policy) -> None:
 
 
 def _accuracy(policy: Policy, task: Task | None, num: int, longest: int) -> dict[str, float]:
-    return {} if task is None else accuracy(policy, task, num=num, max_new_tokens=longest)
+    if task is None:
+        return {}
+    return accuracy(task, answers(policy, task, num=num, max_new_tokens=longest))
 
 
 def _own_data(recipe: Recipe | None) -> Source | None:

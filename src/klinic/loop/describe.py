@@ -43,7 +43,7 @@ def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict
             "dtype": recipe.model.dtype,
             "dropout": 0.0,
             "num_experts": num_experts(policy.lm),
-            "untrained": recipe.model.name == BUILT_IN and recipe.warm_start is None,
+            "untrained": recipe.model.name in BUILT_IN and recipe.warm_start is None,
             **num_parameters(policy.lm),
         },
         "reference": {

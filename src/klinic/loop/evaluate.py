@@ -16,6 +16,7 @@ from klinic.model.loading import Policy
 from klinic.model.reference import Reference
 from klinic.rewards.function import Reward
 from klinic.rewards.runner import score
+from klinic.rewards.scores import mean
 from klinic.sampler.conversation import Conversing, Reply
 from klinic.sampler.drawing import Drawing
 from klinic.sampler.protocol import Sampler
@@ -24,6 +25,9 @@ from klinic.tasks.base import Task
 
 BATCH = 256  # rows at a time
 GREEDY = Drawing(temperature=0.0)
+
+Answers = dict[str, list[Rollout]]
+"""Completions of held-out rows, by skill."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +61,30 @@ def complete(
     return [found[i] for i in range(len(prompts))]
 
 
-def accuracy(policy: Policy, task: Task, *, num: int, max_new_tokens: int) -> dict[str, float]:
-    """Return the share of right greedy answers, by skill, on rows held out of training."""
-    found = {}
-    for skill in task.skills:
-        rows = task.eval_rows(skill, num)
-        rollouts = complete(policy, rows, max_new_tokens=max_new_tokens)
-        right = [task.correct(row, r.text) for row, r in zip(rows, rollouts, strict=True)]
-        found[skill] = float(np.mean(right))
-    return found
+def answers(policy: Policy, task: Task, *, num: int, max_new_tokens: int) -> Answers:
+    """Return greedy completions of held-out rows, by skill."""
+    rows = {skill: task.eval_rows(skill, num) for skill in task.skills}
+    return {
+        skill: complete(policy, asked, max_new_tokens=max_new_tokens)
+        for skill, asked in rows.items()
+    }
+
+
+def accuracy(task: Task, given: Answers) -> dict[str, float]:
+    """Return the share of right answers, by skill."""
+    return {
+        skill: float(np.mean([task.correct(r.prompt.columns, r.text) for r in rollouts]))
+        for skill, rollouts in given.items()
+    }
+
+
+def measured(task: Task, rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Return the means of what a task measures beside accuracy, under the names of metrics."""
+    if not task.measures:
+        return {}
+    rewards = [Reward(name=name, function=task.rewards[name]) for name in task.measures]
+    parts = score(rollouts, rewards).parts
+    return {f"eval/rewards/{name}": mean(part) for name, part in parts.items()}
 
 
 def mean_reward(

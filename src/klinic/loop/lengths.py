@@ -81,10 +81,10 @@ def _is_here(path: str) -> bool:
 
 def _tokenizer(recipe: Recipe) -> Any:
     name = recipe.model.name
-    if name == BUILT_IN:
-        from klinic.model.tiny import tiny_tokenizer
+    if name in BUILT_IN:
+        from klinic.model.tiny import built_in_tokenizer
 
-        return tiny_tokenizer()
+        return built_in_tokenizer(name)
     from transformers import AutoTokenizer
 
     folder = Path(base_of(Path(name)) if is_adapter(name) else name)

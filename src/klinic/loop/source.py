@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from klinic.loop.evaluate import HeldOut, accuracy, mean_reward, retention
+from klinic.loop.evaluate import HeldOut, accuracy, answers, mean_reward, measured, retention
 from klinic.loop.reading import Row
 from klinic.loop.rows import checked, read_rows
 from klinic.model.loading import Policy
@@ -56,9 +56,11 @@ class Source:
         longest = recipe.sampling.max_new_tokens
         if self.task is not None and self.skill is not None:
             num = recipe.loop.eval_prompts
-            right = accuracy(policy, self.task, num=num, max_new_tokens=longest)
+            given = answers(policy, self.task, num=num, max_new_tokens=longest)
+            right = accuracy(self.task, given)
             metrics = {"eval/accuracy": right[self.skill]}
             metrics |= {f"eval/accuracy/{skill}": value for skill, value in right.items()}
+            metrics |= measured(self.task, given[self.skill])
             start = right if before is None else _skills(before)
             kept = retention(right, start, self.skill)
             return metrics if kept is None else {**metrics, "eval/retention": kept}

@@ -123,7 +123,7 @@ def settle(recipe: Recipe) -> None:
     """Make this process compute the same bits for the same numbers."""
     settle_kernels()
     # threads that wait for one another cost the tiny model more than they bring
-    threads = 1 if recipe.threads is None and recipe.model.name == BUILT_IN else recipe.threads
+    threads = 1 if recipe.threads is None and recipe.model.name in BUILT_IN else recipe.threads
     if threads is not None:
         torch.set_num_threads(threads)
     torch.use_deterministic_algorithms(mode=True)

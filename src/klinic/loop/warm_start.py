@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from klinic.errors import CheckpointError, ConfigError, DataError, PolicyError
+from klinic.cache import cache_folder
+from klinic.errors import CheckpointError, DataError, PolicyError
 from klinic.evidence.files import json_bytes, sha256_of, write_atomically
 from klinic.learner.checkpoint import save_model
 from klinic.learner.update import LearningRate, make_optimizer, set_rate
@@ -34,7 +35,7 @@ SEED = 0
 PARTS = 2  # of a batch, by length
 WARMUP = 0.02  # share of the steps in which the learning rate rises
 RECIPE_OF_CACHE = 1  # raise it when this file computes something else
-COMPLETE = "complete.json"
+CACHE, COMPLETE = "warm_start", "complete.json"
 
 Progress = Callable[[int, int, float], None]
 
@@ -74,40 +75,19 @@ def is_made(policy: Policy, recipe: Recipe) -> bool:
     """Whether the result of a warm start that begins with this policy is in the cache."""
     assert recipe.warm_start is not None  # noqa: S101 - the caller asked
     rows = None if recipe.warm_start.path is None else _rows(recipe.warm_start.path)
-    return Cached(folder=_cache() / _key(recipe, policy, rows)).is_whole()
+    return Cached(folder=cache_folder(CACHE) / _key(recipe, policy, rows)).is_whole()
 
 
 def warm_start(policy: Policy, recipe: Recipe, task: Task | None, progress: Progress) -> Cached:
     """Train the policy on examples, or take the result from the cache; return where it is."""
     assert recipe.warm_start is not None  # noqa: S101 - the caller asked
     rows = None if recipe.warm_start.path is None else _rows(recipe.warm_start.path)
-    cached = Cached(folder=_cache() / _key(recipe, policy, rows))
+    cached = Cached(folder=cache_folder(CACHE) / _key(recipe, policy, rows))
     if not cached.is_whole():
         examples = _endless(rows) if rows is not None else _task_rows(task)
         _train(policy, recipe, (_example(row, policy) for row in examples), progress)
         _keep(policy, cached)
     return cached
-
-
-def _cache() -> Path:
-    """Return the folder of all results, made before hours of work depend on it."""
-    folder = cache_folder() / "warm_start"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(
-            f"the cache {folder} cannot be made: {error.strerror}. Set KLINIC_CACHE to a folder "
-            "that can be written."
-        ) from error
-    return folder
-
-
-def cache_folder() -> Path:
-    """Return where klinic keeps what it can make again."""
-    if "KLINIC_CACHE" in os.environ:
-        return Path(os.environ["KLINIC_CACHE"])
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "klinic"
 
 
 def _train(policy: Policy, recipe: Recipe, examples: Iterator[Example], progress: Progress) -> None:

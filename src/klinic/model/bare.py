@@ -116,7 +116,7 @@ def is_reachable(name: str) -> bool:
     from transformers import AutoConfig
 
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if name == BUILT_IN or looks_local or Path(name).is_dir():
+    if name in BUILT_IN or looks_local or Path(name).is_dir():
         return True
     try:
         AutoConfig.from_pretrained(name)
@@ -127,10 +127,10 @@ def is_reachable(name: str) -> bool:
 
 def architecture(name: str, *, remote: bool) -> Any:
     """Return a model from its config alone, without weights worth keeping."""
-    if name == BUILT_IN:
-        from klinic.model.tiny import tiny_model, tiny_tokenizer
+    if name in BUILT_IN:
+        from klinic.model.tiny import built_in
 
-        return tiny_model(tiny_tokenizer(), seed=0)
+        return built_in(name, seed=0)[0]
     from transformers import AutoConfig, AutoModelForCausalLM
 
     base = base_of(Path(name)) if is_adapter(name) else name

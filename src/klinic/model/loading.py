@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from klinic.recipe.model import ModelSection
 
-BUILT_IN = "tiny"
+BUILT_IN = ("tiny", "tiny-gpt2")
+"""Models that klinic makes itself."""
 TOKENIZER = "tokenizer_config.json"
 PROBED = 16  # tokens of the rows that a freshly loaded model is checked on
 LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
@@ -132,11 +133,10 @@ def _pad_id(tokenizer: Any, eos_ids: tuple[int, ...], vocabulary: int) -> int:
 
 
 def _load(name: str, *, seed: int, remote: bool) -> tuple[Any, Any]:
-    if name == BUILT_IN:
-        from klinic.model.tiny import tiny_model, tiny_tokenizer
+    if name in BUILT_IN:
+        from klinic.model.tiny import built_in
 
-        tokenizer = tiny_tokenizer()
-        return tiny_model(tokenizer, seed=seed), tokenizer
+        return built_in(name, seed=seed)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     _refuse_missing(name)

@@ -1,17 +1,31 @@
-"""A language model that learns on a laptop in a minute: characters, and 0.8M parameters.
+"""Language models that learn on a laptop in minutes: characters, and less than a million weights.
+
+    tiny        Qwen3, lower case and signs: sums, and small questions
+    tiny-gpt2   GPT-2, all of printable ASCII: positions and moves of chess
 
 The special tokens hold a `|`, which is not among the characters: no sequence of characters spells
 one of them, so `encode(decode(ids)) == ids` for all ids whatever the model writes.
 """
 
 import string
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 CHARACTERS = string.digits + string.ascii_lowercase + " \n+-*/=<>?.,:;!'()"
+PRINTABLE = string.digits + string.ascii_letters + " \n" + string.punctuation.replace("|", "")
 PAD, EOS, UNKNOWN = SPECIAL = ("<|pad|>", "<|eos|>", "<|unk|>")
+Model = TypeVar("Model", bound=torch.nn.Module)
+
 MAX_LENGTH = 512  # tokens of prompt and completion together
 CHAT = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}<|eos|>\n{% endfor %}"
@@ -19,7 +33,7 @@ CHAT = (
 )
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
+def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
     """Return a tokenizer with one token a character, no BOS, and `<|unk|>` for all others.
 
     >>> tokenizer = tiny_tokenizer()
@@ -28,7 +42,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     >>> tokenizer.decode([7, 10, 41, 6, 11, 45])
     '47+38='
     """
-    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *CHARACTERS))}
+    vocabulary = {token: number for number, token in enumerate((*SPECIAL, *characters))}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()  # without it tokens are joined by spaces
@@ -70,8 +84,44 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalL
         pad_token_id=tokenizer.pad_token_id,
         dtype=torch.float32,
     )
+    return _seeded(lambda: Qwen3ForCausalLM(config), seed)
+
+
+def tiny_gpt2(tokenizer: PreTrainedTokenizerFast, seed: int) -> GPT2LMHeadModel:
+    """Return a fresh GPT-2 of 0.9M parameters in float32, the same for the same seed."""
+    config = GPT2Config(
+        vocab_size=len(tokenizer),
+        n_positions=MAX_LENGTH,
+        n_embd=128,
+        n_layer=4,
+        n_head=4,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        initializer_range=0.04,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        # no pad_token_id: transformers would warn of padding that no token ever sees
+        dtype=torch.float32,
+    )
+    return _seeded(lambda: GPT2LMHeadModel(config), seed)
+
+
+def built_in(name: str, *, seed: int) -> tuple[Any, PreTrainedTokenizerFast]:
+    """Return a fresh model of klinic's own with its tokenizer."""
+    tokenizer = built_in_tokenizer(name)
+    make = tiny_gpt2 if name == "tiny-gpt2" else tiny_model
+    return make(tokenizer, seed=seed), tokenizer
+
+
+def built_in_tokenizer(name: str) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a model of klinic's own."""
+    return tiny_tokenizer(PRINTABLE if name == "tiny-gpt2" else CHARACTERS)
+
+
+def _seeded(make: Callable[[], Model], seed: int) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config).to(torch.float32)
+        model = make().to(torch.float32)
     # as a trainer would get it from a folder: in the mode in which scores can be compared
     return model.eval()

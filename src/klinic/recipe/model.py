@@ -11,7 +11,7 @@ class ModelSection(Section):
     """The policy."""
 
     name: Text
-    """`tiny` (the built-in character model, no download), a folder, or a hub id."""
+    """`tiny` or `tiny-gpt2` (built-in character models, no download), a folder, or a hub id."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """What matrices are multiplied in; weights, head and log-probs are fp32 either way."""
     trust_remote_code: bool = False

@@ -1,5 +1,6 @@
 """The `rewards` list: what a completion is worth."""
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
@@ -12,6 +13,7 @@ MOST_AT_ONCE = 1_000  # open connections; more than a process usually may have
 
 Seconds = Annotated[float, within("it is a time limit in seconds", above=0, high=LONGEST_WAIT)]
 AtOnce = Annotated[int, within("it is a number of open requests", low=1, high=MOST_AT_ONCE)]
+Score = float | Annotated[tuple[float, float], Field(strict=False)]
 
 
 class RewardEntry(Section):
@@ -28,6 +30,9 @@ class RewardEntry(Section):
     retries: CountOrZero = 2
     """How often a judge behind a URL is asked again about a completion."""
 
+    levels: Mapping[str, Score] | None = None
+    """What levels of a graduated reward are worth (`{malformed: -0.5}`); null is its own scores."""
+
     @property
     def is_url(self) -> bool:
         """Whether this is a judge behind HTTP and not a function."""
@@ -42,7 +47,13 @@ class RewardEntry(Section):
     def _only_a_judge_is_asked_again(self) -> "RewardEntry":
         if self.is_url:
             _check_url(self.function)
+            self._refuse_levels(f"{self.function} is a URL, and a judge there has no levels")
             return self
+        if self.timeout is not None:
+            self._refuse_levels(
+                "with a timeout the reward runs in a process of its own, which knows its own "
+                "levels alone"
+            )
         for name in ("concurrency", "retries"):
             value = getattr(self, name)
             if value != type(self).model_fields[name].default:
@@ -52,6 +63,10 @@ class RewardEntry(Section):
                     "the function"
                 )
         return self
+
+    def _refuse_levels(self, why: str) -> None:
+        if self.levels is not None:
+            raise ValueError(f"levels are given, but {why}. Leave one of the two out")
 
 
 def _check_url(url: str) -> None:

@@ -16,6 +16,7 @@ worker.py       that process, from inside
 plain.py        what goes there: values as JSON holds them
 concurrent.py   a function of one completion, many at once, each tried again
 http_judge.py   a judge behind a URL
+levels.py       levels with scores: part of the reward for part of the answer
 """
 
 from importlib import import_module
@@ -23,14 +24,22 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from klinic.rewards.concurrent import per_completion
+    from klinic.rewards.levels import Grade, Levels, graduated
     from klinic.rewards.own_process import killable
 
-__all__ = ["killable", "per_completion"]
+__all__ = ["Grade", "Levels", "graduated", "killable", "per_completion"]
+
+HOMES = {
+    "Grade": "levels",
+    "Levels": "levels",
+    "graduated": "levels",
+    "killable": "own_process",
+    "per_completion": "concurrent",
+}
 
 
 def __getattr__(name: str) -> Any:
     # on demand: worker.py is in this package too, and starts often
-    homes = {"killable": "own_process", "per_completion": "concurrent"}
-    if name in homes:
-        return getattr(import_module(f"klinic.rewards.{homes[name]}"), name)
+    if name in HOMES:
+        return getattr(import_module(f"klinic.rewards.{HOMES[name]}"), name)
     raise AttributeError(f"module 'klinic.rewards' has no attribute {name!r}")

@@ -1,12 +1,14 @@
 """From an entry of a recipe's `rewards` to the reward."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
+from klinic.errors import ConfigError
 from klinic.recipe.function import find_function
 from klinic.recipe.rewards import RewardEntry
 from klinic.rewards.concurrent import Patience
 from klinic.rewards.function import Reward, RewardFunction
 from klinic.rewards.http_judge import http_judge, name_of_url
+from klinic.rewards.levels import Graduated, Worth
 from klinic.rewards.own_process import Killable, name_of
 
 FOR_A_URL = 30.0  # seconds, where the recipe gives none
@@ -19,6 +21,8 @@ def reward_of(entry: RewardEntry, named: Callable[[str], RewardFunction]) -> Rew
     of this process, whatever its cause.
     """
     name, function = _function(entry, named)
+    if entry.levels is not None:
+        function = _with_levels(name, function, entry.levels)
     return Reward(name=name, function=function, weight=entry.weight)
 
 
@@ -42,3 +46,15 @@ def _function(
     if entry.timeout is not None:
         return name, Killable(target, timeout=entry.timeout)
     return name, find_function(target, example="my_rewards.py:correct")
+
+
+def _with_levels(name: str, function: RewardFunction, worth: Mapping[str, Worth]) -> RewardFunction:
+    if not isinstance(function, Graduated):
+        raise ConfigError(
+            f"rewards: levels are given for {name}, which has none. Make it with "
+            "klinic.rewards.graduated, or leave levels out."
+        )
+    try:
+        return function.with_levels(worth)
+    except ConfigError as error:
+        raise ConfigError(f"rewards: {name}: {error}") from None

@@ -30,12 +30,15 @@ class Task:
     """An endless mix of all skills for supervised training, from the rows of training alone."""
     rewards: Mapping[str, RewardFunction]
     default_reward: str
-    parse: Callable[[Row, str], str | None]
+    parse: Callable[[Mapping[str, str], str], str | None]
     """The answer that a completion gives, or None where it gives none."""
+    measures: tuple[str, ...] = ()
+    """Rewards whose means over held-out rows are told beside accuracy."""
 
-    def correct(self, row: Row, completion: str) -> bool:
+    def correct(self, row: Mapping[str, str], completion: str) -> bool:
         """Whether a completion gives the answer of its row."""
-        return self.parse(row, completion) == row["answer"]
+        given = self.parse(row, completion)
+        return given is not None and given == self.parse(row, row["answer"])
 
 
 def choose(kind: str, name: str, known: Mapping[str, Named]) -> Named:

@@ -1,9 +1,12 @@
-"""The tasks klinic brings along, by name."""
+"""The tasks klinic brings along, by name. Each is imported when it is asked for."""
 
-from klinic.tasks.arithmetic.task import TASK as ARITHMETIC
+from importlib import import_module
+
+from klinic.errors import MissingExtraError
 from klinic.tasks.base import Task, choose
 
-TASKS = {task.name: task for task in (ARITHMETIC,)}
+EXTRAS = {"arithmetic": None, "chess": "chess", "multihop": None}
+"""Each task with the extra that it needs, if it needs one."""
 
 
 def find(name: str) -> Task:
@@ -12,4 +15,13 @@ def find(name: str) -> Task:
     >>> find("arithmetic").default_skill
     'addition'
     """
-    return choose("task", name, TASKS)
+    extra = choose("task", name, EXTRAS)
+    try:
+        task: Task = import_module(f"klinic.tasks.{name}.task").TASK
+    except ModuleNotFoundError as error:
+        if extra is None:
+            raise
+        raise MissingExtraError(
+            f'the task {name} needs {error.name}. Install it with: pip install "klinic[{extra}]"'
+        ) from error
+    return task

@@ -7,8 +7,9 @@ from itertools import islice
 
 import pytest
 
-from klinic.tasks.arithmetic.rows import HELD_OUT, SLIPS, eval_rows, train_rows, warm_start_rows
+from klinic.tasks.arithmetic.rows import SLIPS, eval_rows, train_rows, warm_start_rows
 from klinic.tasks.arithmetic.skills import SKILLS
+from klinic.tasks.held_out import HELD_OUT
 
 
 def held_out(skill):

@@ -149,7 +149,7 @@ def labels(evaluation: Mapping[str, float]) -> dict[str, float]:
     """
     by_skill = any(name.startswith("eval/accuracy/") for name in evaluation)
     return {
-        name.removeprefix("eval/").removeprefix("accuracy/"): value
+        name.removeprefix("eval/").removeprefix("accuracy/").removeprefix("rewards/"): value
         for name, value in evaluation.items()
         if not (by_skill and name == "eval/accuracy")
     }

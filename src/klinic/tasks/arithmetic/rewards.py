@@ -7,18 +7,18 @@ completion of 47+38=    binary   graduated
 8 5, or nothing         0.0      -0.3   not an answer
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from klinic.rewards.levels import Grade, Levels
+from klinic.rewards.levels import graduated as in_levels
 from klinic.tasks.arithmetic.skills import SKILLS
-from klinic.tasks.base import Row, choose
+from klinic.tasks.base import choose
 
-MALFORMED = -0.3
-WRONG, NEARLY = 0.1, 0.8  # of an answer without, and with almost, all of its characters right
-RIGHT = 1.0
+LEVELS = Levels(malformed=-0.3, wrong=(0.1, 0.8), right=1.0)
 
 
-def parse(row: Row, completion: str) -> str | None:
+def parse(row: Mapping[str, str], completion: str) -> str | None:
     """Return the answer in a completion, or None where it is not one of the row's skill.
 
     >>> parse({"skill": "addition"}, " 85 ")
@@ -43,17 +43,12 @@ def binary(
     [1.0, 0.0]
     """
     given = zip(completions, answer, strict=True)
-    return [RIGHT if completion.strip() == right else 0.0 for completion, right in given]
+    return [float(completion.strip() == right) for completion, right in given]
 
 
-def graduated(
-    prompts: Sequence[str],  # noqa: ARG001 - the signature of every reward function
-    completions: Sequence[str],
-    answer: Sequence[str],
-    skill: Sequence[str],
-    **columns: Any,  # noqa: ARG001
-) -> list[float]:
-    """Return 1 if right, 0.1 to 0.8 for a wrong answer by the digits that are right, else -0.3.
+@in_levels(LEVELS)
+def graduated(completion: str, answer: str, skill: str) -> Grade:
+    """Grade a completion: right, wrong with a share of its digits right, or not an answer.
 
     Digits are compared from the last one on, units with units, and divided by the length of the
     longer one: an answer that runs on gains nothing.
@@ -61,14 +56,11 @@ def graduated(
     >>> graduated(["47+38="] * 3, ["85", "12", "8 5"], ["85"] * 3, ["addition"] * 3)
     [1.0, 0.1, -0.3]
     """
-    given = zip(completions, answer, skill, strict=True)
-    return [_grade(parse({"skill": name}, text), right) for text, right, name in given]
-
-
-def _grade(given: str | None, right: str) -> float:
+    given = parse({"skill": skill}, completion)
     if given is None:
-        return MALFORMED
-    if given == right:
-        return RIGHT
-    same = sum(a == b for a, b in zip(reversed(given), reversed(right), strict=False))
-    return WRONG + (NEARLY - WRONG) * same / max(len(given), len(right))
+        return Grade("malformed", f"it is not an answer of {skill}")
+    if given == answer:
+        return Grade("right", "it is the answer")
+    same = sum(a == b for a, b in zip(reversed(given), reversed(answer), strict=False))
+    of = max(len(given), len(answer))
+    return Grade("wrong", f"{same} of {of} characters are right", share=same / of)

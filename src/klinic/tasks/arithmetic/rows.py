@@ -1,20 +1,13 @@
-"""Which questions are held out, and the rows of training, evaluation and warm start.
-
-A question is held out by a digest of its text, which is the same in every process, on every machine
-and in every version of Python. The digest also gives the order of the rows, so that the first ones
-are as good a sample as any.
-"""
+"""Which questions are held out, and the rows of training, evaluation and warm start."""
 
 from collections.abc import Iterator
 from functools import cache
-from hashlib import sha256
 from random import Random
 
-from klinic.errors import ConfigError
 from klinic.tasks.arithmetic.skills import SKILLS, Question
 from klinic.tasks.base import Row, choose
+from klinic.tasks.held_out import first, fraction, is_held_out
 
-HELD_OUT = 0.2  # of the questions of each skill
 SLIPS = 0.6  # over a half, so that greedy decoding shows the habit; under 1, so that it can be lost
 
 
@@ -29,13 +22,7 @@ def eval_rows(skill: str, num: int) -> list[Row]:
     >>> [row["prompt"] for row in eval_rows("addition", 3)]
     ['66+20=', '9+89=', '41+67=']
     """
-    held_out = _split(skill)[1]
-    if not 0 < num <= len(held_out):
-        raise ConfigError(
-            f"{num} held-out rows of {skill} were asked for, and there are {len(held_out)}. "
-            f"Use 1 to {len(held_out)}."
-        )
-    return [_row(skill, question) for question in held_out[:num]]
+    return [_row(skill, question) for question in first(_split(skill)[1], num, skill)]
 
 
 def warm_start_rows(seed: int) -> Iterator[Row]:
@@ -61,18 +48,13 @@ def _split(skill: str) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
     train: list[Question] = []
     held_out: list[Question] = []
     for question in choose("skill of arithmetic", skill, SKILLS).questions():
-        is_held_out = _fraction(f"{skill} {question.family}") < HELD_OUT
-        (held_out if is_held_out else train).append(question)
+        is_out = is_held_out(f"{skill} {question.family}")
+        (held_out if is_out else train).append(question)
     return _mixed(train), _mixed(held_out)
 
 
 def _mixed(questions: list[Question]) -> tuple[Question, ...]:
-    return tuple(sorted(questions, key=lambda question: _fraction(question.prompt)))
-
-
-def _fraction(text: str) -> float:
-    """Return a number from 0 to 1 that depends on the text alone."""
-    return int.from_bytes(sha256(text.encode()).digest()[:6]) / 2**48
+    return tuple(sorted(questions, key=lambda question: fraction(question.prompt)))
 
 
 def _row(skill: str, question: Question) -> Row:

@@ -1,0 +1,230 @@
+"""`klinic ablate`: the same recipe with something varied, over seeds, and what may be concluded."""
+
+import shlex
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from klinic.cli.extras import require
+from klinic.cli.printing import Json, print_json, say
+from klinic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from klinic.lab.ablation.plan import Plan
+    from klinic.lab.ablation.results import Findings
+    from klinic.lab.ablation.trial import Place
+
+ABLATIONS = Path("ablations")
+
+What = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RECIPE [KEY=VALUE ...]",
+        help="A YAML recipe, and keys to set on top of it; with --plot, folders.",
+        show_default=False,
+    ),
+]
+Vary = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=A,B,C",
+        help="A key and its values. Given twice, every combination is run.",
+        show_default=False,
+    ),
+]
+Seeds = Annotated[int, typer.Option(min=1, help="Runs of each setting.")]
+Out = Annotated[
+    Path | None,
+    typer.Option(
+        help="Where everything goes; the same command goes on there.", show_default="ablations/..."
+    ),
+]
+Parallel = Annotated[
+    int | None,
+    typer.Option(min=1, help="Trials at once, on Ray Tune; without it one after another."),
+]
+Address = Annotated[
+    str | None, typer.Option(help="Run the trials on the Ray at this address, on its Tune.")
+]
+Baseline = Annotated[
+    str | None,
+    typer.Option(help="The setting that differences are to, such as kl.coef=0; else the first."),
+]
+Prompts = Annotated[
+    int | None, typer.Option(min=1, help="Held-out prompts of a measurement; else the recipe's.")
+]
+Plot = Annotated[bool, typer.Option("--plot", help="Run nothing: redraw from finished folders.")]
+
+
+def ablate(  # noqa: PLR0913, PLR0917 - options of a command line
+    what: What = None,
+    vary: Vary = None,
+    seeds: Seeds = 3,
+    out: Out = None,
+    parallel: Parallel = None,
+    address: Address = None,
+    baseline: Baseline = None,
+    prompts: Prompts = None,
+    plot: Plot = False,
+    json: Json = False,
+) -> None:
+    """Run a recipe with something varied, over seeds; say which value to use and why."""
+    require("train", "torch", "transformers", "peft", "safetensors", "datasets")
+    require("plot", "matplotlib")
+    from rich.console import Console
+
+    from klinic.lab.ablation.results import failed, find, finished, read_folders
+
+    if not what:
+        raise ConfigError("give a recipe, such as recipes/arithmetic.yaml, or --plot and folders.")
+    console = Console(stderr=json, highlight=False)
+    if plot:
+        folder = out or Path(what[0])
+        found = find(read_folders([Path(name) for name in what]), [], baseline)
+    else:
+        plan, folder = _opened(what, vary or [], seeds, out)
+        places = _run(folder, plan, prompts, Where(parallel=parallel, address=address), console)
+        found = find(finished(places), failed(places), baseline)
+    _write(folder, found)
+    if json:
+        print_json("ablate", ok=not found.failures, **_content(folder, found))
+    else:
+        _print(folder, found, console)
+    raise typer.Exit(1 if found.failures else 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """Where trials run: in sequence here, or on a Ray."""
+
+    parallel: int | None
+    address: str | None
+
+    @property
+    def on_ray(self) -> bool:
+        """Whether Ray Tune runs them."""
+        return self.parallel is not None or self.address is not None
+
+
+def _opened(what: list[str], vary: list[str], seeds: int, out: Path | None) -> "tuple[Plan, Path]":
+    from klinic.lab.ablation.plan import make_plan, open_ablation
+    from klinic.recipe.loading import flags_to_overrides
+
+    recipe = Path(what[0])
+    plan = make_plan(recipe, flags_to_overrides(what[1:]), vary, seeds)
+    folder = out or ABLATIONS / f"{recipe.stem}-{plan.digest}"
+    open_ablation(folder, plan)
+    return plan, folder
+
+
+def _run(
+    folder: Path, plan: "Plan", prompts: int | None, where: Where, console: "Console"
+) -> "list[Place]":
+    """Run what is not finished, with bars."""
+    from klinic.lab.ablation.plan import RECIPE, overrides_of
+    from klinic.lab.ablation.sequence import bars, run_in_sequence
+    from klinic.lab.ablation.trial import places as make_places
+    from klinic.recipe.loading import load
+
+    places = make_places(folder, plan, prompts)
+    recipe = load(folder / RECIPE, overrides_of(plan, plan.settings()[0])).recipe
+    done = sum(place.is_finished for place in places)
+    say(
+        console,
+        f"{len(plan.settings())} settings x {plan.seeds} seeds in {folder}"
+        + (f": {done} of {len(places)} trials are finished already" if done else ""),
+    )
+    try:
+        with bars(places, recipe.loop.max_steps, console):
+            if where.on_ray:
+                require("ray", "ray")
+                from klinic.lab.ablation.on_tune import run_on_tune
+
+                run_on_tune(
+                    places,
+                    address=where.address,
+                    at_once=where.parallel or len(places),
+                    num_cpus=recipe.threads or 1,
+                    storage=folder,
+                )
+            else:
+                run_in_sequence(places)
+    except KeyboardInterrupt:
+        say(console, "Stopped. The same command goes on from here.")
+        raise typer.Exit(130) from None
+    return places
+
+
+def _write(folder: Path, found: "Findings") -> None:
+    """Draw, and write the page and the raw data."""
+    from klinic.lab.ablation.page import Content, write_page
+    from klinic.lab.ablation.plots import draw
+    from klinic.lab.ablation.results import write_parquet
+
+    if not found.results:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    write_parquet(folder, found)
+    content = Content(
+        title=f"Ablation: {folder.name}",
+        command=shlex.join(["klinic", *sys.argv[1:]]),
+        rows=found.table,
+        verdict=found.verdict,
+        failures=found.failures,
+    )
+    write_page(folder, content, draw(folder, found.table, found.curves))
+
+
+def _content(folder: Path, found: "Findings") -> dict[str, object]:
+    return {
+        "folder": str(folder),
+        "recommended": found.verdict.best,
+        "says": found.verdict.says,
+        "settings": found.table,
+        "trials": found.results,
+        "failures": [{"trial": name, "why": why} for name, why in found.failures],
+    }
+
+
+def _print(folder: Path, found: "Findings", console: "Console") -> None:
+    from klinic.lab.ablation.verdict import closing_lines
+
+    if found.results:
+        console.print(_table(found))
+        for line in closing_lines(found.table, found.verdict):
+            say(console, line)
+        say(console)
+        say(console, found.verdict.says)
+    for name, why in found.failures:
+        say(console, f"Failed: {name}: {why}")
+    if found.failures:
+        say(console, "The same command tries what failed again.")
+    if found.results:
+        say(console, f"Page: {folder / 'index.html'}")
+
+
+def _table(found: "Findings") -> "Table":
+    from rich import box
+    from rich.table import Table
+
+    from klinic.lab.ablation.page import shown, signed
+
+    table = Table(box=box.SIMPLE_HEAD)
+    table.add_column("setting")
+    for name in ("accuracy", "retention", "KL/token", "accuracy - baseline", ""):
+        table.add_column(name, justify="right")
+    for row in found.table:
+        gap = row.differences.get("accuracy")
+        table.add_row(
+            row.setting,
+            *(shown(row.means[name]) for name in ("accuracy", "retention", "kl_token")),
+            "baseline" if gap is None else signed(gap),
+            "" if gap is None else "beyond noise" if gap.excludes_zero else "within noise",
+        )
+    return table

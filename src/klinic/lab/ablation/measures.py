@@ -1,0 +1,90 @@
+"""What is measured of a trial, and under which names it is kept."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from klinic.evidence.files import Journal
+from klinic.loop.compare import Evaluation
+
+PHASES = ("sample", "reward", "learn")
+CURVES = ("reward", "kl", "entropy", "grad_norm", "completions/mean_length", "eval/accuracy")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure:
+    """A column of the results."""
+
+    name: str
+    label: str
+    """As a table says it."""
+    meaning: str
+
+
+MEASURES = tuple(
+    Measure(name=name, label=label, meaning=meaning)
+    for name, label, meaning in (
+        ("accuracy", "accuracy", "held-out accuracy, greedy; mean reward for rows of one's own"),
+        ("gain", "gain", "accuracy less that of the model it started from"),
+        ("retention", "retention", "held-out accuracy on what was not trained, to the start's"),
+        ("kl_token", "KL/token", "exact KL to the start along its own completions, nats per token"),
+        ("kl_sequence", "KL/completion", "the same, summed over a completion"),
+        ("entropy", "entropy", "of the last tenth of the steps, nats per token"),
+        ("grad_norm_median", "grad norm", "median over steps, before clipping"),
+        ("grad_norm_max", "max grad norm", "largest of any step"),
+        ("kl_max", "max KL", "largest mean KL of any step, nats per token (k3)"),
+        ("reward_std", "reward spread", "standard deviation of rewards in a step, mean over steps"),
+        ("num_tokens", "tokens", "trained tokens"),
+        ("seconds", "seconds", "of all steps, evaluations and checkpoints apart"),
+    )
+)
+
+
+def measure(run: Path, found: Evaluation) -> dict[str, Any]:
+    """Return the measures of a finished run."""
+    steps = [entry for entry in Journal(run / "metrics.jsonl").entries() if "loss" in entry]
+    accuracy, before = _score(found)
+    last = steps[-max(1, len(steps) // 10) :]
+    norms = _known(steps, "grad_norm")
+    return {
+        "accuracy": accuracy,
+        "gain": None if accuracy is None or before is None else accuracy - before,
+        "retention": found.retention,
+        "kl_token": None if found.kl is None else found.kl.per_token,
+        "kl_sequence": None if found.kl is None else found.kl.per_sequence,
+        "entropy": _mean(_known(last, "entropy")),
+        "grad_norm_median": median(norms) if norms else None,
+        "grad_norm_max": max(norms, default=None),
+        "kl_max": max(_known(steps, "kl"), default=None),
+        "reward_std": _mean(_known(steps, "reward_std")),
+        "num_tokens": sum(_known(steps, "num_tokens")),
+        "seconds": sum(sum(_known(steps, f"time/{name}")) for name in PHASES),
+    }
+
+
+def curves(run: Path) -> list[dict[str, float]]:
+    """Return what is drawn of every step of a run; an evaluation is a part of its step."""
+    steps: dict[int, dict[str, float]] = {}
+    for entry in Journal(run / "metrics.jsonl").entries():
+        found = {name: entry[name] for name in CURVES if entry.get(name) is not None}
+        steps.setdefault(entry["step"], {"step": entry["step"]}).update(found)
+    return list(steps.values())
+
+
+def _score(found: Evaluation) -> tuple[float | None, float | None]:
+    if found.trained is None:
+        return found.reward, found.reference_reward
+    before = found.reference_accuracy
+    return found.accuracy[found.trained], None if before is None else before[found.trained]
+
+
+def _known(steps: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    values = (step.get(name) for step in steps)
+    return [value for value in values if value is not None and math.isfinite(value)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None

@@ -1,0 +1,37 @@
+"""Several trials at once, on Ray Tune: on this machine, or wherever a Ray is running.
+
+Tune decides when and where; each trial is the process that it would be in sequence, and what is
+finished is known from its folder, so a new start repeats nothing. On several hosts the folder must
+be one that all of them see.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from klinic.cluster.session import opened
+from klinic.lab.ablation.trial import Place, run_apart
+
+
+def run_on_tune(
+    places: Sequence[Place], *, address: str | None, at_once: int, num_cpus: int, storage: Path
+) -> None:
+    """Run every trial that is not finished, `at_once` of them at a time."""
+    left = [str(place.folder.resolve()) for place in places if not place.is_finished]
+    if not left:
+        return
+    with opened(address, num_cpus=at_once * num_cpus, num_gpus=0):
+        from ray import tune
+
+        tune.Tuner(
+            tune.with_resources(_trial, {"cpu": num_cpus}),
+            param_space={"folder": tune.grid_search(left)},
+            tune_config=tune.TuneConfig(max_concurrent_trials=at_once, metric=None),
+            run_config=tune.RunConfig(storage_path=str(storage.resolve()), name="tune", verbose=0),
+        ).fit()
+
+
+def _trial(config: dict[str, Any]) -> dict[str, float]:
+    folder = Path(config["folder"])
+    run_apart(folder)
+    return {"finished": float((folder / "result.json").is_file())}

@@ -1,0 +1,81 @@
+"""An ablation as one HTML page that needs nothing beside it."""
+
+import base64
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from jinja2 import Environment, StrictUndefined
+
+from klinic.lab.ablation.intervals import Interval
+from klinic.lab.ablation.measures import MEASURES
+from klinic.lab.ablation.verdict import COMPARED, Row, Verdict
+
+PAGE = "index.html"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Content:
+    """What stands on a page."""
+
+    title: str
+    command: str
+    rows: Sequence[Row]
+    verdict: Verdict
+    failures: Sequence[tuple[str, str]]
+
+
+def write_page(folder: Path, content: Content, pictures: Sequence[Path]) -> Path:
+    """Write the page and return where it is."""
+    # whatever is quoted is text: settings and failures are not ours
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    template = environment.from_string(
+        files("klinic.lab.ablation").joinpath("page.html.jinja").read_text()
+    )
+    text = template.render(
+        page=content,
+        measures=MEASURES,
+        compared=[measure for measure in MEASURES if measure.name in COMPARED],
+        shown=shown,
+        signed=signed,
+        pictures=[_embedded(path) for path in pictures],
+    )
+    path = folder / PAGE
+    path.write_text(text)
+    return path
+
+
+def shown(value: Interval) -> str:
+    """Return a mean with half its interval, as short as it can be.
+
+    >>> shown(Interval(mean=0.8421, low=0.8, high=0.88, num=3))
+    '0.842 ± 0.040'
+    >>> shown(Interval(mean=15312.0, low=math.nan, high=math.nan, num=1))
+    '15312'
+    """
+    if math.isnan(value.mean):
+        return ""
+    digits = 0 if abs(value.mean) >= 1000 else 1 if abs(value.mean) >= 100 else 3
+    if 0 < abs(value.mean) < 0.1:
+        digits = 4
+    text = f"{value.mean:.{digits}f}"
+    return text if math.isnan(value.half) else f"{text} ± {value.half:.{digits}f}"
+
+
+def signed(value: Interval) -> str:
+    """Return a difference with its interval.
+
+    >>> signed(Interval(mean=0.02, low=-0.01, high=0.05, num=3))
+    '+0.0200 (-0.0100 to +0.0500)'
+    """
+    if math.isnan(value.mean):
+        return ""
+    if math.isnan(value.half):
+        return f"{value.mean:+.4f} (one seed has no interval)"
+    return f"{value.mean:+.4f} ({value.low:+.4f} to {value.high:+.4f})"
+
+
+def _embedded(path: Path) -> str:
+    return "data:image/svg+xml;base64," + base64.b64encode(path.read_bytes()).decode()

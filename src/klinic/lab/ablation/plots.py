@@ -1,0 +1,109 @@
+"""Pictures of an ablation, as PNG and SVG."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.figure import Figure
+
+from klinic.lab.ablation.verdict import Row, pareto
+
+CURVES = {
+    "reward": "reward",
+    "kl": "KL to the reference, nats per token",
+    "entropy": "entropy, nats per token",
+    "eval/accuracy": "held-out accuracy",
+}
+SMOOTH = 10  # steps that a drawn point is the mean of
+FORMATS = ("png", "svg")
+STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "k"}
+
+Curves = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
+"""By setting and seed, the values of every step."""
+
+
+def draw(folder: Path, table: Sequence[Row], curves: Curves) -> list[Path]:
+    """Write the pictures; return their SVG files."""
+    with mpl.rc_context(STYLE):
+        figures = {"curves": _curves(curves), "trade_off": _trade_off(table)}
+        for name, figure in figures.items():
+            for kind in FORMATS:
+                # without a date, the same results are the same file
+                facts = {"Date": None} if kind == "svg" else {}
+                figure.savefig(folder / f"{name}.{kind}", dpi=130, metadata=facts)
+    return [folder / f"{name}.svg" for name in figures]
+
+
+def _curves(curves: Curves) -> Figure:
+    """Draw each metric over steps: the mean of the seeds, and between their extremes."""
+    figure = Figure(figsize=(10, 6.4), layout="constrained")
+    axes = figure.subplots(2, 2).flat
+    for axis, (name, label) in zip(axes, CURVES.items(), strict=True):
+        for number, (setting, seeds) in enumerate(curves.items()):
+            steps, values = _aligned(seeds, name)
+            if len(steps):
+                colour = f"C{number % 10}"
+                axis.plot(steps, values.mean(axis=0), color=colour, label=setting, lw=1.4)
+                axis.fill_between(
+                    steps, values.min(axis=0), values.max(axis=0), color=colour, alpha=0.15, lw=0
+                )
+        axis.set(xlabel="step", ylabel=label)
+    figure.legend(
+        *next(iter(figure.axes)).get_legend_handles_labels(), loc="outside lower center", ncols=4
+    )
+    return figure
+
+
+def _aligned(
+    seeds: Sequence[Sequence[Mapping[str, float]]], name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the steps that all seeds have, and their values, smoothed where there are many."""
+    found = [{e["step"]: e[name] for e in seed if name in e} for seed in seeds]
+    steps = np.array(sorted(set.intersection(*(set(one) for one in found)) if found else set()))
+    values = np.array([[one[step] for step in steps] for one in found], np.float64)
+    if len(steps) < 3 * SMOOTH:
+        return steps, values
+    num = len(steps) // SMOOTH * SMOOTH
+    return (
+        steps[:num].reshape(-1, SMOOTH).mean(axis=1),
+        values[:, :num].reshape(len(values), -1, SMOOTH).mean(axis=2),
+    )
+
+
+def _trade_off(table: Sequence[Row]) -> Figure:
+    """Draw what was learnt and what was kept against the distance, and against one another."""
+    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    first, second, third = figure.subplots(1, 3)
+    for axis, x, y in (
+        (first, "kl_token", "accuracy"),
+        (second, "kl_token", "retention"),
+        (third, "retention", "accuracy"),
+    ):
+        for number, row in enumerate(table):
+            _point(axis, row, x, y, f"C{number % 10}")
+        axis.set(xlabel=_label(x), ylabel=_label(y))
+    front = sorted(
+        (row.means["retention"].mean, row.means["accuracy"].mean) for row in pareto(table)
+    )
+    third.plot(*zip(*front, strict=True) if front else ((), ()), color="0.6", lw=1, zorder=0)
+    third.set_title("line: the Pareto front", fontsize=8, color="0.4")
+    figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+def _point(axis: Any, row: Row, x: str, y: str, colour: str) -> None:
+    across, up = row.means[x], row.means[y]
+    spread = {
+        f"{side}err": [[value.mean - value.low], [value.high - value.mean]]
+        for side, value in (("x", across), ("y", up))
+        if np.isfinite(value.half)
+    }
+    axis.errorbar(
+        across.mean, up.mean, **spread, fmt="o", ms=4, lw=1, color=colour, label=row.setting
+    )
+
+
+def _label(name: str) -> str:
+    return {"kl_token": "KL to the start, nats per token"}.get(name, name)

@@ -1,0 +1,162 @@
+"""Which value to use, with the reason, or that these seeds cannot tell."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from klinic.lab.ablation.intervals import Interval, bootstrap, paired
+from klinic.lab.ablation.measures import MEASURES
+
+Result = Mapping[str, Any]
+"""The measures of a trial, with its `setting` and `seed`."""
+
+COMPARED = ("accuracy", "retention", "kl_token")
+SHORT = {"kl.coef": "beta"}  # the name that papers give it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """A setting over its seeds."""
+
+    setting: str
+    seeds: tuple[int, ...]
+    means: dict[str, Interval]
+    """By measure, with bootstrap intervals."""
+    differences: dict[str, Interval]
+    """To the baseline, over seeds that both have; empty for the baseline itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """The recommended setting, if there is one, and why."""
+
+    best: str | None
+    says: str
+
+
+def rows(results: Sequence[Result], settings: Sequence[str], baseline: str) -> list[Row]:
+    """Return a row for each setting that has a result, in the order of the settings."""
+    found = []
+    for setting in settings:
+        own = [result for result in results if result["setting"] == setting]
+        if own:
+            found.append(
+                Row(
+                    setting=setting,
+                    seeds=tuple(result["seed"] for result in own),
+                    means={m.name: bootstrap(_known(own, m.name)) for m in MEASURES},
+                    differences={}
+                    if setting == baseline
+                    else {n: difference(results, setting, baseline, n) for n in COMPARED},
+                )
+            )
+    return found
+
+
+def difference(results: Sequence[Result], setting: str, other: str, name: str) -> Interval:
+    """Return how much more of a measure one setting has than another, seed by seed."""
+    first, second = (_by_seed(results, which, name) for which in (setting, other))
+    both = sorted(first.keys() & second.keys())
+    return paired([first[seed] for seed in both], [second[seed] for seed in both])
+
+
+def scored(results: Sequence[Result]) -> list[Result]:
+    """Return the results with the one number that settings are chosen by.
+
+    Half of it is what was learnt and half what was kept; where nothing else is measured, all of it
+    is what was learnt.
+    """
+    kept = all(result.get("retention") is not None for result in results)
+    return [
+        {**r, "score": (r["accuracy"] + r["retention"]) / 2 if kept else r["accuracy"]}
+        for r in results
+        if r.get("accuracy") is not None
+    ]
+
+
+def recommend(results: Sequence[Result], settings: Sequence[str]) -> Verdict:
+    """Return the setting with the highest score, if it is beyond noise above any other."""
+    judged = scored(results)
+    means = {s: _mean([r["score"] for r in judged if r["setting"] == s]) for s in settings}
+    known = {setting: value for setting, value in means.items() if not math.isnan(value)}
+    if len(known) < 2:
+        return Verdict(best=None, says="There are not two settings to compare.")
+    best = max(known, key=known.__getitem__)
+    lead = {s: difference(judged, best, s, "score") for s in known if s != best}
+    beaten = [setting for setting, interval in lead.items() if interval.low > 0]
+    close = [setting for setting in lead if setting not in beaten]
+    what = "accuracy and retention" if _has_retention(results) else "accuracy"
+    if not beaten:
+        return Verdict(
+            best=None,
+            says=f"No difference that these seeds can show: {best} has the highest {what}, and "
+            f"its lead over each other setting is within the noise of {_num_seeds(judged)} "
+            "seeds. Run more seeds, or take whichever is simplest.",
+        )
+    says = f"Use {best}: the highest {what} taken together, beyond the noise of "
+    says += f"{_num_seeds(judged)} seeds above {', '.join(beaten)}"
+    if close:
+        says += f". Not told apart from {', '.join(close)}"
+    return Verdict(best=best, says=says + ".")
+
+
+def closing_lines(table: Sequence[Row], verdict: Verdict) -> list[str]:
+    """Return a line for each setting, in the form in which such results are passed on."""
+    marks = ("  <- best" if row.setting == verdict.best else "" for row in table)
+    return [
+        f"{_short(row.setting)}: {_figures(row)}{mark}"
+        for row, mark in zip(table, marks, strict=True)
+    ]
+
+
+def pareto(table: Sequence[Row]) -> list[Row]:
+    """Return the settings that no other beats in both accuracy and retention."""
+
+    def at(row: Row) -> tuple[float, float]:
+        return row.means["accuracy"].mean, row.means["retention"].mean
+
+    known = [row for row in table if not any(map(math.isnan, at(row)))]
+    return [
+        row
+        for row in known
+        if not any(
+            at(other) != at(row) and all(a >= b for a, b in zip(at(other), at(row), strict=True))
+            for other in known
+        )
+    ]
+
+
+def _short(setting: str) -> str:
+    pairs = (pair.partition("=") for pair in setting.split(" "))
+    return " ".join(f"{SHORT.get(key, key)}={value}" for key, _, value in pairs)
+
+
+def _figures(row: Row) -> str:
+    accuracy, kept = row.means["accuracy"], row.means["retention"]
+    spread = "" if math.isnan(accuracy.half) else f"+-{accuracy.half:.3f}"
+    parts = [f"Acc={accuracy.mean:.3f}{spread}", f"KL={row.means['kl_token'].mean:.4f}"]
+    if not math.isnan(kept.mean):
+        parts.append(f"SFT_retention={kept.mean:.3f}")
+    return ", ".join(parts)
+
+
+def _known(results: Sequence[Result], name: str) -> list[float]:
+    return [result[name] for result in results if result.get(name) is not None]
+
+
+def _by_seed(results: Sequence[Result], setting: str, name: str) -> dict[int, float]:
+    own = (result for result in results if result["setting"] == setting)
+    return {r["seed"]: r[name] for r in own if r.get(name) is not None}
+
+
+def _has_retention(results: Sequence[Result]) -> bool:
+    return all(result.get("retention") is not None for result in results)
+
+
+def _num_seeds(results: Sequence[Result]) -> int:
+    return len({result["seed"] for result in results})
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan

@@ -1,0 +1,87 @@
+"""The rewards of chess: four steps from a text to a good move, and rates to watch.
+
+                structure   parses   legality   agreement
+    malformed   -0.3        -0.3     -0.3       -0.3
+    part        0.2-1.0     0.1-0.8
+    illegal                          0.0-0.3    0.0
+    legal                            0.5-0.9    0.2
+    listed                                      0.3-0.8    one of the engine's moves
+    whole       1.0         1.0      1.0        1.0
+
+`parsed` and `legal` are 1 or 0: at weight 0 their means are rates.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import ModuleType
+from typing import Any
+
+from klinic.rewards.levels import Grade, Levels, graduated
+from klinic.tasks.base import choose
+from klinic.tasks.chess import environment, policy
+from klinic.tasks.chess.notation import environment_answer, read_outcome
+
+SKILLS: dict[str, ModuleType] = {"policy": policy, "environment": environment}
+
+
+def _of(skill: str) -> ModuleType:
+    return choose("skill of chess", skill, SKILLS)
+
+
+@graduated(Levels(malformed=-0.3, part=(0.2, 1.0), whole=1.0))
+def structure(completion: str, skill: str) -> Grade:
+    """Grade the parts that an answer has."""
+    grade: Grade = _of(skill).structure(completion)
+    return grade
+
+
+@graduated(Levels(malformed=-0.3, part=(0.1, 0.8), whole=1.0))
+def parses(completion: str, skill: str) -> Grade:
+    """Grade the notation of the parts."""
+    grade: Grade = _of(skill).parses(completion)
+    return grade
+
+
+@graduated(Levels(malformed=-0.3, illegal=(0.0, 0.3), legal=(0.5, 0.9), whole=1.0))
+def legality(prompt: str, completion: str, skill: str) -> Grade:
+    """Grade an answer by the rules of chess."""
+    grade: Grade = _of(skill).legality(prompt, completion)
+    return grade
+
+
+@graduated(Levels(malformed=-0.3, illegal=0.0, legal=0.2, listed=(0.3, 0.8), whole=1.0))
+def agreement(prompt: str, completion: str, answer: str, skill: str) -> Grade:
+    """Grade an answer by the engine's lines, or by what follows from a move."""
+    grade: Grade = _of(skill).agreement(prompt, completion, answer)
+    return grade
+
+
+def parsed(
+    prompts: Sequence[str],  # noqa: ARG001 - the signature of every reward function
+    completions: Sequence[str],
+    skill: Sequence[str],
+    **columns: Any,  # noqa: ARG001
+) -> list[float]:
+    """Return 1 where an answer can be read and 0 elsewhere."""
+    return [
+        float(_of(name).parses(said).level == "whole")
+        for said, name in zip(completions, skill, strict=True)
+    ]
+
+
+def legal(
+    prompts: Sequence[str],
+    completions: Sequence[str],
+    skill: Sequence[str],
+    **columns: Any,  # noqa: ARG001
+) -> list[float]:
+    """Return 1 where the best move, or the position, is one that the rules allow."""
+    given = zip(prompts, completions, skill, strict=True)
+    return [float(_of(name).is_legal(prompt, said)) for prompt, said, name in given]
+
+
+def parse(row: Mapping[str, str], completion: str) -> str | None:
+    """Return the best move, or the outcome, that a completion gives; None where it gives none."""
+    if row["skill"] == "policy":
+        return policy.best_move(completion)
+    said = read_outcome(completion)
+    return None if said is None else environment_answer(said)

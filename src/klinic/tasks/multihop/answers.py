@@ -1,0 +1,60 @@
+"""Answers: found between marks, normalised as usual, and compared word by word.
+
+The normalisation is that of SQuAD, which MuSiQue's own evaluation uses: lower case, without
+punctuation, without articles, with single spaces.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+
+ANSWER = re.compile(r"<answer>(.*?)</answer>", re.S)
+ARTICLES = frozenset({"a", "an", "the"})
+NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def answer_of(text: str) -> str | None:
+    """Return what stands between the marks, or None where they are not there once.
+
+    Two answers are none: a guess at both would be half of an answer.
+
+    >>> answer_of("so it is <answer>Peru</answer>")
+    'Peru'
+    """
+    found: list[str] = ANSWER.findall(text)
+    return found[0].strip() if len(found) == 1 else None
+
+
+def words(text: str) -> list[str]:
+    """Return the words that count.
+
+    >>> words("The U.S. Army's  band")
+    ['us', 'armys', 'band']
+    """
+    plain = text.lower().translate(NO_PUNCTUATION)
+    return [word for word in plain.split() if word not in ARTICLES]
+
+
+def is_exact(answer: str, known: Sequence[str]) -> bool:
+    """Whether an answer is one of the right ones."""
+    return any(words(answer) == words(right) for right in known)
+
+
+def f1(answer: str, known: Sequence[str]) -> float:
+    """Return the words in common with the nearest right answer, from 0 to 1.
+
+    >>> f1("in the Peru", ["Peru", "republic of peru"])
+    0.6666666666666666
+    """
+    return max(_f1(words(answer), words(right)) for right in known)
+
+
+def _f1(found: Sequence[str], right: Sequence[str]) -> float:
+    if not found or not right:
+        return float(found == right)
+    common = sum((Counter(found) & Counter(right)).values())
+    if not common:
+        return 0.0
+    precision, recall = common / len(found), common / len(right)
+    return 2 * precision * recall / (precision + recall)

@@ -1,0 +1,102 @@
+"""Levels rise with what they are worth, every grade has a reason, and a recipe may set scores."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from klinic.errors import ConfigError, FunctionError
+from klinic.recipe.rewards import RewardEntry
+from klinic.rewards import Grade, Levels, graduated
+from klinic.rewards.entry import reward_of
+
+LEVELS = Levels(malformed=-0.3, wrong=(0.1, 0.8), right=1.0)
+
+
+@graduated(LEVELS)
+def number(completion, answer):
+    """Grade a number."""
+    if not completion.isdigit():
+        return Grade("malformed", f"{completion!r} is no number")
+    if completion == answer:
+        return Grade("right", "it is the answer")
+    return Grade("wrong", "it is another number", share=0.5)
+
+
+def test_each_level_has_its_score_and_each_completion_its_reason():
+    given_ = {"prompts": ["?"] * 3, "completions": ["x", "7", "8"], "answer": ["8"] * 3}
+    assert number(**given_) == pytest.approx([-0.3, 0.45, 1.0])
+    explained = number.explain(**given_)
+    assert [e.level for e in explained] == ["malformed", "wrong", "right"]
+    assert explained[0].reason == "'x' is no number"
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8), st.floats(0, 1), st.floats(0, 1))
+def test_who_got_further_is_never_worth_less(scores, share, further):
+    levels = Levels(**{f"level{i}": score for i, score in enumerate(sorted(scores))})
+    worth = [levels.worth(Grade(name, "", share)) for name in levels]
+    assert worth == sorted(worth)
+    low, high = sorted((share, further))
+    wide = Levels(only=(min(scores), max(scores)))
+    assert wide.worth(Grade("only", "", low)) <= wide.worth(Grade("only", "", high))
+
+
+@pytest.mark.parametrize(
+    ("worth", "said"),
+    [
+        ({"bad": 0.5, "good": 0.4}, "bad is worth up to 0.5, and good"),
+        ({"bad": (0.0, 0.5), "good": 0.4}, "teach to stop short"),
+        ({"bad": (0.5, 0.0)}, "two that do not fall"),
+        ({"bad": (0.1, 0.2, 0.3)}, "needs a score, or two"),
+        ({"bad": float("nan")}, "needs a score"),
+        ({"bad": float("inf")}, "needs a score"),
+    ],
+)
+def test_levels_that_fall_or_are_no_numbers_are_refused(worth, said):
+    with pytest.raises(ConfigError, match=said):
+        Levels(**worth)
+
+
+def test_a_recipe_sets_what_a_level_is_worth():
+    entry = RewardEntry.model_validate(
+        {"function": "number", "levels": {"malformed": -1, "wrong": [0.0, 0.5]}}
+    )
+    reward = reward_of(entry, {"number": number}.__getitem__)
+    found = reward.function(prompts=["?"] * 3, completions=["x", "7", "8"], answer=["8"] * 3)
+    assert found == [-1.0, 0.25, 1.0]
+    assert number.levels == LEVELS  # the task's own reward is as it was
+
+
+@pytest.mark.parametrize(
+    ("levels", "said"),
+    [
+        ({"malfromed": -1.0}, "no level 'malfromed'. From the worst to the best there are: malf"),
+        ({"malformed": 2.0}, "rewards: number: the level malformed is worth up to 2.0"),
+    ],
+)
+def test_levels_of_a_recipe_that_cannot_be_are_refused(levels, said):
+    entry = RewardEntry(function="number", levels=levels)
+    with pytest.raises(ConfigError, match=said):
+        reward_of(entry, {"number": number}.__getitem__)
+
+
+def test_a_reward_without_levels_has_none_to_set():
+    entry = RewardEntry(function="plain", levels={"malformed": -1.0})
+    with pytest.raises(ConfigError, match="levels are given for plain, which has none"):
+        reward_of(entry, {"plain": lambda completions: [0.0]}.__getitem__)
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"function": "number", "timeout": 1.0, "levels": {"malformed": -1.0}},
+        {"function": "http://127.0.0.1:1/score", "levels": {"malformed": -1.0}},
+    ],
+)
+def test_levels_do_not_reach_another_process(entry):
+    with pytest.raises(ValueError, match="levels are given, but"):
+        RewardEntry.model_validate(entry)
+
+
+def test_a_column_that_is_missing_is_named():
+    with pytest.raises(FunctionError, match="grades by 'answer', which is no column"):
+        number(prompts=["?"], completions=["7"])

@@ -1,0 +1,18 @@
+"""Few games, in a cache of their own: the engine plays for seconds instead of minutes."""
+
+from importlib.util import find_spec
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def few_games(tmp_path_factory):
+    if find_spec("chess") is None:
+        yield
+        return
+    from klinic.tasks.chess import games
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(games, "DEFAULT", games.Play(games=80, plies=16, nodes=100))
+        patch.setenv("KLINIC_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
