@@ -44,7 +44,8 @@ class Place:
     def num_steps(self) -> int:
         """How many steps it has made so far."""
         path = self.folder / RUN / STEPS
-        return path.read_bytes().count(b"\n") if path.is_file() else 0
+        # evaluations have lines of their own, without a loss
+        return path.read_bytes().count(b'"loss": ') if path.is_file() else 0
 
 
 def places(folder: Path, plan: Plan, num_prompts: int | None) -> list[Place]:
