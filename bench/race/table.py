@@ -92,7 +92,7 @@ def interval(values: Sequence[float]) -> str:
     >>> interval([0.1, 0.2, 0.3])
     '+0.2000 (-0.0484 to +0.4484)'
     >>> interval([0.1])
-    '+0.1000 (one seed has no interval)'
+    '+0.1000'
     """
     return signed(students_t(values))
 

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gone import wait_until_gone
+from klinic.lab.ablation.results import read_folders
 from klinic.orphans import descendants
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "arithmetic.yaml"
@@ -74,6 +75,11 @@ def test_killed_in_the_middle_it_goes_on_and_one_that_fails_stops_nobody(tmp_pat
     assert [trial["steps"] for trial in trials] == [3, 3]
     assert all(trial["kl_token"] is not None for trial in trials)
     assert pq.read_table(folder / "steps.parquet").num_rows == 2 * 4
+
+    # runs that no ablation made are measured when they are read, and come out the same
+    runs = [folder / f"sampling.max_new_tokens={n}" / "seed-1" / "run" for n in (4, 6)]
+    for one, trial in zip(read_folders(runs), trials, strict=True):
+        assert one.result == {name: trial[name] for name in one.result}
 
 
 @pytest.mark.slow

@@ -213,18 +213,18 @@ def _table(found: "Findings") -> "Table":
     from rich import box
     from rich.table import Table
 
-    from klinic.lab.ablation.page import shown, signed
+    from klinic.lab.ablation.page import noise, shown
 
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("setting")
-    for name in ("accuracy", "retention", "KL/token", "accuracy - baseline", ""):
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    table.add_column("setting", no_wrap=True)
+    for name in ("accuracy", "retention", "KL/token", "accuracy to baseline"):
         table.add_column(name, justify="right")
     for row in found.table:
         gap = row.differences.get("accuracy")
+        means = (row.means[name] for name in ("accuracy", "retention", "kl_token"))
         table.add_row(
             row.setting,
-            *(shown(row.means[name]) for name in ("accuracy", "retention", "kl_token")),
-            "baseline" if gap is None else signed(gap),
-            "" if gap is None else "beyond noise" if gap.excludes_zero else "within noise",
+            *(shown(mean).replace(" ", "") for mean in means),
+            "baseline" if gap is None else f"{gap.mean:+.4f} {noise(gap)}",
         )
     return table

@@ -40,6 +40,7 @@ def write_page(folder: Path, content: Content, pictures: Sequence[Path]) -> Path
         compared=[measure for measure in MEASURES if measure.name in COMPARED],
         shown=shown,
         signed=signed,
+        noise=noise,
         pictures=[_embedded(path) for path in pictures],
     )
     path = folder / PAGE
@@ -73,8 +74,15 @@ def signed(value: Interval) -> str:
     if math.isnan(value.mean):
         return ""
     if math.isnan(value.half):
-        return f"{value.mean:+.4f} (one seed has no interval)"
+        return f"{value.mean:+.4f}"
     return f"{value.mean:+.4f} ({value.low:+.4f} to {value.high:+.4f})"
+
+
+def noise(value: Interval) -> str:
+    """Return what a difference may be taken for."""
+    if math.isnan(value.half):
+        return "(one seed)"
+    return "beyond noise" if value.excludes_zero else "within noise"
 
 
 def _embedded(path: Path) -> str:

@@ -91,11 +91,11 @@ def recommend(results: Sequence[Result], settings: Sequence[str]) -> Verdict:
         return Verdict(
             best=None,
             says=f"No difference that these seeds can show: {best} has the highest {what}, and "
-            f"its lead over each other setting is within the noise of {_num_seeds(judged)} "
-            "seeds. Run more seeds, or take whichever is simplest.",
+            f"its lead over each other setting is within the noise of {_num_seeds(judged)}. "
+            "Run more seeds, or take whichever is simplest.",
         )
     says = f"Use {best}: the highest {what} taken together, beyond the noise of "
-    says += f"{_num_seeds(judged)} seeds above {', '.join(beaten)}"
+    says += f"{_num_seeds(judged)} above {', '.join(beaten)}"
     if close:
         says += f". Not told apart from {', '.join(close)}"
     return Verdict(best=best, says=says + ".")
@@ -154,8 +154,9 @@ def _has_retention(results: Sequence[Result]) -> bool:
     return all(result.get("retention") is not None for result in results)
 
 
-def _num_seeds(results: Sequence[Result]) -> int:
-    return len({result["seed"] for result in results})
+def _num_seeds(results: Sequence[Result]) -> str:
+    num = len({result["seed"] for result in results})
+    return "1 seed" if num == 1 else f"{num} seeds"
 
 
 def _mean(values: Sequence[float]) -> float:
