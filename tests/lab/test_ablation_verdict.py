@@ -142,6 +142,7 @@ def test_a_page_quotes_and_does_not_obey(tmp_path):
         rows=table,
         verdict=Verdict(best=hostile, says=hostile),
         failures=[(hostile, hostile)],
+        baseline=hostile,
     )
     path = write_page(tmp_path, content, [])
     assert "<script>" not in path.read_text()

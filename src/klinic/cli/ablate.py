@@ -89,6 +89,7 @@ def ablate(  # noqa: PLR0913, PLR0917 - options of a command line
         found = find(read_folders([Path(name) for name in what]), [], baseline)
     else:
         plan, folder = _opened(what, vary or [], seeds, out)
+        _check_baseline(plan, baseline)
         places = _run(folder, plan, prompts, Where(parallel=parallel, address=address), console)
         found = find(finished(places), failed(places), baseline)
     _write(folder, found)
@@ -123,6 +124,13 @@ def _opened(what: list[str], vary: list[str], seeds: int, out: Path | None) -> "
     return plan, folder
 
 
+def _check_baseline(plan: "Plan", baseline: str | None) -> None:
+    """Refuse a baseline that is none of the settings, before hours of work."""
+    names = [setting.name for setting in plan.settings()]
+    if baseline is not None and baseline not in names:
+        raise ConfigError(f"--baseline {baseline} is none of the settings: {', '.join(names)}.")
+
+
 def _run(
     folder: Path, plan: "Plan", prompts: int | None, where: Where, console: "Console"
 ) -> "list[Place]":
@@ -143,7 +151,7 @@ def _run(
     try:
         with bars(places, recipe.loop.max_steps, console):
             if where.on_ray:
-                require("ray", "ray")
+                require("ray", "ray", "pandas", "fsspec")
                 from klinic.lab.ablation.on_tune import run_on_tune
 
                 run_on_tune(
@@ -177,6 +185,7 @@ def _write(folder: Path, found: "Findings") -> None:
         rows=found.table,
         verdict=found.verdict,
         failures=found.failures,
+        baseline=found.baseline,
     )
     write_page(folder, content, draw(folder, found.table, found.curves))
 
@@ -213,7 +222,7 @@ def _table(found: "Findings") -> "Table":
     from rich import box
     from rich.table import Table
 
-    from klinic.lab.ablation.page import noise, shown
+    from klinic.lab.ablation.page import noise, shown, signed
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("setting", no_wrap=True)
@@ -225,6 +234,6 @@ def _table(found: "Findings") -> "Table":
         table.add_row(
             row.setting,
             *(shown(mean).replace(" ", "") for mean in means),
-            "baseline" if gap is None else f"{gap.mean:+.4f} {noise(gap)}",
+            "baseline" if gap is None else f"{signed(gap).split(' ')[0]} {noise(gap)}".strip(),
         )
     return table

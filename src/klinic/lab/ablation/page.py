@@ -25,6 +25,7 @@ class Content:
     rows: Sequence[Row]
     verdict: Verdict
     failures: Sequence[tuple[str, str]]
+    baseline: str
 
 
 def write_page(folder: Path, content: Content, pictures: Sequence[Path]) -> Path:
@@ -80,6 +81,8 @@ def signed(value: Interval) -> str:
 
 def noise(value: Interval) -> str:
     """Return what a difference may be taken for."""
+    if not value.num:
+        return "no pair of seeds"
     if math.isnan(value.half):
         return "(one seed)"
     return "beyond noise" if value.excludes_zero else "within noise"

@@ -28,6 +28,7 @@ class Findings:
     table: list[Row]
     verdict: Verdict
     failures: list[tuple[str, str]]
+    baseline: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,18 +44,16 @@ def find(
 ) -> Findings:
     """Return what finished trials add up to; the first setting is the baseline unless told."""
     settings = list(dict.fromkeys(one.result["setting"] for one in done))
-    if baseline is not None and baseline not in settings:
-        raise ConfigError(
-            f"--baseline {baseline} is none of the settings: {', '.join(settings) or 'none yet'}."
-        )
     results = [one.result for one in done]
     by_setting: dict[str, list[list[dict[str, float]]]] = {setting: [] for setting in settings}
     for one in done:
         by_setting[one.result["setting"]].append(curves(one.run))
+    against = baseline or (settings[0] if settings else "")
     return Findings(
         results=results,
         curves=by_setting,
-        table=rows(results, settings, baseline or (settings[0] if settings else "")),
+        baseline=against,
+        table=rows(results, settings, against),
         verdict=recommend(results, settings),
         failures=list(failures),
     )

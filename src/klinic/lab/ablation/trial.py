@@ -86,6 +86,8 @@ def run_apart(folder: Path) -> None:
     if not (folder / RESULT).is_file():
         said = (folder / LOG).read_text(errors="replace").strip()[-SPEAKS_LAST:]
         why = said.splitlines()[-1] if said else "it said nothing"
+        if code < 0:
+            why = f"it was killed by signal {-code}; the last it said was: {why}"
         write_atomically(folder / FAILED, json_bytes({"why": why, "exit_code": code}))
 
 
