@@ -49,6 +49,9 @@ if not HAS_TORCH:
     collect_ignore += ["src/klinic/cli/verify_tables.py", "tests/small.py"]
 elif find_spec("ray") is None:
     collect_ignore += ["src/klinic/cluster", "tests/cluster"]
+if find_spec("matplotlib") is None:
+    collect_ignore += ["src/klinic/report/pictures.py", "src/klinic/report/page.py"]
+    collect_ignore += ["tests/report/test_page.py"]
 if find_spec("chess") is None:
     collect_ignore += ["src/klinic/tasks/chess"]
     collect_ignore_glob = ["tests/tasks/test_chess_*.py"]

@@ -17,6 +17,7 @@ from klinic.cli.diagnose import diagnose
 from klinic.cli.eval import evaluate
 from klinic.cli.explain import explain
 from klinic.cli.export import export
+from klinic.cli.report import report
 from klinic.cli.train import FLAGS, train
 from klinic.cli.verify import verify
 from klinic.errors import KlinicError
@@ -57,6 +58,7 @@ app.command(rich_help_panel="Check", context_settings=FLAGS)(check)
 app.command(rich_help_panel="Check")(verify)
 app.command(rich_help_panel="Check")(diagnose)
 app.command(rich_help_panel="Check")(explain)
+app.command(rich_help_panel="Look")(report)
 
 
 def _harmless(text: str) -> str:

@@ -1,0 +1,9 @@
+"""A run to look at: one HTML file, or the same in a terminal. Completions in it are hostile text.
+
+gaps.py       the three log-prob gaps of a token, and where they lie: over steps and positions
+heat.py       some completions of some steps, token by token, and who owns the KL
+reading.py    all of a run that a report shows
+pictures.py   curves and lanes, as SVG that goes into the page
+page.py       the page
+terminal.py   heat map and gaps as text
+"""
