@@ -1,13 +1,16 @@
 """`klinic report RUN [RUN2]`: a run as one HTML file, to look at and to send around."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from klinic.cli.extras import require
 from klinic.cli.printing import say
 from klinic.errors import ConfigError
+
+if TYPE_CHECKING:
+    from klinic.report.reading import Story
 
 Runs = Annotated[
     list[Path],
@@ -20,12 +23,20 @@ Out = Annotated[
 ]
 
 
-def report(runs: Runs, out: Out = None) -> None:
+Terminal = Annotated[
+    bool, typer.Option("--terminal", help="Print gaps and heat map here instead of a file.")
+]
+Step = Annotated[
+    int | None, typer.Option(min=1, help="With --terminal: the step to show; else the last.")
+]
+
+
+def report(runs: Runs, out: Out = None, terminal: Terminal = False, step: Step = None) -> None:
     """Write one HTML file: diagnosis, curves, log-prob gaps, and the KL of every token."""
-    require("plot", "matplotlib")
+    if not terminal:
+        require("plot", "matplotlib")
     from rich.console import Console
 
-    from klinic.report.page import render
     from klinic.report.reading import read_story
 
     if len(runs) > 2:
@@ -36,10 +47,19 @@ def report(runs: Runs, out: Out = None) -> None:
     console = Console(highlight=False)
     with Console(stderr=True).status("Reading the records ..."):
         stories = [read_story(run) for run in runs]
-        text = render(stories)
-    path = out or runs[0] / "report.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
     for story in stories:
         say(console, f"{story.name}: {story.diagnosis.sentence}")
-    say(console, f"Report: {path}")
+        if terminal:
+            from klinic.report.terminal import print_story
+
+            print_story(story, console, step)
+    if not terminal:
+        say(console, f"Report: {_write(stories, out or runs[0] / 'report.html')}")
+
+
+def _write(stories: "list[Story]", path: Path) -> Path:
+    from klinic.report.page import render
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(render(stories), encoding="utf-8")
+    return path
