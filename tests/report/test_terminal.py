@@ -20,7 +20,8 @@ SENT = re.compile(r"\x1b\[[0-9;]*m")  # colours, and nothing else that begins wi
 
 
 def printed(story, **how):
-    Style.parse.cache_clear()  # rich keeps the colours of the terminal before
+    for cached in (Style.parse, Style._add):  # rich keeps the colours of the terminal before
+        cached.cache_clear()
     file = io.StringIO()
     print_story(story, Console(file=file, width=100, force_terminal=True, **how), None)
     return file.getvalue()

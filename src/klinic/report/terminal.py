@@ -73,7 +73,7 @@ def shade(size: float) -> str:
 def completion_text(completion: Completion, scale: float, *, colours: bool) -> Text:
     """Return a completion with its prompt, each token on the colour of its KL."""
     reward = "" if completion.reward is None else f", reward {completion.reward:.3f}"
-    text = Text(f"completion {completion.row}{reward}\n", style="dim")
+    text = Text().append(f"completion {completion.row}{reward}\n", style="dim")
     text.append(visible(completion.prompt), style="dim")
     for token in completion.tokens:
         text.append(*_token(token, scale, colours=colours))
