@@ -5,7 +5,9 @@ finished is known from its folder, so a new start repeats nothing. On several ho
 be one that all of them see.
 """
 
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -23,12 +25,14 @@ def run_on_tune(
     with opened(address, num_cpus=at_once * num_cpus, num_gpus=0):
         from ray import tune
 
-        tune.Tuner(
+        tuner = tune.Tuner(
             tune.with_resources(_trial, {"cpu": num_cpus}),
             param_space={"folder": tune.grid_search(left)},
             tune_config=tune.TuneConfig(max_concurrent_trials=at_once, metric=None),
             run_config=tune.RunConfig(storage_path=str(storage.resolve()), name="tune", verbose=0),
-        ).fit()
+        )
+        with redirect_stdout(sys.stderr):  # standard output is the command's own
+            tuner.fit()
 
 
 def _trial(config: dict[str, Any]) -> dict[str, float]:
