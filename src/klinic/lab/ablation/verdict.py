@@ -94,7 +94,8 @@ def recommend(results: Sequence[Result], settings: Sequence[str]) -> Verdict:
             f"its lead over each other setting is within the noise of {_num_seeds(judged)}. "
             "Run more seeds, or take whichever is simplest.",
         )
-    says = f"Use {best}: the highest {what} taken together, beyond the noise of "
+    together = " taken together" if _has_retention(results) else ""
+    says = f"Use {best}: the highest {what}{together}, beyond the noise of "
     says += f"{_num_seeds(judged)} above {', '.join(beaten)}"
     if close:
         says += f". Not told apart from {', '.join(close)}"
