@@ -135,9 +135,10 @@ def _run(
     folder: Path, plan: "Plan", prompts: int | None, where: Where, console: "Console"
 ) -> "list[Place]":
     """Run what is not finished, with bars."""
-    from klinic.lab.ablation.plan import RECIPE, overrides_of
+    from klinic.lab.ablation.plan import overrides_of
     from klinic.lab.ablation.sequence import bars, run_in_sequence
     from klinic.lab.ablation.trial import places as make_places
+    from klinic.loop.folder import RECIPE
     from klinic.recipe.loading import load
 
     places = make_places(folder, plan, prompts)
@@ -202,6 +203,7 @@ def _content(folder: Path, found: "Findings") -> dict[str, object]:
 
 
 def _print(folder: Path, found: "Findings", console: "Console") -> None:
+    from klinic.lab.ablation.page import PAGE
     from klinic.lab.ablation.verdict import closing_lines
 
     if found.results:
@@ -215,7 +217,7 @@ def _print(folder: Path, found: "Findings", console: "Console") -> None:
     if found.failures:
         say(console, "The same command tries what failed again.")
     if found.results:
-        say(console, f"Page: {folder / 'index.html'}")
+        say(console, f"Page: {folder / PAGE}")
 
 
 def _table(found: "Findings") -> "Table":

@@ -21,6 +21,9 @@ from klinic.cli.report import report
 from klinic.cli.train import FLAGS, train
 from klinic.cli.verify import verify
 from klinic.errors import KlinicError
+from klinic.harmless import harmless
+
+KEPT = "\n\t"  # what messages are laid out with
 
 app = typer.Typer(
     name="klinic",
@@ -61,26 +64,18 @@ app.command(rich_help_panel="Check")(explain)
 app.command(rich_help_panel="Look")(report)
 
 
-def _harmless(text: str) -> str:
-    """Return text that a terminal only prints: messages quote files, rewards and models."""
-    kept = {"\n", "\t"}
-    return "".join(
-        c if c.isprintable() or c in kept else c.encode("unicode_escape").decode() for c in text
-    )
-
-
 def main() -> None:
     """Run a command; say in one sentence what cannot be used."""
     try:
         app()
     except KlinicError as error:
-        typer.echo(_harmless(f"{type(error).__name__}: {error}"), err=True)
+        typer.echo(harmless(f"{type(error).__name__}: {error}", keep=KEPT), err=True)
         sys.exit(error.exit_code)
     except Exception as error:
         if "KLINIC_DEBUG" in os.environ:
             raise
         typer.echo(
-            _harmless(f"{type(error).__name__}: {error}")
+            harmless(f"{type(error).__name__}: {error}", keep=KEPT)
             + "\nThis is a mistake in klinic, not in what you gave it. KLINIC_DEBUG=1 shows where.",
             err=True,
         )

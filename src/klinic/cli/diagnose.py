@@ -27,8 +27,6 @@ Prove = Annotated[
     ),
 ]
 
-MARKS = {"confirmed": "✗", "explained": "-", "ruled out": "✓", "undecided": "?"}
-
 
 def diagnose(run: Run, prove: Prove = False, json: Json = False) -> None:
     """Name the root cause of a run, with evidence, what was ruled out, and the fix."""
@@ -91,7 +89,7 @@ def _print(found: "Diagnosis", console: "Console") -> None:
     say(console)
     for hypothesis in sorted(found.hypotheses, key=lambda h: h.check.stage):
         summary = "" if hypothesis.finding is None else hypothesis.finding.summary
-        say(console, f"{MARKS[hypothesis.status]} {hypothesis.check.name}: {summary}")
+        say(console, f"{hypothesis.status.mark} {hypothesis.check.name}: {summary}")
     if found.missing:
         say(console, f"\nNot recorded, and would decide more: {', '.join(found.missing)}")
     if found.cause is not None:

@@ -30,6 +30,11 @@ class Status(StrEnum):
     RULED_OUT = "ruled out"
     UNDECIDED = "undecided"
 
+    @property
+    def mark(self) -> str:
+        """One character for a list of many."""
+        return {"confirmed": "✗", "explained": "-", "ruled out": "✓", "undecided": "?"}[self]
+
 
 @dataclass(slots=True, kw_only=True)
 class Hypothesis:

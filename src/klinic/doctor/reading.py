@@ -25,13 +25,13 @@ def read_cases(run: Path) -> Iterator[Case]:
             "records are in `records/step=...` (output.records_every: 1)."
         )
     facts = read_run_facts(run) if (run / RUN_FACTS).exists() else {}
-    lines = deque(sorted(_by_step(run / METRICS).items()))
-    answers = _by_step(run / PROBES)
+    lines = deque(sorted(by_step(run / METRICS).items()))
+    answers = by_step(run / PROBES)
     cases = Cases(facts)
     for step in steps:
         while lines and lines[0][0] <= step:
             told, entries = lines.popleft()
-            cases.tell(told, _merged(entries))
+            cases.tell(told, merged(entries))
         asked = {a["probe"]: a for a in answers.get(step, ()) if isinstance(a.get("probe"), str)}
         yield cases.next(store.read_record(run, step), asked)
 
@@ -53,7 +53,7 @@ class Cases:
 
     def remember(self, record: StepRecord) -> None:
         """Take in a record that was judged before."""
-        record = _with_old(record, self._facts)
+        record = with_old(record, self._facts)
         if record.facts.get("learner_version") == 0:
             self._start = record
         self._earlier.append(record)
@@ -79,7 +79,7 @@ class Cases:
         )
 
 
-def _with_old(record: StepRecord, facts: Mapping[str, Any]) -> StepRecord:
+def with_old(record: StepRecord, facts: Mapping[str, Any]) -> StepRecord:
     """Fill in the old log-probs where the run says that one forward served both."""
     shared = facts.get("logp_old") == SHARED
     if record.logp_old is None and record.logp is not None and shared:
@@ -87,7 +87,8 @@ def _with_old(record: StepRecord, facts: Mapping[str, Any]) -> StepRecord:
     return record
 
 
-def _by_step(path: Path) -> dict[int, list[dict[str, Any]]]:
+def by_step(path: Path) -> dict[int, list[dict[str, Any]]]:
+    """Return the lines of a journal by the step they are about."""
     found: dict[int, list[dict[str, Any]]] = {}
     for entry in Journal(path).entries():
         if isinstance(entry.get("step"), int):
@@ -95,5 +96,6 @@ def _by_step(path: Path) -> dict[int, list[dict[str, Any]]]:
     return found
 
 
-def _merged(lines: list[dict[str, Any]]) -> dict[str, Any]:
+def merged(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the lines of a step as one: an evaluation stands with its step."""
     return {name: value for line in lines for name, value in line.items()}

@@ -18,7 +18,6 @@ from klinic.report.pictures import LETTERS, curves, gap_lanes, rewards_and_posit
 from klinic.report.reading import Story
 
 ORDER = (Status.CONFIRMED, Status.EXPLAINED, Status.UNDECIDED, Status.RULED_OUT)
-MARKS = {"confirmed": "✗", "explained": "-", "ruled out": "✓", "undecided": "?"}
 
 
 def render(stories: Sequence[Story]) -> str:
@@ -50,7 +49,6 @@ def _content(story: Story, letter: str) -> dict[str, Any]:
         "letter": letter,
         "diagnosis": found,
         "hypotheses": hypotheses,
-        "marks": MARKS,
         "lanes": gap_lanes(story),
         "parts": rewards_and_positions(story),
     }

@@ -1,18 +1,17 @@
 """All of a run that a report shows, read once and bounded: a long run makes no larger page."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from klinic.checks import CHECKS
 from klinic.doctor.diagnosis import Diagnosis, diagnose
-from klinic.doctor.reading import read_cases
+from klinic.doctor.reading import by_step, merged, read_cases, with_old
 from klinic.errors import EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
-from klinic.evidence.record import StepRecord
-from klinic.evidence.run_facts import METRICS, SHARED, read_run_facts, read_tokens
+from klinic.evidence.run_facts import METRICS, read_run_facts, read_tokens
 from klinic.report.gaps import NUM_STEPS, Lane, kl_by_position, lanes, thinned
 from klinic.report.heat import HeatStep, heat_step
 
@@ -49,33 +48,16 @@ def read_story(run: Path) -> Story:
     keep = [] if found.first_step is None else [found.first_step]
     texts = read_tokens(run)
     steps = thinned(store.steps(run), NUM_STEPS, keep)
-    records = [_read(run, step, facts) for step in steps]
+    records = [with_old(store.read_record(run, step), facts) for step in steps]
     chosen = set(thinned(steps, NUM_HEAT, keep))
     return Story(
         name=str(run),
         facts=facts,
         recipe=(run / RECIPE).read_text() if (run / RECIPE).is_file() else "",
         diagnosis=found,
-        steps=_by_step(run / METRICS),
+        steps=[merged(lines) for _, lines in sorted(by_step(run / METRICS).items())],
         events=list(Journal(run / EVENTS).entries()),
         lanes=lanes(records),
         kl_by_position=kl_by_position(records),
         heat=[heat_step(record, texts) for record in records if record.step in chosen],
     )
-
-
-def _read(run: Path, step: int, facts: Mapping[str, Any]) -> StepRecord:
-    """Return a record, with its old log-probs where the run says that one forward served both."""
-    record = store.read_record(run, step)
-    if record.logp_old is None and facts.get("logp_old") == SHARED:
-        return replace(record, logp_old=record.logp)
-    return record
-
-
-def _by_step(path: Path) -> list[dict[str, Any]]:
-    """Return the metrics of each step, evaluations with the step they belong to."""
-    steps: dict[int, dict[str, Any]] = {}
-    for entry in Journal(path).entries():
-        if isinstance(entry.get("step"), int):
-            steps.setdefault(entry["step"], {}).update(entry)
-    return [steps[step] for step in sorted(steps)]

@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 from rich.text import Text
 
+from klinic.harmless import harmless
 from klinic.report.gaps import Lane
 from klinic.report.heat import DISAGREES, Completion, HeatStep, Token, largest
 from klinic.report.reading import Story
@@ -31,7 +32,7 @@ def print_story(story: Story, console: Console, step: int | None) -> None:
     if shown.owners:
         console.print(
             f"Half of it is owned by {shown.num_owners} of {shown.num_tokens} tokens: "
-            + ", ".join(f"{visible(o.text)!r} {o.share:.1%}" for o in shown.owners[:6]),
+            + ", ".join(f"{harmless(o.text)!r} {o.share:.1%}" for o in shown.owners[:6]),
             markup=False,
             highlight=False,
         )
@@ -74,7 +75,7 @@ def completion_text(completion: Completion, scale: float, *, colours: bool) -> T
     """Return a completion with its prompt, each token on the colour of its KL."""
     reward = "" if completion.reward is None else f", reward {completion.reward:.3f}"
     text = Text().append(f"completion {completion.row}{reward}\n", style="dim")
-    text.append(visible(completion.prompt), style="dim")
+    text.append(harmless(completion.prompt), style="dim")
     for token in completion.tokens:
         text.append(*_token(token, scale, colours=colours))
     if completion.num_hidden:
@@ -82,17 +83,8 @@ def completion_text(completion: Completion, scale: float, *, colours: bool) -> T
     return text
 
 
-def visible(text: str) -> str:
-    r"""Return text that a terminal only prints.
-
-    >>> visible("a\x1b[2J\u202eb\n")
-    'a\\x1b[2J\\u202eb\\n'
-    """
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
-
-
 def _token(token: Token, scale: float, *, colours: bool) -> tuple[str, str]:
-    words = visible(token.text)
+    words = harmless(token.text)
     if token.kl is None or not token.trained:
         return words, "dim"
     style = "underline " if abs(token.sampler or 0.0) > DISAGREES else ""

@@ -71,10 +71,12 @@ class Levels:
         return iter(self._ranges)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Levels) and list(self._items()) == list(other._items())
+        return isinstance(other, Levels) and list(self._ranges.items()) == list(
+            other._ranges.items()
+        )
 
     def __hash__(self) -> int:
-        return hash(tuple(self._items()))
+        return hash(tuple(self._ranges.items()))
 
     def __repr__(self) -> str:
         parts = (
@@ -82,9 +84,6 @@ class Levels:
             for name, (low, high) in self._ranges.items()
         )
         return f"Levels({', '.join(parts)})"
-
-    def _items(self) -> Iterator[tuple[str, tuple[float, float]]]:
-        return iter(self._ranges.items())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

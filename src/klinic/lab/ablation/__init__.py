@@ -8,5 +8,6 @@ measures.py    what is measured of a trial
 intervals.py   means with intervals, and differences between seeds' pairs
 verdict.py     which value to use, or that these seeds cannot tell
 plots.py       curves, accuracy and retention against KL, the Pareto front
-page.py        all of it as tables, one HTML page, and raw data
+results.py     what trials left behind, read back and written as Parquet
+page.py        all of it as tables on one HTML page
 """

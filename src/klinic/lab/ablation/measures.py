@@ -5,10 +5,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from klinic.doctor.reading import by_step, merged
 from klinic.evidence.files import Journal
-from klinic.loop.compare import Evaluation
+from klinic.evidence.run_facts import METRICS
+
+if TYPE_CHECKING:
+    from klinic.loop.compare import Evaluation
 
 PHASES = ("sample", "reward", "learn")
 CURVES = ("reward", "kl", "entropy", "grad_norm", "completions/mean_length", "eval/accuracy")
@@ -43,9 +47,9 @@ MEASURES = tuple(
 )
 
 
-def measure(run: Path, found: Evaluation) -> dict[str, Any]:
+def measure(run: Path, found: "Evaluation") -> dict[str, Any]:
     """Return the measures of a finished run."""
-    steps = [entry for entry in Journal(run / "metrics.jsonl").entries() if "loss" in entry]
+    steps = [entry for entry in Journal(run / METRICS).entries() if "loss" in entry]
     accuracy, before = _score(found)
     last = steps[-max(1, len(steps) // 10) :]
     norms = _known(steps, "grad_norm")
@@ -67,14 +71,14 @@ def measure(run: Path, found: Evaluation) -> dict[str, Any]:
 
 def curves(run: Path) -> list[dict[str, float]]:
     """Return what is drawn of every step of a run; an evaluation is a part of its step."""
-    steps: dict[int, dict[str, float]] = {}
-    for entry in Journal(run / "metrics.jsonl").entries():
-        found = {name: entry[name] for name in CURVES if entry.get(name) is not None}
-        steps.setdefault(entry["step"], {"step": entry["step"]}).update(found)
-    return list(steps.values())
+    found = (merged(lines) for _, lines in sorted(by_step(run / METRICS).items()))
+    return [
+        {name: step[name] for name in ("step", *CURVES) if step.get(name) is not None}
+        for step in found
+    ]
 
 
-def _score(found: Evaluation) -> tuple[float | None, float | None]:
+def _score(found: "Evaluation") -> tuple[float | None, float | None]:
     if found.trained is None:
         return found.reward, found.reference_reward
     before = found.reference_accuracy

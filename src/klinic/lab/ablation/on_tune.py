@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from klinic.cluster.session import opened
-from klinic.lab.ablation.trial import Place, run_apart
+from klinic.lab.ablation.trial import RESULT, Place, run_apart
 
 
 def run_on_tune(
@@ -38,4 +38,4 @@ def run_on_tune(
 def _trial(config: dict[str, Any]) -> dict[str, float]:
     folder = Path(config["folder"])
     run_apart(folder)
-    return {"finished": float((folder / "result.json").is_file())}
+    return {"finished": float((folder / RESULT).is_file())}

@@ -15,11 +15,12 @@ from typing import Any
 
 from klinic.errors import ConfigError
 from klinic.evidence.files import json_bytes, read_json, write_atomically
+from klinic.loop.folder import RECIPE
 from klinic.recipe import aliases
 from klinic.recipe.file import read_text
 from klinic.recipe.loading import load
 
-PLAN, RECIPE = "plan.json", "recipe.yaml"
+PLAN = "plan.json"
 WATCH_KL_EVERY = 5  # steps, where the coefficient is 0 and nothing else would look
 
 

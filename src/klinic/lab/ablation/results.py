@@ -14,8 +14,8 @@ from klinic.lab.ablation.measures import curves, measure
 from klinic.lab.ablation.plan import PLAN, read_plan
 from klinic.lab.ablation.trial import RESULT, RUN, Place
 from klinic.lab.ablation.verdict import Result, Row, Verdict, recommend, rows
+from klinic.loop.folder import RECIPE
 
-RECIPE = "recipe.yaml"
 NOT_VARIED = ("seed", "output.", "threads")
 
 

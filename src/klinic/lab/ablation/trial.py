@@ -14,11 +14,13 @@ from typing import Any
 
 from klinic.errors import KlinicError
 from klinic.evidence.files import json_bytes, read_json, write_atomically
+from klinic.evidence.run_facts import METRICS
 from klinic.lab.ablation.plan import WATCH_KL_EVERY, Plan, Trial, overrides_of
+from klinic.loop.folder import RECIPE
 from klinic.orphans import PARENT, die_with
 
 SPEC, RESULT, FAILED = "trial.json", "result.json", "failed.json"
-RUN, LOG, STEPS = "run", "log.txt", "metrics.jsonl"
+RUN, LOG = "run", "log.txt"
 SPEAKS_LAST = 400  # characters of what a trial said before it failed
 
 
@@ -43,7 +45,7 @@ class Place:
     @property
     def num_steps(self) -> int:
         """How many steps it has made so far."""
-        path = self.folder / RUN / STEPS
+        path = self.folder / RUN / METRICS
         # evaluations have lines of their own, without a loss
         return path.read_bytes().count(b'"loss": ') if path.is_file() else 0
 
@@ -55,7 +57,7 @@ def places(folder: Path, plan: Plan, num_prompts: int | None) -> list[Place]:
         place = Place(trial=trial, folder=folder / trial.folder)
         place.folder.mkdir(parents=True, exist_ok=True)
         spec = {
-            "recipe": str((folder / "recipe.yaml").resolve()),
+            "recipe": str((folder / RECIPE).resolve()),
             "overrides": [*overrides_of(plan, trial.setting), f"seed={trial.seed}"],
             "setting": trial.setting.name,
             "seed": trial.seed,
@@ -103,7 +105,7 @@ def work(folder: Path) -> None:
 
     spec, run = read_json(folder / SPEC), folder / RUN
     recipe = load(spec["recipe"], [*spec["overrides"], *_own(spec, run)]).recipe
-    begun = (run / "recipe.yaml").is_file()
+    begun = (run / RECIPE).is_file()
     if not begun:
         shutil.rmtree(run, ignore_errors=True)  # killed before there was a run to go on with
     console = Console(file=sys.stdout, highlight=False)

@@ -10,6 +10,7 @@ from rich.text import Text
 
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Prompt, Rollout
+from klinic.harmless import harmless
 
 SHOWN = 8  # completions in a table
 LONGEST = 60  # characters of a prompt or a completion in it
@@ -161,5 +162,5 @@ def printable(text: str) -> str:
     >>> printable("[red]a" + chr(27) + "[2J")
     '[red]a\\\\x1b[2J'
     """
-    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    shown = harmless(text)
     return shown if len(shown) <= LONGEST else shown[: LONGEST - 3] + "..."

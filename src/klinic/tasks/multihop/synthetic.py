@@ -10,7 +10,6 @@ the same kind about somebody else.
 
 from collections.abc import Iterator, Mapping
 from functools import cache
-from itertools import islice
 from random import Random
 from typing import Any
 
@@ -108,4 +107,4 @@ def _split(skill: str) -> tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any]
 def jsonl_rows(skill: str, num: int) -> list[dict[str, Any]]:
     """Return questions as a file of MuSiQue's form has them."""
     hops = choose("skill of multihop", skill, SKILLS)
-    return list(islice((example(hops, number) for number in range(num)), num))
+    return [example(hops, number) for number in range(num)]
