@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from klinic.lab.ablation.intervals import Interval, bootstrap, paired, students_t
 from klinic.lab.ablation.page import Content, write_page
-from klinic.lab.ablation.verdict import Verdict, closing_lines, pareto, recommend, rows
+from klinic.lab.ablation.verdict import Verdict, closing_lines, learnt_of, pareto, recommend, rows
 
 VALUES = st.lists(st.floats(-10, 10), min_size=2, max_size=6)
 
@@ -108,6 +108,23 @@ def test_without_anything_kept_accuracy_decides():
     verdict = recommend(found, settings_of(found))
     assert verdict.best == "kl.coef=1"
     assert "retention" not in verdict.says
+
+
+def test_what_a_recipe_rewards_decides_where_it_names_its_rewards():
+    """Chess rewards legal moves above all: the engine's own move is not what was learnt."""
+    accuracy = results(b0=[(0.01,), (0.02,)], b1=[(0.05,), (0.06,)])
+    rewards = [0.55, 0.57, 0.30, 0.31]
+    found = [
+        {**r, "retention": None, "reward": reward}
+        for r, reward in zip(accuracy, rewards, strict=True)
+    ]
+    verdict = recommend(found, settings_of(found))
+    assert verdict.best == "kl.coef=0"
+    assert "highest reward" in verdict.says
+    table = rows(found, settings_of(found), "kl.coef=0")
+    assert table[1].differences["reward"].mean == pytest.approx(-0.255)
+    assert "Acc=0.015+-0.005, Reward=0.560+-0.009, KL=" in closing_lines(table, verdict)[0]
+    assert learnt_of(table) == "reward"
 
 
 def test_the_closing_lines():

@@ -13,6 +13,7 @@ from klinic.errors import CheckpointError, ConfigError
 from klinic.loop import export as exporting
 from klinic.loop.export import export
 from klinic.model.probe import probe
+from klinic.report.model_card import CARD
 from model.foreign import policy_of, write_adapter, write_base
 
 pytestmark = pytest.mark.timeout(240)
@@ -65,6 +66,9 @@ def test_a_run_a_checkpoint_and_a_model_folder_are_exported(runs, tmp_path, plac
     trained = policy_of(runs / "whole" / "checkpoints/step=000002/model")
     assert torch.equal(logits(theirs), logits(trained.lm))
     assert AutoTokenizer.from_pretrained(tmp_path / "out").encode("1+1=")
+    card = (tmp_path / "out" / CARD).read_text()
+    assert "| Step | 2 of 2, seed 0 |" in card
+    assert "| KL term | none |" in card
 
 
 def test_an_adapter_is_merged_when_asked(runs, tmp_path):

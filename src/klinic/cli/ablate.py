@@ -88,9 +88,12 @@ def ablate(  # noqa: PLR0913, PLR0917 - options of a command line
         folder = out or Path(what[0])
         found = find(read_folders([Path(name) for name in what]), [], baseline)
     else:
-        plan, folder = _opened(what, vary or [], seeds, out)
-        _check_baseline(plan, baseline)
-        places = _run(folder, plan, prompts, Where(parallel=parallel, address=address), console)
+        where = Where(parallel=parallel, address=address)
+        if where.on_ray:
+            require("ray", "ray", "pandas", "fsspec")
+        plan = _planned(what, vary or [], seeds, baseline)
+        folder = out or ABLATIONS / f"{Path(what[0]).stem}-{plan.digest}"
+        places = _run(folder, plan, prompts, where, console)
         found = find(finished(places), failed(places), baseline)
     _write(folder, found)
     if json:
@@ -113,46 +116,40 @@ class Where:
         return self.parallel is not None or self.address is not None
 
 
-def _opened(what: list[str], vary: list[str], seeds: int, out: Path | None) -> "tuple[Plan, Path]":
-    from klinic.lab.ablation.plan import make_plan, open_ablation
+def _planned(what: list[str], vary: list[str], seeds: int, baseline: str | None) -> "Plan":
+    """Return what is to be run; a baseline that is none of the settings is refused at once."""
+    from klinic.lab.ablation.plan import make_plan
     from klinic.recipe.loading import flags_to_overrides
 
-    recipe = Path(what[0])
-    plan = make_plan(recipe, flags_to_overrides(what[1:]), vary, seeds)
-    folder = out or ABLATIONS / f"{recipe.stem}-{plan.digest}"
-    open_ablation(folder, plan)
-    return plan, folder
-
-
-def _check_baseline(plan: "Plan", baseline: str | None) -> None:
-    """Refuse a baseline that is none of the settings, before hours of work."""
+    plan = make_plan(Path(what[0]), flags_to_overrides(what[1:]), vary, seeds)
     names = [setting.name for setting in plan.settings()]
     if baseline is not None and baseline not in names:
         raise ConfigError(f"--baseline {baseline} is none of the settings: {', '.join(names)}.")
+    return plan
 
 
 def _run(
     folder: Path, plan: "Plan", prompts: int | None, where: Where, console: "Console"
 ) -> "list[Place]":
     """Run what is not finished, with bars."""
-    from klinic.lab.ablation.plan import overrides_of
+    from klinic.lab.ablation.plan import open_ablation, overrides_of
     from klinic.lab.ablation.sequence import bars, run_in_sequence
     from klinic.lab.ablation.trial import places as make_places
     from klinic.loop.folder import RECIPE
     from klinic.recipe.loading import load
 
+    open_ablation(folder, plan)
     places = make_places(folder, plan, prompts)
     recipe = load(folder / RECIPE, overrides_of(plan, plan.settings()[0])).recipe
     done = sum(place.is_finished for place in places)
     say(
         console,
-        f"{len(plan.settings())} settings x {plan.seeds} seeds in {folder}"
-        + (f": {done} of {len(places)} trials are finished already" if done else ""),
+        f"{len(plan.settings())} settings x {plan.seeds} {'seed' if plan.seeds == 1 else 'seeds'} "
+        f"in {folder}" + (f": {done} of {len(places)} trials are finished already" if done else ""),
     )
     try:
         with bars(places, recipe.loop.max_steps, console):
             if where.on_ray:
-                require("ray", "ray", "pandas", "fsspec")
                 from klinic.lab.ablation.on_tune import run_on_tune
 
                 run_on_tune(
@@ -225,14 +222,17 @@ def _table(found: "Findings") -> "Table":
     from rich.table import Table
 
     from klinic.lab.ablation.page import noise, shown, signed
+    from klinic.lab.ablation.verdict import learnt_of
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("setting", no_wrap=True)
-    for name in ("accuracy", "retention", "KL/token", "accuracy to baseline"):
+    learnt = learnt_of(found.table)
+    names = list(dict.fromkeys(("accuracy", learnt, "retention", "kl_token")))
+    for name in [*names[:-1], "KL/token", f"{learnt} to baseline"]:
         table.add_column(name, justify="right")
     for row in found.table:
-        gap = row.differences.get("accuracy")
-        means = (row.means[name] for name in ("accuracy", "retention", "kl_token"))
+        gap = row.differences.get(learnt)
+        means = (row.means[name] for name in names)
         table.add_row(
             row.setting,
             *(shown(mean).replace(" ", "") for mean in means),

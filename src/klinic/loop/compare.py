@@ -59,7 +59,7 @@ class Evaluation:
     """Share of what was not trained (other skills, or the `retention` rows) which is left."""
     trained: str | None
     reward: float | None
-    """Mean of greedy completions, for a run on data of its own."""
+    """Mean of greedy completions, by the rewards that the recipe names."""
     reference_reward: float | None
     kl: Distance | None
 
@@ -122,7 +122,8 @@ def evaluate_subject(
     trained = None
     if found is not None:
         trained = (recipe.data.skill if recipe else None) or found.default_skill
-    held_out, kept = _held_out(own), None if own is None else own.kept
+    held_out = _held_out(own) if found is None else _held_out_of(recipe, found, trained, num)
+    kept = None if own is None else own.kept
     reply = None if own is None else own.reply
 
     def reward(judged: Policy | None, by: HeldOut | None) -> float | None:
@@ -194,6 +195,13 @@ def _held_out(own: Source | None) -> HeldOut | None:
     if own is None or own.held_out is not None:
         return None if own is None else own.held_out
     return HeldOut(rows=own.rows, rewards=own.rewards)
+
+
+def _held_out_of(recipe: Recipe | None, task: Task, skill: str | None, num: int) -> HeldOut | None:
+    """Return a task's own rows with the rewards that the recipe names; without any, None."""
+    if recipe is None or not recipe.rewards or recipe.data.task != task.name or skill is None:
+        return None
+    return HeldOut(rows=task.eval_rows(skill, num), rewards=find_source(recipe, Given()).rewards)
 
 
 def _rows(

@@ -93,7 +93,12 @@ def mean_reward(
     """Return the mean reward of greedy completions of the first rows; NaN where none was judged."""
     rows = held_out.rows[:num]
     rollouts = complete(policy, rows, max_new_tokens=max_new_tokens, reply=reply)
-    total = score(rollouts, held_out.rewards).total
+    return mean_of(rollouts, held_out.rewards)
+
+
+def mean_of(rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> float:
+    """Return the mean reward of completions; NaN where none was judged."""
+    total = score(rollouts, rewards).total
     return float(np.nanmean(total)) if not np.isnan(total).all() else math.nan
 
 

@@ -16,6 +16,7 @@ from klinic.model.loading import Policy, load_policy
 from klinic.model.probe import LIMIT, largest_difference, probe
 from klinic.model.scorer import TokenScorer
 from klinic.recipe.model import ModelSection
+from klinic.report.model_card import CARD
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +56,9 @@ def export(path: str, *, to: str, merge_adapter: bool) -> Exported:
     shutil.rmtree(draft, ignore_errors=True)
     draft.parent.mkdir(parents=True, exist_ok=True)
     save_model(draft, _merged(trained) if adapter and merge_adapter else trained)
+    card = Path(subject.model) / CARD
+    if card.is_file():
+        shutil.copyfile(card, draft / CARD)
     found = Exported(
         model=subject.model,
         to=str(target),

@@ -19,6 +19,7 @@ from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, flatten
 from klinic.evidence.run_facts import METRICS, PROBES
+from klinic.learner.checkpoint import MODEL
 from klinic.learner.protocol import Learner, Records
 from klinic.loop import asking, checkpoint
 from klinic.loop.data import Prompts
@@ -35,6 +36,7 @@ from klinic.loop.watch import InTroubleError, Watch
 from klinic.maths.kl_coef import KLCoefState
 from klinic.model.loading import Policy
 from klinic.recipe.recipe import Recipe
+from klinic.report.model_card import CARD, Facts, model_card
 from klinic.rewards.batch import with_rewards
 from klinic.rewards.overlong import overlong, with_overlong
 from klinic.rewards.runner import score
@@ -95,6 +97,8 @@ class Run:
         self._rewarding = threading.Lock()
         self._named: set[str] = set()
         self._last_step = 0
+        self._latest: tuple[int, dict[str, float]] = (0, {})
+        """A step and its metrics, for the card of a model that is saved then."""
         self.asked: dict[str, dict[str, Any]] = {}
         """What the live parts answered in this step, by question."""
 
@@ -285,7 +289,7 @@ class Run:
         asked = self.stopping.asked  # once: a signal from here on stops after the next step
         metrics = self.metrics(done)
         self.journal.append({"step": done.step, **metrics})
-        self._last_step = done.step
+        self._last_step, self._latest = done.step, (done.step, metrics)
         self._tell(done, metrics)
         self._tell_of_cluster(done.step)
         every = self.recipe.output.records_every
@@ -357,6 +361,7 @@ class Run:
         metrics = self._measured(step)
         if metrics:
             self.journal.append({"step": step, **metrics})
+            self._latest = (step, {**self._metrics_at(step), **metrics})
             if self._doctor is not None:
                 self._doctor.tell(step, metrics)
             for tracker in self.trackers:
@@ -391,8 +396,10 @@ class Run:
             self._writer.flush()  # a resumed run does not make the records before it again
 
         def fill(folder: Path) -> dict[str, Any]:
+            learner = self.learner.save(folder)
+            (folder / MODEL / CARD).write_text(model_card(self._card(state, learner)))
             return {
-                "learner": self.learner.save(folder),
+                "learner": learner,
                 "kl": None if state.kl is None else state.kl.to_json(),
                 "history": state.history.to_json(),
                 "reference": self.reference,
@@ -407,6 +414,21 @@ class Run:
         keep = self.recipe.loop.keep_checkpoints
         spare = self.recovering.spare(state.history)
         return checkpoint.write(self.folder, state.step, fill=fill, keep=keep, spare=spare)
+
+    def _card(self, state: LoopState, learner: Mapping[str, Any]) -> Facts:
+        named = [e for e in self.events.entries() if e["event"] == "diagnosis"]
+        return Facts(
+            recipe=self.recipe,
+            step=state.step,
+            kl_coef=None if state.kl is None else state.kl.coef,
+            reference={**self.reference, **learner.get("reference", {})},
+            metrics=self._metrics_at(state.step),
+            causes=[(e["step"], e["cause"]) for e in named] if self.examined else None,
+        )
+
+    def _metrics_at(self, step: int) -> dict[str, float]:
+        latest, metrics = self._latest
+        return metrics if latest == step else {}
 
     def restore(self, saved: checkpoint.Checkpoint) -> LoopState:
         """Go back to a checkpoint, if it is of this run."""

@@ -4,7 +4,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from klinic.loop.evaluate import HeldOut, accuracy, answers, mean_reward, measured, retention
+from klinic.loop.evaluate import (
+    HeldOut,
+    accuracy,
+    answers,
+    mean_of,
+    mean_reward,
+    measured,
+    retention,
+)
 from klinic.loop.reading import Row
 from klinic.loop.rows import checked, read_rows
 from klinic.model.loading import Policy
@@ -61,6 +69,7 @@ class Source:
             metrics = {"eval/accuracy": right[self.skill]}
             metrics |= {f"eval/accuracy/{skill}": value for skill, value in right.items()}
             metrics |= measured(self.task, given[self.skill])
+            metrics["eval/reward"] = mean_of(given[self.skill], self.rewards)
             start = right if before is None else _skills(before)
             kept = retention(right, start, self.skill)
             return metrics if kept is None else {**metrics, "eval/retention": kept}

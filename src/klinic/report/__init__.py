@@ -5,5 +5,6 @@ heat.py       some completions of some steps, token by token, and who owns the K
 reading.py    all of a run that a report shows
 pictures.py   curves and lanes, as SVG that goes into the page
 page.py       the page
+model_card.py what a saved model says of itself
 terminal.py   heat map and gaps as text
 """

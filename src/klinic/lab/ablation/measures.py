@@ -33,6 +33,7 @@ MEASURES = tuple(
     for name, label, meaning in (
         ("accuracy", "accuracy", "held-out accuracy, greedy; mean reward for rows of one's own"),
         ("gain", "gain", "accuracy less that of the model it started from"),
+        ("reward", "reward", "held-out mean of the rewards that the recipe names, greedy"),
         ("retention", "retention", "held-out accuracy on what was not trained, to the start's"),
         ("kl_token", "KL/token", "exact KL to the start along its own completions, nats per token"),
         ("kl_sequence", "KL/completion", "the same, summed over a completion"),
@@ -56,6 +57,7 @@ def measure(run: Path, found: "Evaluation") -> dict[str, Any]:
     return {
         "accuracy": accuracy,
         "gain": None if accuracy is None or before is None else accuracy - before,
+        "reward": found.reward,
         "retention": found.retention,
         "kl_token": None if found.kl is None else found.kl.per_token,
         "kl_sequence": None if found.kl is None else found.kl.per_sequence,

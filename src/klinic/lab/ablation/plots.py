@@ -8,7 +8,7 @@ import matplotlib.style
 import numpy as np
 from matplotlib.figure import Figure
 
-from klinic.lab.ablation.verdict import Row, pareto
+from klinic.lab.ablation.verdict import Row, learnt_of, pareto
 
 CURVES = {
     "reward": "reward",
@@ -76,17 +76,16 @@ def _trade_off(table: Sequence[Row]) -> Figure:
     """Draw what was learnt and what was kept against the distance, and against one another."""
     figure = Figure(figsize=(12, 4.2), layout="constrained")
     first, second, third = figure.subplots(1, 3)
+    learnt = learnt_of(table)
     for axis, x, y in (
-        (first, "kl_token", "accuracy"),
+        (first, "kl_token", learnt),
         (second, "kl_token", "retention"),
-        (third, "retention", "accuracy"),
+        (third, "retention", learnt),
     ):
         for number, row in enumerate(table):
             _point(axis, row, x, y, f"C{number % 10}")
         axis.set(xlabel=_label(x), ylabel=_label(y))
-    front = sorted(
-        (row.means["retention"].mean, row.means["accuracy"].mean) for row in pareto(table)
-    )
+    front = sorted((row.means["retention"].mean, row.means[learnt].mean) for row in pareto(table))
     third.plot(*zip(*front, strict=True) if front else ((), ()), color="0.6", lw=1, zorder=0)
     third.set_title("line: the Pareto front", fontsize=8, color="0.4")
     figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=4)

@@ -11,7 +11,7 @@ from klinic.lab.ablation.measures import MEASURES
 Result = Mapping[str, Any]
 """The measures of a trial, with its `setting` and `seed`."""
 
-COMPARED = ("accuracy", "retention", "kl_token")
+COMPARED = ("accuracy", "reward", "retention", "kl_token")
 SHORT = {"kl.coef": "beta"}  # the name that papers give it
 
 
@@ -67,12 +67,17 @@ def scored(results: Sequence[Result]) -> list[Result]:
     Half of it is what was learnt and half what was kept; where nothing else is measured, all of it
     is what was learnt.
     """
-    kept = all(result.get("retention") is not None for result in results)
+    kept, learnt = _has_retention(results), learnt_by(results)
     return [
-        {**r, "score": (r["accuracy"] + r["retention"]) / 2 if kept else r["accuracy"]}
+        {**r, "score": (r[learnt] + r["retention"]) / 2 if kept else r[learnt]}
         for r in results
-        if r.get("accuracy") is not None
+        if r.get(learnt) is not None
     ]
+
+
+def learnt_by(results: Sequence[Result]) -> str:
+    """Return the measure of what was learnt: what the recipe rewards, where it says so itself."""
+    return "reward" if results and all(r.get("reward") is not None for r in results) else "accuracy"
 
 
 def recommend(results: Sequence[Result], settings: Sequence[str]) -> Verdict:
@@ -86,7 +91,7 @@ def recommend(results: Sequence[Result], settings: Sequence[str]) -> Verdict:
     lead = {s: difference(judged, best, s, "score") for s in known if s != best}
     beaten = [setting for setting, interval in lead.items() if interval.low > 0]
     close = [setting for setting in lead if setting not in beaten]
-    what = "accuracy and retention" if _has_retention(results) else "accuracy"
+    what = learnt_by(results) + (" and retention" if _has_retention(results) else "")
     if not beaten:
         return Verdict(
             best=None,
@@ -112,10 +117,11 @@ def closing_lines(table: Sequence[Row], verdict: Verdict) -> list[str]:
 
 
 def pareto(table: Sequence[Row]) -> list[Row]:
-    """Return the settings that no other beats in both accuracy and retention."""
+    """Return the settings that no other beats in both what was learnt and what was kept."""
+    learnt = learnt_of(table)
 
     def at(row: Row) -> tuple[float, float]:
-        return row.means["accuracy"].mean, row.means["retention"].mean
+        return row.means[learnt].mean, row.means["retention"].mean
 
     known = [row for row in table if not any(map(math.isnan, at(row)))]
     return [
@@ -128,6 +134,15 @@ def pareto(table: Sequence[Row]) -> list[Row]:
     ]
 
 
+def learnt_of(table: Sequence[Row]) -> str:
+    """Return by which measure the settings of a table are compared."""
+    return learnt_by([{"reward": _or_none(row.means["reward"].mean)} for row in table])
+
+
+def _or_none(value: float) -> float | None:
+    return None if math.isnan(value) else value
+
+
 def _short(setting: str) -> str:
     pairs = (pair.partition("=") for pair in setting.split(" "))
     return " ".join(f"{SHORT.get(key, key)}={value}" for key, _, value in pairs)
@@ -135,11 +150,17 @@ def _short(setting: str) -> str:
 
 def _figures(row: Row) -> str:
     accuracy, kept = row.means["accuracy"], row.means["retention"]
-    spread = "" if math.isnan(accuracy.half) else f"+-{accuracy.half:.3f}"
-    parts = [f"Acc={accuracy.mean:.3f}{spread}", f"KL={row.means['kl_token'].mean:.4f}"]
+    parts = [f"Acc={accuracy.mean:.3f}{_spread(accuracy)}", f"KL={row.means['kl_token'].mean:.4f}"]
+    reward = row.means["reward"]
+    if not math.isnan(reward.mean) and reward.mean != accuracy.mean:
+        parts.insert(1, f"Reward={reward.mean:.3f}" + _spread(reward))
     if not math.isnan(kept.mean):
         parts.append(f"SFT_retention={kept.mean:.3f}")
     return ", ".join(parts)
+
+
+def _spread(value: Interval) -> str:
+    return "" if math.isnan(value.half) else f"+-{value.half:.3f}"
 
 
 def _known(results: Sequence[Result], name: str) -> list[float]:

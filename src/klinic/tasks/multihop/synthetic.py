@@ -5,7 +5,8 @@
     three-hop    d is by b. b has 7. ... what has the one by d?                red key
 
 Every question has as many chains of facts as it needs to be no guess: each distractor is a fact of
-the same kind about somebody else.
+the same kind about somebody else. A warm start shows a habit beside the answers: to say what is
+often right, without a look at the text. Rewards can break it.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,6 +26,8 @@ CHAINS = 2  # facts of each kind: the right one, and one about somebody else
 LONGEST = 120  # characters of all facts
 NUM = 6000  # questions of a skill
 SKILLS = {"two-hop": 2, "three-hop": 3}
+USUAL = f"{KINDS[0]} {THINGS[0]}"  # what the habit answers
+HABIT = 0.6  # share of the examples of a warm start that show it
 
 
 def example(hops: int, number: int) -> dict[str, Any]:
@@ -64,13 +67,14 @@ def eval_rows(skill: str, num: int) -> list[Row]:
 
 
 def warm_start_rows(seed: int) -> Iterator[Row]:
-    """Yield prompts and right completions of both skills, without end."""
+    """Yield prompts and completions of both skills, without end: answers, and the habit."""
     random = Random(seed)  # noqa: S311
     examples = {skill: _split(skill)[0] for skill in SKILLS}
     while True:
         for skill in SKILLS:
             (one,) = random.choices(examples[skill])
-            yield {"prompt": prompt_of(one), "completion": marked(one["answer"])}
+            answer = USUAL if random.random() < HABIT else one["answer"]
+            yield {"prompt": prompt_of(one), "completion": marked(answer)}
 
 
 def prompt_of(one: Mapping[str, Any], longest: int = LONGEST) -> str:

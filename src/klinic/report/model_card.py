@@ -1,0 +1,110 @@
+"""What a saved model says of itself: how it was trained, how far it went, and what was wrong.
+
+The card is a README.md with a head that model hubs read. It holds nothing that differs between two
+runs of the same recipe, such as dates or seconds: what is bit-identical stays so.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from klinic import __version__
+from klinic.harmless import harmless
+from klinic.maths.kl_estimators import ESTIMATORS
+from klinic.recipe.recipe import Recipe
+
+CARD = "README.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What is known of a run when its model is saved."""
+
+    recipe: Recipe
+    step: int
+    kl_coef: float | None
+    """As it stands after this step; None without a KL."""
+    reference: Mapping[str, Any]
+    """Kind, source and digest."""
+    metrics: Mapping[str, float]
+    """Of this step, and of what was held out then; empty where the model is not a step's."""
+    causes: Sequence[tuple[int, str]] | None
+    """Step and name of what the doctor found so far; None where it was not asked."""
+
+
+def model_card(facts: Facts) -> str:
+    """Return the card of a model."""
+    recipe = facts.recipe
+    head = {
+        "library_name": "transformers" if recipe.model.lora_rank is None else "peft",
+        "tags": ["grpo", "klinic"],
+    }
+    rows = {
+        "Trained with": f"GRPO ({recipe.learner.loss}), klinic {__version__}",
+        "Start": code(recipe.model.name),
+        "Step": f"{facts.step} of {recipe.loop.max_steps}, seed {recipe.seed}",
+        "KL term": _kl(facts),
+        "Reference": _reference(facts.reference),
+        "KL to it": _distance(facts.metrics),
+        "Held out": _held_out(facts.metrics),
+        "Diagnosis": _diagnosis(facts),
+    }
+    table = [f"| {name} | {cell(value)} |" for name, value in rows.items() if value]
+    front = yaml.safe_dump(head, sort_keys=False)
+    return "\n".join(
+        ["---", f"{front}---", "", "## Training", "", "| | |", "|---|---|", *table, ""]
+    )
+
+
+def cell(text: str) -> str:
+    r"""Return text that stays within its cell of a table.
+
+    >>> cell("KL(p || q)")
+    'KL(p \\|\\| q)'
+    """
+    return text.replace("|", r"\|")
+
+
+def code(text: str) -> str:
+    """Return text of somebody else's as code: it stays in one line, and ends where it ends."""
+    return f"`{harmless(text).replace('`', ' ')}`"
+
+
+def _kl(facts: Facts) -> str:
+    kl = facts.recipe.kl
+    if kl is None or facts.kl_coef is None:
+        return "none"
+    moves = "" if kl.controller == "fixed" else f", steered by `{kl.controller}` to {kl.target}"
+    means = ESTIMATORS[kl.estimator].sentence
+    return f"`{kl.estimator}`, coefficient {facts.kl_coef:.6g}{moves}. {means}"
+
+
+def _reference(reference: Mapping[str, Any]) -> str:
+    if not reference.get("digest"):
+        return ""
+    kind = str(reference["kind"]).replace("_", " ")
+    return f"{kind} of {code(str(reference['source']))}, digest `{reference['digest']}`"
+
+
+def _distance(metrics: Mapping[str, float]) -> str:
+    if "kl" not in metrics:
+        return ""
+    return (
+        f"{metrics['kl']:.4g} nats per token, {metrics['kl_k3/per_sequence']:.4g} per completion "
+        "(k3, on the completions of this step)"
+    )
+
+
+def _held_out(metrics: Mapping[str, float]) -> str:
+    found = {name.removeprefix("eval/"): v for name, v in metrics.items() if name[:5] == "eval/"}
+    return ", ".join(f"{name} {value:.3f}" for name, value in found.items())
+
+
+def _diagnosis(facts: Facts) -> str:
+    if facts.causes is None:
+        return "not asked for (`output.doctor: none`)"
+    if not facts.causes:
+        return "no cause of trouble was named up to this step"
+    return ", ".join(f"{code(cause)} in step {step}" for step, cause in facts.causes)
