@@ -110,6 +110,19 @@ def test_a_run_on_data_of_its_own_is_evaluated_by_its_rewards(tmp_path):
     assert found.kl.num_completions == 2
 
 
+def test_a_task_is_measured_by_the_rewards_that_its_recipe_names(tmp_path):
+    (tmp_path / "rewards.py").write_text(
+        "def two(prompts, completions, **_):\n    return [2.0 for _ in completions]\n"
+    )
+    own = {"data.task": "arithmetic", "rewards": ["rewards.py:two", "binary"]}
+    klinic.train(model="tiny", **{**SMALL, "output.dir": "run", **own})
+    found = compare.evaluate_subject(
+        compare.find_subject("run"), reference=None, prompts=None, task=None, num=5
+    )
+    assert found.reward == pytest.approx(2.0 + found.accuracy["addition"])
+    assert found.reference_reward == pytest.approx(2.0 + found.reference_accuracy["addition"])
+
+
 def test_eval_refuses_a_reference_that_is_no_longer_the_same(tmp_path):
     train("run", kl_coef=0.1)
     other = small_policy()
