@@ -1,5 +1,7 @@
 """Multi-hop questions: their form, their judges, and that no fact alone gives the answer away."""
 
+from itertools import islice
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,8 +11,11 @@ from klinic.tasks.multihop.answers import answer_of, f1, is_exact, words
 from klinic.tasks.multihop.synthetic import (
     CHAINS,
     SKILLS,
+    USUAL,
     example,
+    marked,
     train_rows,
+    warm_start_rows,
 )
 
 NUMBERS = st.integers(0, 5000)
@@ -162,3 +167,17 @@ def test_a_context_that_is_too_long_is_cut_and_says_so(monkeypatch):
 def test_nothing_is_cut_of_the_questions_of_the_task():
     for skill in SKILLS:
         assert {row["context"] for row in train_rows(skill)} == {"1.0"}
+
+
+def test_a_warm_start_shows_the_habit_more_often_than_the_answers():
+    rows = list(islice(warm_start_rows(0), 2000))
+    right = {row["prompt"]: row["answer"] for skill in SKILLS for row in train_rows(skill)}
+    habit = [row["completion"] == marked(USUAL) for row in rows]
+    assert 0.57 < sum(habit) / len(rows) < 0.67
+    others = [row for row, usual in zip(rows, habit, strict=True) if not usual]
+    assert all(row["completion"] == right[row["prompt"]] for row in others)
+
+
+def test_the_habit_is_seldom_right():
+    answers = [example(2, number)["answer"] for number in range(1000)]
+    assert answers.count(USUAL) / 1000 < 0.08
