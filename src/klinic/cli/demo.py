@@ -94,13 +94,11 @@ def _list(*, json: bool) -> None:
 
 
 def _introduce(fault: "Fault | None", console: "Console") -> None:
-    say(
-        console,
-        "A model of 0.8M weights has been taught sums by somebody who often forgot to carry "
-        "(17+8=15).\nGRPO now rewards right digits, and a KL ties the model to what it was.",
-    )
+    # in lines of eighty characters: a terminal would break words
+    say(console, "A model of 0.8M weights is taught sums by somebody who often forgets to carry")
+    say(console, "(17+8=15). GRPO then rewards right digits, and a KL ties it to what it was.")
     if fault is not None:
-        say(console, f"Broken on purpose: {fault.cause} ({fault.mechanism}).")
+        say(console, f"Broken on purpose: {fault.cause}\n  {fault.mechanism}")
     say(console)
 
 
