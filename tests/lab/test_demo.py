@@ -1,6 +1,7 @@
 """The demo: what it can show, how it looks, and that a fault spoils nothing that is kept."""
 
 import io
+from importlib.resources import as_file, files
 
 import pytest
 from rich.console import Console
@@ -16,6 +17,7 @@ from klinic.lab.demo.run import demo_recipe, find_fault, refuse_used, train_demo
 from klinic.lab.demo.shown import LEFT_OUT, SHOWN
 from klinic.lab.demo.view import DemoView
 from klinic.loop.folder import START
+from klinic.recipe.loading import load
 
 FEW = {"warm_start.steps": 3, "loop.max_steps": 1, "loop.eval_prompts": 2}
 
@@ -26,13 +28,21 @@ def test_what_is_shown_has_a_fault_and_what_is_left_out_has_a_reason():
     assert all(LEFT_OUT.values())
 
 
-@pytest.mark.parametrize("fault", [None, *SHOWN])
-def test_every_fault_has_a_recipe_and_starts_from_the_same_weights(fault, tmp_path):
-    well = demo_recipe(None, tmp_path, [])
-    recipe = demo_recipe(None if fault is None else find_fault(fault), tmp_path, ["seed=7"])
-    assert recipe.warm_start == well.warm_start  # or the demo of a fault would warm up again
-    assert recipe.data == well.data
-    assert recipe.seed == 7
+@pytest.mark.parametrize("name", SHOWN)
+def test_every_fault_has_a_recipe_with_what_it_needs_and_what_the_user_asks_for(name, tmp_path):
+    fault = find_fault(name)
+    recipe = demo_recipe(fault, tmp_path / "run", ["seed=7", "loop.prompts_per_step=5"])
+    assert recipe.recovery is None
+    assert recipe.kl is not None
+    assert (recipe.seed, recipe.loop.prompts_per_step) == (7, 5)
+    assert recipe.output.dir == str(tmp_path / "run")
+    if "kl.estimator" in fault.settings:
+        assert recipe.kl.estimator == fault.settings["kl.estimator"]
+
+
+def test_the_recipe_of_the_demo_is_read_without_a_word():
+    with as_file(files("klinic.lab.demo") / "recipe.yaml") as path:
+        assert load(path).echoes == []
 
 
 @pytest.mark.timeout(300)

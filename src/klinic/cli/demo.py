@@ -95,9 +95,11 @@ def _list(*, json: bool) -> None:
 
 def _introduce(fault: "Fault | None", console: "Console") -> None:
     # in lines of eighty characters: a terminal would break words
-    say(console, "A model of 0.8M weights is taught sums by somebody who often forgets to carry")
-    say(console, "(17+8=15). GRPO then rewards right digits, and a KL ties it to what it was.")
-    if fault is not None:
+    if fault is None:
+        say(console, "A model of 0.8M weights is taught sums by one who often forgets to carry")
+        say(console, "(17+8=15). GRPO then rewards right digits, and a KL ties it to what it was.")
+    else:
+        say(console, "A model of 0.8M weights begins to learn sums, with GRPO and a KL.")
         say(console, f"Broken on purpose: {fault.cause}\n  {fault.mechanism}")
     say(console)
 
@@ -127,10 +129,10 @@ def _end_well(result: "Result", console: "Console", *, json: bool) -> None:
         say(console, f"That cost a KL of {kl:.3f} nats per token to the model it started from.")
     _next(
         console,
-        (_report(result.folder), "curves, log-probs, and the KL of every token"),
-        (f"klinic diagnose {result.folder}", "35 causes of trouble, looked for in this run"),
-        ("klinic demo --fault stale-sampler", "the same, broken; --list names all faults"),
-        ("klinic train recipes/arithmetic.yaml", "the recipe to change and to build on"),
+        (_report(result.folder), "curves, and the KL of every token"),
+        (f"klinic diagnose {result.folder}", "is it well? 35 causes, tested"),
+        ("klinic demo --fault stale-sampler", "the same, broken; or --list"),
+        ("klinic train recipes/arithmetic.yaml", "a recipe to build on"),
     )
 
 
@@ -180,11 +182,11 @@ def _print_sick(
     print_proof(found, proof, console)
     _next(
         console,
-        (f"klinic diagnose {folder}", "every cause, with what was measured"),
+        (f"klinic diagnose {folder}", "every cause, and what was measured"),
         (f"klinic explain {found.cause}", "what was looked for, and the fix")
         if found.cause is not None
         else ("klinic explain", "every cause that is looked for"),
-        (_report(folder), "the same as a page: curves, gaps, and the KL of every token"),
+        (_report(folder), "curves, gaps, the KL of every token"),
         ("klinic demo --list", "other ways to break it"),
     )
 
