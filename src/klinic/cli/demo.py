@@ -63,9 +63,13 @@ def demo(
     broken = None if fault is None else find_fault(fault)
     recipe = demo_recipe(broken, out, flags_to_overrides(overrides or []))
     _introduce(broken, console)
-    result = train_demo(recipe, broken, console)
+    try:
+        result = train_demo(recipe, broken, console)
+    except KeyboardInterrupt:
+        say(console, "Stopped.")
+        raise typer.Exit(130) from None
     if result.signal is not None:
-        say(console, f"Stopped after step {result.step}. What there is of the run: {result.folder}")
+        say(console, f"Stopped after step {result.step}. {_report(result.folder)} shows it so far.")
         raise typer.Exit(128 + result.signal)
     if broken is None:
         _end_well(result, console, json=json)

@@ -22,7 +22,13 @@ from klinic.loop.train import Result, train
 from klinic.recipe.loading import load
 from klinic.recipe.recipe import Recipe
 
-SICK = {**SETTINGS, "loop.max_steps": 10, "loop.eval_every": 5, "loop.eval_prompts": 50}
+SICK = {
+    **SETTINGS,
+    "loop.max_steps": 10,
+    "loop.eval_every": 5,
+    "loop.eval_prompts": 50,
+    "learner.schedule": "constant",
+}
 """As in the trials by which the doctor is measured: a policy that is less sure of itself shows more
 of what is wrong, and takes seconds to make. A fault is to be diagnosed, and not recovered from."""
 LAST = 10  # steps over which the noise of a batch is averaged

@@ -1,5 +1,6 @@
 """How the demo looks while it trains: three curves in a terminal, a line now and then elsewhere."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -114,20 +115,29 @@ def _row(curve: Curve, max_steps: int) -> tuple[str, str, str]:
 def drawn(values: Mapping[int, float], max_steps: int, width: int = WIDTH) -> str:
     """Return values over steps as bars, the highest value as the highest bar.
 
-    Steps that share a character share their mean; a character of none repeats the one before.
+    Steps that share a character share their mean; a character of none repeats the one before, and
+    what is not a number has no bar.
 
     >>> drawn({0: 0.0, 10: 0.5, 20: 1.0}, 20, width=5)
-    '▁▁▄▄█'
+    '▁▁▅▅█'
+    >>> drawn({1: 0.0, 2: math.nan, 3: 1.0}, 3, width=4)
+    '▁▁ █'
     """
     places: dict[int, list[float]] = {}
     for step, value in values.items():
-        places.setdefault(min(width - 1, step * (width - 1) // max(1, max_steps)), []).append(value)
+        places.setdefault(step * (width - 1) // max(1, max_steps), []).append(value)
     means = {place: sum(known) / len(known) for place, known in places.items()}
-    low, high = min(means.values()), max(means.values())
+    finite = [mean for mean in means.values() if math.isfinite(mean)] or [0.0]
     bars, last = "", BARS[0]
     for place in range(max(means) + 1):
         if place in means:
-            share = (means[place] - low) / (high - low) if high > low else 0.0
-            last = BARS[round(share * (len(BARS) - 1))] if share == share else " "  # noqa: PLR0124
+            last = _bar(means[place], min(finite), max(finite))
         bars += last
     return bars
+
+
+def _bar(value: float, low: float, high: float) -> str:
+    if not math.isfinite(value):
+        return " "
+    share = (value - low) / (high - low) if high > low else 0.0
+    return BARS[math.floor(share * (len(BARS) - 1) + 0.5)]
