@@ -13,6 +13,7 @@ import typer
 from klinic import __version__
 from klinic.cli.ablate import ablate
 from klinic.cli.check import check
+from klinic.cli.demo import demo
 from klinic.cli.diagnose import diagnose
 from klinic.cli.eval import evaluate
 from klinic.cli.explain import explain
@@ -62,6 +63,7 @@ app.command(rich_help_panel="Check")(verify)
 app.command(rich_help_panel="Check")(diagnose)
 app.command(rich_help_panel="Check")(explain)
 app.command(rich_help_panel="Look")(report)
+app.command(rich_help_panel="Look", context_settings=FLAGS)(demo)
 
 
 def main() -> None:

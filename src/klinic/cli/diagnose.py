@@ -40,18 +40,18 @@ def diagnose(run: Run, prove: Prove = False, json: Json = False) -> None:
         raise ConfigError(f"{run} is no folder. Give the folder of a run, such as runs/arithmetic.")
     with Console(stderr=True).status("Reading the records ..."):
         found = judge(read_cases(run), CHECKS)
-    proof = _proof(run, found) if prove else None
+    proof = proof_of(run, found) if prove else None
     if json:
         proved = {} if not prove else {"proof": None if proof is None else asdict(proof)}
         print_json("diagnose", ok=found.cause is None, **found.to_json(), **proved)
     else:
         _print(found, Console(highlight=False))
         if prove:
-            _print_proof(found, proof, Console(highlight=False))
+            print_proof(found, proof, Console(highlight=False))
     raise typer.Exit(0 if found.cause is None else 1)
 
 
-def _proof(run: Path, found: "Diagnosis") -> "Proof | None":
+def proof_of(run: Path, found: "Diagnosis") -> "Proof | None":
     """Replay the step in which the cause was first seen."""
     from rich.console import Console
 
@@ -64,7 +64,8 @@ def _proof(run: Path, found: "Diagnosis") -> "Proof | None":
         return prove(run, found.cause, found.first_step)
 
 
-def _print_proof(found: "Diagnosis", proof: "Proof | None", console: "Console") -> None:
+def print_proof(found: "Diagnosis", proof: "Proof | None", console: "Console") -> None:
+    """Print what the replay of the blamed step showed."""
     if found.cause is None:
         return
     if proof is None:
@@ -78,14 +79,19 @@ def _print_proof(found: "Diagnosis", proof: "Proof | None", console: "Console") 
     say(console, f"\nProof: {said}")
 
 
-def _print(found: "Diagnosis", console: "Console") -> None:
+def print_cause(found: "Diagnosis", console: "Console") -> None:
+    """Print what was named and what to do about it."""
     if found.cause is None:
         say(console, "No cause was found." if not found.missing else "No cause can be named.")
-    else:
-        say(console, f"Cause: {found.cause}, first seen in step {found.first_step}")
-        say(console, f"Fix: {found.fix}")
-        for key, value in found.change.items():
-            say(console, f"  {key}: {value}")
+        return
+    say(console, f"Cause: {found.cause}, first seen in step {found.first_step}")
+    say(console, f"Fix: {found.fix}")
+    for key, value in found.change.items():
+        say(console, f"  {key}: {value}")
+
+
+def _print(found: "Diagnosis", console: "Console") -> None:
+    print_cause(found, console)
     say(console)
     for hypothesis in sorted(found.hypotheses, key=lambda h: h.check.stage):
         summary = "" if hypothesis.finding is None else hypothesis.finding.summary

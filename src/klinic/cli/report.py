@@ -54,10 +54,11 @@ def report(runs: Runs, out: Out = None, terminal: Terminal = False, step: Step =
 
             print_story(story, console, step)
     if not terminal:
-        say(console, f"Report: {_write(stories, out or runs[0] / 'report.html')}")
+        say(console, f"Report: {write(stories, out or runs[0] / 'report.html')}")
 
 
-def _write(stories: "list[Story]", path: Path) -> Path:
+def write(stories: "list[Story]", path: Path) -> Path:
+    """Write the page of a run, or of two; return where it is."""
     from klinic.report.page import render
 
     path.parent.mkdir(parents=True, exist_ok=True)

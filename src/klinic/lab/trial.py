@@ -8,9 +8,11 @@ from typing import Any
 from rich.console import Console
 
 from klinic.faults.base import Fault, Severity
-from klinic.loop.source import Given
-from klinic.loop.train import train
+from klinic.loop.assembly import warm_up
+from klinic.loop.source import Given, find_source
+from klinic.loop.train import settle, train
 from klinic.recipe.loading import from_keywords
+from klinic.recipe.recipe import Recipe
 
 STEPS = 6
 SETTINGS: Mapping[str, Any] = {
@@ -49,6 +51,15 @@ def make(
     needed = {} if fault is None else fault.settings
     how = {**SETTINGS, **needed, **settings, "seed": seed, "output.dir": str(folder)}
     recipe = from_keywords(**how).recipe
+    console = Console(quiet=True)
+    make_start(recipe, console)
     with nullcontext() if fault is None else fault.inject(severity):
-        train(recipe, name=folder.name, given=Given(), console=Console(quiet=True))
+        train(recipe, name=folder.name, given=Given(), console=console)
     return folder
+
+
+def make_start(recipe: Recipe, console: Console) -> None:
+    """Make what a run starts from while nothing is broken: it is kept, and others start there."""
+    if recipe.warm_start is not None:
+        settle(recipe)
+        warm_up(recipe, find_source(recipe, Given()), console)

@@ -15,7 +15,7 @@ from klinic.learner.update import LearningRate
 from klinic.loop.folder import START
 from klinic.loop.source import Source
 from klinic.loop.trackers.console import WarmStartProgress
-from klinic.loop.warm_start import warm_start
+from klinic.loop.warm_start import Cached, warm_start
 from klinic.model.adapter_files import base_of, is_adapter
 from klinic.model.adapters import is_adapted
 from klinic.model.chat import PromptEncoder
@@ -64,15 +64,19 @@ def _make_start(start: Path, recipe: Recipe, source: Source, console: Console) -
     """Write the model that a run starts from, every weight of it and no adapter beside it."""
     draft = start.with_name(f"{START}.unfinished")
     shutil.rmtree(draft, ignore_errors=True)
-    # a warm start is the same for all seeds, as a published checkpoint would be
-    seed = recipe.seed if recipe.warm_start is None else 0
-    policy = load_whole(recipe.model, temperature=1.0, seed=seed)
     if recipe.warm_start is None:
-        save_model(draft, policy)
+        save_model(draft, load_whole(recipe.model, temperature=1.0, seed=recipe.seed))
     else:
-        with WarmStartProgress(console) as progress:
-            warm_start(policy, recipe, source.task, progress.tell).copy_to(draft)
+        warm_up(recipe, source, console).copy_to(draft)
     draft.rename(start)
+
+
+def warm_up(recipe: Recipe, source: Source, console: Console) -> Cached:
+    """Make the warm start of a recipe, or find it in the cache; return where it is."""
+    # the same for all seeds, as a published checkpoint would be
+    policy = load_whole(recipe.model, temperature=1.0, seed=0)
+    with WarmStartProgress(console) as progress:
+        return warm_start(policy, recipe, source.task, progress.tell)
 
 
 def start_reference(recipe: Recipe, policy: Policy, where: str) -> Reference | None:

@@ -63,7 +63,7 @@ def open_folder(recipe: Recipe, name: str, *, resume: bool) -> Path:
     if chosen is None:
         return next(folder for folder in _numbered(name) if _made(folder))
     folder = Path(chosen).expanduser()
-    if folder.exists() and not _is_free(folder):
+    if folder.exists() and not is_free(folder):
         raise ConfigError(
             f"output.dir is {folder}, which is not empty. Go on with that run by --resume, or give "
             "another output.dir."
@@ -72,7 +72,7 @@ def open_folder(recipe: Recipe, name: str, *, resume: bool) -> Path:
     return folder
 
 
-def _is_free(folder: Path) -> bool:
+def is_free(folder: Path) -> bool:
     """Whether a folder holds nothing, or only the lock of a run that was killed at its birth."""
     return folder.is_dir() and all(path.name == LOCK for path in folder.iterdir())
 
@@ -111,11 +111,12 @@ def held_by(pid: int, recipe: Recipe, name: str) -> Path | None:
     """Return the folder that a process, dead or alive, was the last to lock; None without one."""
     chosen = recipe.output.dir
     given = [Path(chosen).expanduser()] if chosen else takewhile(Path.exists, _numbered(name))
-    held = [folder for folder in given if _holder(folder) == str(pid)]
+    held = [folder for folder in given if holder(folder) == str(pid)]
     return held[-1] if held else None  # an older run may have had the same number
 
 
-def _holder(folder: Path) -> str:
+def holder(folder: Path) -> str:
+    """Return the number of the process that was the last to lock a run; nothing without one."""
     try:
         return (folder / LOCK).read_text()
     except OSError:

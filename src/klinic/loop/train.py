@@ -31,6 +31,7 @@ from klinic.loop.run import Run
 from klinic.loop.source import Given, Source, find_source
 from klinic.loop.state import LoopState
 from klinic.loop.trackers.chosen import chosen, refuse_missing
+from klinic.loop.trackers.protocol import Tracker
 from klinic.maths.kl_coef import KLCoefState
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.model.adapters import base_digest
@@ -62,19 +63,34 @@ class Result:
 
 
 def train(
-    recipe: Recipe, *, name: str, given: Given, resume: bool = False, console: Console
+    recipe: Recipe,
+    *,
+    name: str,
+    given: Given,
+    resume: bool = False,
+    console: Console,
+    view: Tracker | None = None,
 ) -> Result:
-    """Train as the recipe says, or go on with the run that it describes."""
+    """Train as the recipe says, or go on with the run that it describes.
+
+    `view` is told of the steps in place of the console.
+    """
     refuse_missing(recipe.output)
     settle(recipe)
     source = find_source(recipe, given)
     folder = open_folder(recipe, name, resume=resume)
     with locked(folder):
-        return _train_in(folder, recipe, source, resume=resume, console=console)
+        return _train_in(folder, recipe, source, resume=resume, console=console, view=view)
 
 
 def _train_in(
-    folder: Path, recipe: Recipe, source: Source, *, resume: bool, console: Console
+    folder: Path,
+    recipe: Recipe,
+    source: Source,
+    *,
+    resume: bool,
+    console: Console,
+    view: Tracker | None,
 ) -> Result:
     """Train in a folder that nobody else writes to."""
     say(console, f"Run: {folder}")
@@ -84,7 +100,7 @@ def _train_in(
         say(console, f"KL {recipe.kl.estimator}: {sentence}")
     if not resume:
         write_recipe(folder, recipe)  # first: from here on, a killed run can be resumed
-    run = assemble(recipe, folder, source, console)
+    run = assemble(recipe, folder, source, console, view)
     with run:
         state = _continue(run, console) if resume else begin(run)
         run.open_doctor(resumed=state.step > 0)
@@ -129,9 +145,12 @@ def settle(recipe: Recipe) -> None:
     torch.use_deterministic_algorithms(mode=True)
 
 
-def assemble(recipe: Recipe, folder: Path, source: Source, console: Console) -> Run:
+def assemble(
+    recipe: Recipe, folder: Path, source: Source, console: Console, view: Tracker | None = None
+) -> Run:
     """Return the parts of a run."""
-    trackers = chosen(recipe, folder, console)  # one that cannot work says so before a model loads
+    # first: a tracker that cannot work says so before a model loads
+    trackers = chosen(recipe, folder, console, view)
     policy, where = start_policy(recipe, folder, source, console)
     data = Prompts(
         source.rows,

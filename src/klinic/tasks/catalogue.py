@@ -5,7 +5,7 @@ from importlib import import_module
 from klinic.errors import MissingExtraError
 from klinic.tasks.base import Task, choose
 
-EXTRAS = {"arithmetic": None, "chess": "chess", "multihop": None}
+EXTRAS = {"arithmetic": None, "chess": "chess", "multihop": None, "sums": None}
 """Each task with the extra that it needs, if it needs one."""
 
 

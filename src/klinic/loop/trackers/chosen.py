@@ -35,13 +35,15 @@ def _installed(name: str) -> bool:
     return spec is not None and spec.origin is not None
 
 
-def chosen(recipe: Recipe, folder: Path, console: Console) -> list[Tracker]:
-    """Return the console and whoever else is to be told."""
+def chosen(
+    recipe: Recipe, folder: Path, console: Console, view: Tracker | None = None
+) -> list[Tracker]:
+    """Return the console, or a view in its place, and whoever else is to be told."""
     tell = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     events = Journal(folder / EVENTS)
     others = _others(recipe, folder, tell)
     return [
-        ConsoleTracker(console, max_steps=recipe.loop.max_steps),
+        view or ConsoleTracker(console, max_steps=recipe.loop.max_steps),
         *(Guarded(other, name=name, tell=tell, events=events) for name, other in others.items()),
     ]
 

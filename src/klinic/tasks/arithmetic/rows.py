@@ -1,6 +1,6 @@
 """Which questions are held out, and the rows of training, evaluation and warm start."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from random import Random
 
@@ -22,19 +22,24 @@ def eval_rows(skill: str, num: int) -> list[Row]:
     >>> [row["prompt"] for row in eval_rows("addition", 3)]
     ['66+20=', '9+89=', '41+67=']
     """
-    return [_row(skill, question) for question in first(_split(skill)[1], num, skill)]
+    return list(first(held_out_rows(skill), num, skill))
 
 
-def warm_start_rows(seed: int) -> Iterator[Row]:
-    """Yield prompts and completions of all skills, mixed by their weights, without end.
+def held_out_rows(skill: str) -> list[Row]:
+    """Return all rows of a skill that are held out, in a fixed mixed order."""
+    return [_row(skill, question) for question in _split(skill)[1]]
+
+
+def warm_start_rows(seed: int, skills: Sequence[str] = tuple(SKILLS)) -> Iterator[Row]:
+    """Yield prompts and completions of some skills, mixed by their weights, without end.
 
     Completions are right, but for sums that carry: there the carry is forgotten in 6 of 10.
     """
     random = Random(seed)  # noqa: S311 - draws rows, keeps no secrets
-    questions = {name: _split(name)[0] for name in SKILLS}
-    weights = [skill.weight for skill in SKILLS.values()]
+    questions = {name: _split(name)[0] for name in skills}
+    weights = [SKILLS[name].weight for name in skills]
     while True:
-        (name,) = random.choices(list(SKILLS), weights)
+        (name,) = random.choices(skills, weights)
         (question,) = random.choices(questions[name])
         completion = question.answer
         if question.slip is not None and random.random() < SLIPS:

@@ -1,0 +1,88 @@
+"""The run of the demo: the loop of `klinic train`, with a fault at work if one was asked for."""
+
+import json
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from rich.console import Console
+
+from klinic.errors import ConfigError
+from klinic.evidence.files import Journal
+from klinic.evidence.run_facts import METRICS
+from klinic.faults import FAULTS, Fault, Severity
+from klinic.lab.demo.view import DemoView
+from klinic.lab.trial import SETTINGS, make_start
+from klinic.loop.folder import BEGUN, holder, is_free, open_folder
+from klinic.loop.source import Given
+from klinic.loop.train import Result, train
+from klinic.recipe.loading import load
+from klinic.recipe.recipe import Recipe
+
+SICK = {
+    **SETTINGS,
+    "loop.max_steps": 10,
+    "loop.eval_every": 5,
+    "loop.eval_prompts": 50,
+    "learner.schedule": "constant",
+}
+"""As in the trials by which the doctor is measured: a policy that is less sure of itself shows more
+of what is wrong, and takes seconds to make. A fault is to be diagnosed, and not recovered from."""
+LAST = 10  # steps over which the noise of a batch is averaged
+
+
+def find_fault(name: str) -> Fault:
+    """Return how a cause is brought about."""
+    return next(fault for fault in FAULTS if fault.cause == name)
+
+
+def demo_recipe(fault: Fault | None, out: Path | None, overrides: Sequence[str]) -> Recipe:
+    """Return the recipe of the demo: its file, what a fault needs, and what the user asked for."""
+    needed = {} if fault is None else {**SICK, **fault.settings}
+    broken = [f"{key}={json.dumps(value)}" for key, value in needed.items()]
+    where = [] if out is None else [f"output.dir={json.dumps(str(out))}"]
+    with as_file(files("klinic.lab.demo") / "recipe.yaml") as path:
+        return load(path, [*broken, *overrides, *where]).recipe
+
+
+def refuse_used(out: Path) -> None:
+    """Refuse a folder that holds something: nobody's run is ever written over."""
+    if out.exists() and not is_free(out):
+        raise ConfigError(
+            f"--out is {out}, which is not empty, and the demo writes over nothing. Give a new "
+            "folder, or leave --out out: each demo then gets a folder of its own."
+        )
+
+
+def train_demo(recipe: Recipe, fault: Fault | None, console: Console) -> Result:
+    """Train, with the fault at work but for the warm start, which is kept for others."""
+    name = "demo" if fault is None else f"demo-{fault.cause}"
+    folder = open_folder(recipe, name, resume=False)  # runs/demo, or the first number that is free
+    output = recipe.output.model_copy(update={"dir": str(folder)})
+    recipe = recipe.model_copy(update={"output": output})
+    view = DemoView(console, max_steps=recipe.loop.max_steps)
+    with _nothing_left(folder):
+        make_start(recipe, console)
+        with nullcontext() if fault is None else fault.inject(Severity.NORMAL):
+            return train(recipe, name=name, given=Given(), console=console, view=view)
+
+
+@contextmanager
+def _nothing_left(folder: Path) -> Iterator[None]:
+    """Take away the folder of a run that never began, unless another process has it by now."""
+    try:
+        yield
+    except BaseException:
+        if not (folder / BEGUN).exists() and holder(folder) in {"", str(os.getpid())}:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise
+
+
+def last_kl(folder: Path) -> float | None:
+    """Return the KL per token to the reference, mean of the last steps; None where none was."""
+    told = [entry["kl"] for entry in Journal(folder / METRICS).entries() if entry.get("kl")]
+    last = told[-LAST:]
+    return sum(last) / len(last) if last else None

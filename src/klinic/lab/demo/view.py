@@ -1,0 +1,143 @@
+"""How the demo looks while it trains: three curves in a terminal, a line now and then elsewhere."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from klinic.evidence.record import StepRecord
+from klinic.evidence.rollout import Rollout
+
+BARS = "▁▂▃▄▅▆▇█"
+WIDTH = 36  # characters of a curve
+EVERY = 10  # steps between two lines where nothing can move
+
+
+@dataclass(slots=True, kw_only=True)
+class Curve:
+    """One quantity over the steps."""
+
+    label: str
+    metric: str
+    digits: int
+    values: dict[int, float] = field(default_factory=dict)
+
+    def hear(self, step: int, metrics: Mapping[str, float]) -> bool:
+        """Take in what is known of a step; return whether something was."""
+        if self.metric in metrics:
+            self.values[step] = metrics[self.metric]
+        return self.metric in metrics
+
+    def text(self) -> str:
+        """Return its last value in words."""
+        return f"{self.label}: {[*self.values.values()][-1]:.{self.digits}f}"
+
+
+class DemoView:
+    """Reward, held-out accuracy and KL as they go; it is told what a tracker is told."""
+
+    def __init__(self, console: Console, *, max_steps: int) -> None:
+        self._console = console
+        self._max_steps = max_steps
+        self._live: Live | None = None
+        self._bar = Progress(
+            TextColumn("Training"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task = self._bar.add_task("", total=max_steps)
+        self.reward = Curve(label="Reward", metric="reward", digits=3)
+        self.accuracy = Curve(label="Held-out accuracy", metric="eval/accuracy", digits=3)
+        self.kl = Curve(label="KL per token, nats", metric="kl", digits=4)
+
+    @property
+    def _curves(self) -> tuple[Curve, ...]:
+        return self.reward, self.accuracy, self.kl
+
+    def __rich__(self) -> Group:
+        table = Table.grid(padding=(0, 2))
+        for curve in self._curves:
+            table.add_row(*_row(curve, self._max_steps))
+        return Group(self._bar, table)
+
+    def begin(self, *, step: int) -> None:
+        """Show the curves."""
+        self._bar.update(self._task, completed=step)
+        if self._console.is_terminal:
+            self._live = Live(self, console=self._console, refresh_per_second=8)
+            self._live.start()
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Take in the numbers of a step or of an evaluation."""
+        self._bar.update(self._task, completed=step)
+        heard = [curve for curve in self._curves if curve.hear(step, metrics)]
+        due = self.accuracy in heard or step == 1 or step % EVERY == 0
+        if self._live is None and heard and due:
+            told = " | ".join(curve.text() for curve in heard)
+            self._console.print(f"Step {step} | {told}", highlight=False, soft_wrap=True)
+
+    def completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
+        """Leave completions to the report."""
+
+    def rewind(self, step: int) -> None:
+        """Forget what came after a step."""
+        for curve in self._curves:
+            curve.values = {at: value for at, value in curve.values.items() if at <= step}
+        self._bar.update(self._task, completed=step)
+
+    def event(self, step: int, sentence: str) -> None:
+        """Say it above the curves."""
+        told = Text(f"Step {step} | {sentence}", style="yellow")
+        self._console.print(told, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Leave the curves as they stand."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def _row(curve: Curve, max_steps: int) -> tuple[str, str, str]:
+    if not curve.values:
+        return curve.label, "", ""
+    values = [*curve.values.values()]
+    change = f"{values[0]:.{curve.digits}f} -> {values[-1]:.{curve.digits}f}"
+    return curve.label, change, drawn(curve.values, max_steps)
+
+
+def drawn(values: Mapping[int, float], max_steps: int, width: int = WIDTH) -> str:
+    """Return values over steps as bars, the highest value as the highest bar.
+
+    Steps that share a character share their mean; a character of none repeats the one before, and
+    what is not a number has no bar.
+
+    >>> drawn({0: 0.0, 10: 0.5, 20: 1.0}, 20, width=5)
+    '▁▁▅▅█'
+    >>> drawn({1: 0.0, 2: math.nan, 3: 1.0}, 3, width=4)
+    '▁▁ █'
+    """
+    places: dict[int, list[float]] = {}
+    for step, value in values.items():
+        places.setdefault(step * (width - 1) // max(1, max_steps), []).append(value)
+    means = {place: sum(known) / len(known) for place, known in places.items()}
+    finite = [mean for mean in means.values() if math.isfinite(mean)] or [0.0]
+    bars, last = "", BARS[0]
+    for place in range(max(means) + 1):
+        if place in means:
+            last = _bar(means[place], min(finite), max(finite))
+        bars += last
+    return bars
+
+
+def _bar(value: float, low: float, high: float) -> str:
+    if not math.isfinite(value):
+        return " "
+    share = (value - low) / (high - low) if high > low else 0.0
+    return BARS[math.floor(share * (len(BARS) - 1) + 0.5)]

@@ -1,0 +1,127 @@
+"""`klinic demo` as a process: what it says, where it writes, and how it is stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+
+import pytest
+
+from commands import klinic
+
+SHORT = ("warm_start.steps=3", "loop.max_steps=2", "loop.eval_every=0", "loop.eval_prompts=8")
+
+
+@pytest.fixture
+def demo(tmp_path, warm_starts):
+    env = {**os.environ, "KLINIC_CACHE": str(warm_starts)}
+    return lambda *words: klinic("demo", *words, cwd=tmp_path, timeout=200, env=env)
+
+
+def test_faults_are_listed_with_what_is_broken_and_without_torch(demo):
+    done = demo("--list")
+    assert done.returncode == 0, done.stderr
+    assert "stale-sampler: the sampler keeps old weights\n" in done.stdout
+    assert "routing-mismatch" not in done.stdout
+
+
+def test_faults_are_listed_for_machines(demo):
+    told = json.loads(demo("--list", "--json").stdout)
+    assert told["faults"][0] == {"name": "stale-sampler", "broken": "the sampler keeps old weights"}
+    assert "routing-mismatch" in told["left_out"]
+
+
+def test_a_name_that_is_nearly_right_is_guessed(demo, tmp_path):
+    done = demo("--fault", "stale-samplr")
+    assert done.returncode == 2
+    assert "Did you mean stale-sampler?" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed here")
+def test_without_torch_it_says_what_to_install(demo):
+    done = demo()
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert done.stderr.rstrip().endswith('Install it with: pip install "klinic[train]"')
+    assert done.stderr.startswith("MissingExtraError: this needs torch")
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_a_second_demo_just_works_and_leaves_the_first_alone(demo, tmp_path):
+    done = demo(*SHORT)
+    assert done.returncode == 0, done.stderr
+    for said in (
+        "Step 1 | Reward: ",
+        "KL per token, nats: ",
+        "Right answers to sums that it never trained on: ",
+        "klinic diagnose runs/demo ",
+        "klinic demo --fault stale-sampler",
+        "klinic train recipes/arithmetic.yaml",
+    ):
+        assert said in done.stdout
+    first = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/demo").rglob("*")}
+    again = demo(*SHORT, "--json")
+    told = json.loads(again.stdout)
+    assert (told["command"], told["ok"], told["folder"]) == ("demo", True, "runs/demo-2")
+    assert {"accuracy_before", "accuracy_after", "kl", "step"} <= set(told)
+    assert first == {path: path.stat().st_mtime_ns for path in (tmp_path / "runs/demo").rglob("*")}
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_a_fault_is_named_proved_and_reported(demo, tmp_path):
+    done = demo(*SHORT, "--fault", "temperature-on-one-side", "--out", "sick")
+    assert done.returncode == 0, done.stderr
+    for said in (
+        "Broken on purpose: temperature-on-one-side\n  the sampler reports log-probs of the raw",
+        "Cause: temperature-on-one-side, first seen in step 1",
+        "Proof: confirmed.",
+        "klinic diagnose sick",
+        "klinic explain temperature-on-one-side",
+    ):
+        assert said in done.stdout
+    assert (tmp_path / "sick" / "report.html").is_file() == (find_spec("matplotlib") is not None)
+
+
+@pytest.mark.torch
+def test_a_folder_that_holds_something_is_left_alone(demo, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("mine")
+    done = demo(*SHORT, "--out", "mine")
+    assert done.returncode == 2
+    assert "ConfigError: --out is mine, which is not empty" in done.stderr
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+@pytest.mark.torch
+def test_a_key_that_is_unknown_is_refused_before_anything_is_trained(demo, tmp_path):
+    done = demo("loop.max_step=2")
+    assert done.returncode == 2
+    assert "loop.max_steps" in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_stopped_before_it_began_it_leaves_nothing(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "klinic.cli", "demo", "warm_start.steps=100000"],
+        cwd=tmp_path,
+        env={**os.environ, "KLINIC_CACHE": str(tmp_path / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (tmp_path / "runs" / "demo").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 130
+    assert "Traceback" not in said
+    assert not any((tmp_path / "runs").iterdir())
