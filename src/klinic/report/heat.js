@@ -79,9 +79,11 @@ runs.forEach((run, number_) => {
   const reading = document.getElementById(`reading-${number_}`);
   const tell = (said) => { reading.textContent = said; };
   const move = () => {
-    label.textContent = `step ${run.steps[slider.value].step}`;
+    slider.dataset.step = run.steps[slider.value].step;
+    label.textContent = `step ${slider.dataset.step}`;
     showStep(place, run, slider.value, tell);
   };
+  slider.dataset.steps = run.steps.map((one) => one.step).join();
   slider.addEventListener("input", move);
   move();
 });

@@ -9,34 +9,68 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 from klinic import __version__
 from klinic.doctor.diagnosis import Status
+from klinic.harmless import harmless
 from klinic.report.heat import HeatStep, largest
 from klinic.report.pictures import LETTERS, curves, gap_lanes, rewards_and_positions
 from klinic.report.reading import Story
 
+HEAT, LIVE = "heat.js", "live.js"
 ORDER = (Status.CONFIRMED, Status.EXPLAINED, Status.UNDECIDED, Status.RULED_OUT)
 
 
-def render(stories: Sequence[Story]) -> str:
-    """Return the page of a run, or of two beside one another."""
-    script, style = (_file(name) for name in ("heat.js", "page.css"))
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(_file("page.html.jinja")).render(
+WAITING = """<!doctype html>
+<html lang="en" data-version="{{ live }}">
+<meta charset="utf-8"><title>klinic</title><style>{{ style | safe }}</style>
+<h1>Nothing to show yet</h1><p>{{ says }}</p><p class="live" id="live" role="status"></p>
+<script>{{ live_script | safe }}</script>
+"""
+
+
+def render(stories: Sequence[Story], version: str = "") -> str:
+    """Return the page of a run, or of two beside one another.
+
+    With a `version` it is that of a server: it asks there whether there is a newer one.
+    """
+    return _template(_file("page.html.jinja")).render(
         stories=[_content(s, letter) for s, letter in zip(stories, LETTERS, strict=False)],
         title=" and ".join(story.name for story in stories),
-        version=__version__,
+        klinic=__version__,
+        live=version,
+        live_script=_file(LIVE),
         curves=curves(stories),
         changes=_changes(stories),
         data=_embedded([_heat(story) for story in stories]),
-        script=script,
-        style=style,
-        policy=_policy(script),
+        script=_file(HEAT),
+        style=_file("page.css"),
+        policy=content_policy(live=bool(version)),
     )
+
+
+def render_waiting(says: str, version: str) -> str:
+    """Return the page of a run that cannot be shown yet, which says why and waits."""
+    return _template(WAITING).render(
+        says=says, live=version, live_script=_file(LIVE), style=_file("page.css")
+    )
+
+
+def _template(text: str) -> Template:
+    """Return a template in which everything is escaped, and nothing that a page would obey left."""
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_quoted,
+    )
+    return environment.from_string(text)
+
+
+def _quoted(value: Any) -> Any:
+    return harmless(value, keep="\n\t") if type(value) is str else value
 
 
 def _content(story: Story, letter: str) -> dict[str, Any]:
@@ -90,14 +124,17 @@ def _embedded(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _policy(script: str) -> str:
-    """Return a content security policy that knows this page's own script and no other."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def content_policy(*, live: bool = True) -> str:
+    """Return a content security policy that knows this page's own scripts and no other."""
+    scripts = [_file(name) for name in ((HEAT, LIVE) if live else (HEAT,))]
+    digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
+    sources = " ".join(f"'sha256-{digest}'" for digest in digests)
     # the pictures carry style attributes; they cannot fetch anything under default-src 'none'
-    return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+    policy = (
+        f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
+    return f"{policy}; connect-src 'self'" if live else policy
 
 
 def _changes(stories: Sequence[Story]) -> list[str]:

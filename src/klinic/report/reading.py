@@ -11,13 +11,11 @@ from klinic.doctor.reading import by_step, merged, read_cases, with_old
 from klinic.errors import EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
-from klinic.evidence.run_facts import METRICS, read_run_facts, read_tokens
+from klinic.evidence.run_facts import EVENTS, METRICS, RECIPE, read_run_facts, read_tokens
 from klinic.report.gaps import NUM_STEPS, Lane, kl_by_position, lanes, thinned
 from klinic.report.heat import HeatStep, heat_step
 
 NUM_HEAT = 40  # steps that the heat map can be moved to
-EVENTS = "events.jsonl"
-RECIPE = "recipe.yaml"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
