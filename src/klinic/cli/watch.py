@@ -91,14 +91,19 @@ def _show(follower: "Follower", console: "Console") -> None:
     sight = follower.look()
     try:
         with keyboard() as keys, _unwrapped(console), console.screen(hide_cursor=True) as shown:
+            before = None
             while not sight.phase.is_over:
-                shown.update(Group(*screen(sight, console)))
+                lines = screen(sight, console)
+                if (console.size, lines) != before:
+                    shown.update(Group(*lines))
+                    before = (console.size, lines)
                 if keys.wait(EVERY) in ("q", "Q"):
                     break
                 sight = follower.look()
     except KeyboardInterrupt:
         pass
-    for line in screen(sight, console) if sight.phase.is_over else ():
+    height = console.height - 3  # below it, what is said last and a prompt
+    for line in screen(sight, console, height) if sight.phase.is_over else ():
         console.print(line, no_wrap=True, crop=True)
     say(console, phase_line(sight))
 

@@ -38,9 +38,9 @@ SAID = {
 }
 
 
-def screen(sight: Sight, console: Console) -> list[Text]:
+def screen(sight: Sight, console: Console, height: int | None = None) -> list[Text]:
     """Return what a terminal shows: no more lines than it has, and none that is wider."""
-    width, height = max(1, console.width), max(1, console.height)
+    width, height = max(1, console.width), max(1, height or console.height)
     top = [_headline(sight, width)]
     parts = [
         *((0, [line]) for line in _state(sight)),
