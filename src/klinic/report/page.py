@@ -93,11 +93,13 @@ def _content(story: Story, letter: str, scale: Scale) -> dict[str, Any]:
     hypotheses = sorted(
         found.hypotheses, key=lambda h: (ORDER.index(h.status), h.check.stage, h.check.name)
     )
+    left = [h for h in hypotheses if h.status is not Status.RULED_OUT]
     return {
         "story": story,
         "letter": letter,
         "diagnosis": found,
         "hypotheses": hypotheses,
+        "looked": [(True, left), (False, found.of(Status.RULED_OUT))],
         "lanes": gap_lanes(story, scale),
         "parts": rewards_and_positions(story, scale),
     }

@@ -169,7 +169,7 @@ def gap_lanes(story: Story, scale: Scale) -> str:
             image = _lane(axis, lane, norm)
             axis.set(xlim=(scale.first - 0.5, scale.last + 0.5), ylim=(0, scale.longest))
         if story.lanes:
-            figure.colorbar(image, ax=axes, label="nats", pad=0.01)
+            figure.colorbar(image, ax=axes, label="nats", pad=0.01, format=lambda v, _: f"{v:g}")
         return _svg(figure, "log-prob gaps")
 
 
