@@ -1,5 +1,8 @@
 """The end of a file that another process writes, cuts back, replaces or removes."""
 
+from contextlib import closing
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -7,14 +10,23 @@ from klinic.evidence.files import Journal
 from klinic.evidence.tail import Tail
 
 
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+@pytest.fixture
+def tail(path):
+    with closing(Tail(path)) as opened:
+        yield opened
+
+
 def entries(path, *steps):
     for step in steps:
         Journal(path).append({"step": step})
 
 
-def test_only_what_is_new_comes_and_only_whole_lines(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    tail = Tail(path)
+def test_only_what_is_new_comes_and_only_whole_lines(path, tail):
     assert tail.news().lines == ()
     entries(path, 1, 2)
     assert len(tail.news().lines) == 2
@@ -26,9 +38,7 @@ def test_only_what_is_new_comes_and_only_whole_lines(tmp_path):
     assert tail.news().lines == (b'{"step": 3}\n',)
 
 
-def test_a_file_that_was_cut_back_says_what_is_left_of_it(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    tail = Tail(path)
+def test_a_file_that_was_cut_back_says_what_is_left_of_it(path, tail):
     entries(path, 1, 2, 3)
     tail.news()
     Journal(path).rewind(lambda entry: entry["step"] <= 1)
@@ -38,9 +48,7 @@ def test_a_file_that_was_cut_back_says_what_is_left_of_it(tmp_path):
     assert tail.news().kept is None
 
 
-def test_an_end_that_was_mended_takes_nothing_back(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    tail = Tail(path)
+def test_an_end_that_was_mended_takes_nothing_back(path, tail):
     entries(path, 1)
     with path.open("ab") as file:
         file.write(b'{"st')
@@ -50,9 +58,7 @@ def test_an_end_that_was_mended_takes_nothing_back(tmp_path):
     assert (news.lines, news.kept) == ((b'{"step": 2}\n',), None)
 
 
-def test_a_file_that_is_gone_is_taken_back_whole(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    tail = Tail(path)
+def test_a_file_that_is_gone_is_taken_back_whole(path, tail):
     entries(path, 1)
     tail.news()
     path.unlink()
@@ -64,7 +70,12 @@ def test_a_file_that_is_gone_is_taken_back_whole(tmp_path):
 @given(st.lists(st.one_of(st.just("look"), st.integers(0, 3)), max_size=20))
 def test_whatever_happens_between_looks_the_reader_ends_with_what_is_there(tmp_path_factory, deeds):
     path = tmp_path_factory.mktemp("run") / "metrics.jsonl"
-    tail, known, last = Tail(path), [], 0
+    with closing(Tail(path)) as tail:
+        follow(path, tail, deeds)
+
+
+def follow(path, tail, deeds):
+    known, last = [], 0
     for deed in [*deeds, "look"]:
         if deed == "look":
             news = tail.news()

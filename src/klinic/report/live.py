@@ -156,6 +156,10 @@ class Follower:
             problem=self._problem,
         )
 
+    def close(self) -> None:
+        """Let go of the run's files."""
+        self._tail.close()
+
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
         """Read what may be gone or half there: then it is told, and looked at the next time."""
