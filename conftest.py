@@ -52,7 +52,8 @@ elif find_spec("ray") is None:
     collect_ignore += ["src/klinic/cluster", "tests/cluster"]
 if find_spec("matplotlib") is None:
     collect_ignore += ["src/klinic/report/pictures.py", "src/klinic/report/page.py"]
-    collect_ignore += ["tests/report/test_page.py"]
+    collect_ignore += ["src/klinic/report/serving.py"]
+    collect_ignore += [f"tests/report/test_{name}.py" for name in ("page", "serving", "fuzz")]
 if find_spec("chess") is None:
     collect_ignore += ["src/klinic/tasks/chess"]
     collect_ignore_glob = ["tests/tasks/test_chess_*.py"]

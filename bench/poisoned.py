@@ -20,7 +20,7 @@ from rich.console import Console
 from bench.arithmetic_runs import RECIPE, column, markdown
 from klinic.evidence.files import Journal
 from klinic.evidence.rollout import Prompt, Rollout
-from klinic.loop.folder import EVENTS
+from klinic.evidence.run_facts import EVENTS
 from klinic.loop.run import Run
 from klinic.loop.source import Given
 from klinic.loop.train import train

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from bench.arithmetic_runs import column, make, markdown
 from klinic.evidence.files import Journal
-from klinic.loop.folder import EVENTS
+from klinic.evidence.run_facts import EVENTS
 
 SEEDS, STEPS = (0, 1, 2), 250
 TOO_HIGH = "learner.learning_rate=6e-4"

@@ -132,10 +132,10 @@ def _run(
     folder: Path, plan: "Plan", prompts: int | None, where: Where, console: "Console"
 ) -> "list[Place]":
     """Run what is not finished, with bars."""
+    from klinic.evidence.run_facts import RECIPE
     from klinic.lab.ablation.plan import open_ablation, overrides_of
     from klinic.lab.ablation.sequence import bars, run_in_sequence
     from klinic.lab.ablation.trial import places as make_places
-    from klinic.loop.folder import RECIPE
     from klinic.recipe.loading import load
 
     open_ablation(folder, plan)

@@ -21,6 +21,7 @@ from klinic.cli.export import export
 from klinic.cli.report import report
 from klinic.cli.train import FLAGS, train
 from klinic.cli.verify import verify
+from klinic.cli.watch import watch
 from klinic.errors import KlinicError
 from klinic.harmless import harmless
 
@@ -63,6 +64,7 @@ app.command(rich_help_panel="Check")(verify)
 app.command(rich_help_panel="Check")(diagnose)
 app.command(rich_help_panel="Check")(explain)
 app.command(rich_help_panel="Look")(report)
+app.command(rich_help_panel="Look")(watch)
 app.command(rich_help_panel="Look", context_settings=FLAGS)(demo)
 
 

@@ -8,6 +8,7 @@ import typer
 from klinic.cli.extras import require
 from klinic.cli.printing import say
 from klinic.errors import ConfigError
+from klinic.harmless import harmless
 
 if TYPE_CHECKING:
     from klinic.report.reading import Story
@@ -48,7 +49,7 @@ def report(runs: Runs, out: Out = None, terminal: Terminal = False, step: Step =
     with Console(stderr=True).status("Reading the records ..."):
         stories = [read_story(run) for run in runs]
     for story in stories:
-        say(console, f"{story.name}: {story.diagnosis.sentence}")
+        say(console, harmless(f"{story.name}: {story.diagnosis.sentence}"))
         if terminal:
             from klinic.report.terminal import print_story
 
@@ -62,5 +63,6 @@ def write(stories: "list[Story]", path: Path) -> Path:
     from klinic.report.page import render
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(render(stories), encoding="utf-8")
+    # no tokenizer makes whole characters only
+    path.write_text(render(stories), encoding="utf-8", errors="backslashreplace")
     return path

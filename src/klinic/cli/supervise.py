@@ -186,8 +186,8 @@ class _History:
     def _step_after(self, ending: _Ending) -> int:
         """Return the last step of the run, once it is known where it is."""
         from klinic.evidence.files import Journal
-        from klinic.evidence.run_facts import METRICS
-        from klinic.loop.folder import RECIPE, held_by, step_of
+        from klinic.evidence.run_facts import METRICS, RECIPE
+        from klinic.loop.folder import held_by, step_of
 
         held = held_by(ending.pid, self._loaded.recipe, self._loaded.name)
         if held is not None and (held / RECIPE).is_file():
@@ -200,7 +200,8 @@ class _History:
 
     def _write(self, step: int, says: str, ending: _Ending) -> None:
         from klinic.evidence.files import Journal
-        from klinic.loop.folder import EVENTS, RESTARTED
+        from klinic.evidence.run_facts import EVENTS
+        from klinic.loop.folder import RESTARTED
 
         if self._folder is None:
             return

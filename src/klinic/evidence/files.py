@@ -94,7 +94,7 @@ class Journal:
             return
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                entry = _parse(line)
+                entry = parse_line(line)
                 if entry is not None:
                     yield entry
                 elif line.endswith(b"\n"):
@@ -115,10 +115,11 @@ class Journal:
         data = self.path.read_bytes()
         whole, tail = data[: data.rfind(b"\n") + 1], data[data.rfind(b"\n") + 1 :]
         if tail:
-            write_atomically(self.path, data + b"\n" if _parse(tail) is not None else whole)
+            write_atomically(self.path, data + b"\n" if parse_line(tail) is not None else whole)
 
 
-def _parse(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
+    """Return the entry on a line of a journal; None where it is not one JSON object."""
     with contextlib.suppress(ValueError, RecursionError):
         entry = json.loads(line)
         if isinstance(entry, dict):

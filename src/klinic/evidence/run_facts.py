@@ -12,6 +12,11 @@ RUN_FACTS = "run.json"
 TOKENS = "tokens.json"
 METRICS = "metrics.jsonl"
 PROBES = "probes.jsonl"
+EVENTS = "events.jsonl"
+RECIPE = "recipe.yaml"
+DIAGNOSIS = "diagnosis.json"  # what the live doctor named last
+RECOVERY = "recovery.json"  # what was decided about trouble
+LOCK = ".lock"  # held by the process that trains here
 SHARED = "shared with logp"  # what run.json says of `logp_old` where one forward serves both
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from klinic.errors import CheckpointError, ConfigError
+from klinic.evidence.run_facts import RECIPE
 from klinic.learner.checkpoint import MODEL
 from klinic.loop import checkpoint
 from klinic.loop.evaluate import (
@@ -17,7 +18,7 @@ from klinic.loop.evaluate import (
     mean_reward,
     retention,
 )
-from klinic.loop.folder import RECIPE, START
+from klinic.loop.folder import START
 from klinic.loop.reading import Row
 from klinic.loop.rows import read_rows
 from klinic.loop.source import FROM_PYTHON, Given, Source, find_source

@@ -3,26 +3,24 @@
 import fcntl
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import takewhile
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from klinic.errors import ConfigError, EvidenceError
 from klinic.evidence.files import write_atomically
-from klinic.evidence.run_facts import METRICS
+from klinic.evidence.run_facts import LOCK, METRICS, RECIPE
 from klinic.recipe.loading import dump, load
 from klinic.recipe.recipe import Recipe
 
-RECIPE = "recipe.yaml"
 BEGUN = "run.json"  # written when the parts of a run have been assembled
-EVENTS = "events.jsonl"
 RESTARTED = "restarted"  # the event of a run that was lost and goes on
 ENGINE_LOG = "vllm.log"
 START = "start"
 TENSORBOARD = "tensorboard"
-LOCK = ".lock"
 RUNS = Path("runs")
 
 # what may differ between a run and its continuation
@@ -94,17 +92,28 @@ def _made(folder: Path) -> bool:
 def locked(folder: Path) -> Iterator[None]:
     """Keep every other process out of a run while this one writes to it."""
     with (folder / LOCK).open("a") as file:  # not "w": it may hold the number of who is there
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+        if not _taken(file):
             raise ConfigError(
                 f"{folder} is in use: another process trains there. Wait for it or stop it, or "
                 "give another output.dir."
-            ) from error
+            )
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def _taken(file: IO[str]) -> bool:
+    """Whether the lock could be taken. Who only looks (`klinic watch`) holds it for an instant."""
+    for wait in (0.05, 0.1, 0.2, None):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if wait is not None:
+                time.sleep(wait)
+        else:
+            return True
+    return False
 
 
 def held_by(pid: int, recipe: Recipe, name: str) -> Path | None:

@@ -19,9 +19,7 @@ from klinic.errors import EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import json_bytes, write_atomically
 from klinic.evidence.record import StepRecord
-from klinic.evidence.run_facts import read_run_facts
-
-DIAGNOSIS = "diagnosis.json"
+from klinic.evidence.run_facts import DIAGNOSIS, read_run_facts
 
 
 class LiveDoctor:

@@ -12,11 +12,11 @@ from klinic.doctor.recovery import Brakes, Decision, Plan, decide, passed
 from klinic.doctor.trouble import History, Limits, Trouble, is_well
 from klinic.errors import CheckpointError, EvidenceError
 from klinic.evidence.files import json_bytes, read_json, write_atomically
+from klinic.evidence.run_facts import RECOVERY
 from klinic.loop import checkpoint
 from klinic.loop.watch import InTroubleError
 from klinic.recipe.recovery import RecoverySection
 
-PLAN = "recovery.json"
 TROUBLE = "trouble"  # the event
 
 
@@ -26,7 +26,7 @@ class Recovering:
     def __init__(self, folder: Path, section: RecoverySection | None) -> None:
         self._folder = folder
         self._section = section
-        path = folder / PLAN
+        path = folder / RECOVERY
         self.plan = _read(path) if path.exists() else Plan()
 
     @property
@@ -103,7 +103,7 @@ class Recovering:
     def _keep(self, plan: Plan) -> None:
         if plan != self.plan:
             self.plan = plan
-            write_atomically(self._folder / PLAN, json_bytes(plan.to_json()) + b"\n")
+            write_atomically(self._folder / RECOVERY, json_bytes(plan.to_json()) + b"\n")
 
 
 def _read(path: Path) -> Plan:

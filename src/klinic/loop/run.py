@@ -18,12 +18,12 @@ from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, flatten
-from klinic.evidence.run_facts import METRICS, PROBES
+from klinic.evidence.run_facts import EVENTS, METRICS, PROBES
 from klinic.learner.checkpoint import MODEL
 from klinic.learner.protocol import Learner, Records
 from klinic.loop import asking, checkpoint
 from klinic.loop.data import Prompts
-from klinic.loop.folder import EVENTS, RESTARTED, step_of
+from klinic.loop.folder import RESTARTED, step_of
 from klinic.loop.gather import Gathered
 from klinic.loop.live_doctor import LiveDoctor
 from klinic.loop.recovering import TROUBLE, Recovering, trouble_event

@@ -21,10 +21,9 @@ from klinic.errors import ConfigError, EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
-from klinic.evidence.run_facts import METRICS, PROBES
+from klinic.evidence.run_facts import METRICS, PROBES, RECIPE
 from klinic.learner.packing import MicroBatch, micro_batches
 from klinic.loop import checkpoint
-from klinic.loop.folder import RECIPE
 from klinic.loop.run import Run
 from klinic.loop.source import Given, Source, find_source
 from klinic.loop.state import LoopState

@@ -9,11 +9,16 @@ const element = (name, className, text) => {
   return made;
 };
 
-// what a terminal or a page would obey, shown as what it is
+// what a terminal or a page would obey or not show, as what it is; marks that pile up are counted
+const code = (c) => {
+  const point = c.codePointAt(0);
+  const [sign, width] = point < 0x100 ? ["x", 2] : point < 0x10000 ? ["u", 4] : ["U", 8];
+  return `\\${sign}${point.toString(16).padStart(width, "0")}`;
+};
 const visible = (text) => text
+  .replace(/(\p{M}{4})(\p{M}+)/gu, (_, first, rest) => `${first}\u2026${[...rest].length} marks`)
   .replace(/\n/g, "\u21b5\n")
-  .replace(/[\u0000-\u0009\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g,
-    (c) => "\\x" + c.codePointAt(0).toString(16).padStart(2, "0"));
+  .replace(/(?!\n)[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\u2028\u2029]/gu, code);
 
 const number = (value) => (value === null || value === undefined ? "not recorded" : value.toFixed(3));
 
@@ -71,6 +76,13 @@ const showStep = (place, run, index, tell) => {
   }
 };
 
+for (const mark of document.querySelectorAll(".mark")) {
+  const said = mark.getAttribute("aria-label");
+  for (const event of ["mouseenter", "focus"]) {
+    mark.addEventListener(event, () => { document.getElementById("reading-marks").textContent = said; });
+  }
+}
+
 runs.forEach((run, number_) => {
   const slider = document.getElementById(`slider-${number_}`);
   if (!slider) return;
@@ -79,9 +91,13 @@ runs.forEach((run, number_) => {
   const reading = document.getElementById(`reading-${number_}`);
   const tell = (said) => { reading.textContent = said; };
   const move = () => {
-    label.textContent = `step ${run.steps[slider.value].step}`;
+    slider.dataset.step = run.steps[slider.value].step;
+    label.textContent = `step ${slider.dataset.step}`;
     showStep(place, run, slider.value, tell);
   };
+  slider.max = run.steps.length - 1;
+  slider.value = slider.max;
+  slider.dataset.steps = run.steps.map((one) => one.step).join();
   slider.addEventListener("input", move);
   move();
 });

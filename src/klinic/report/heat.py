@@ -139,7 +139,7 @@ def _prompt(record: StepRecord, row: int, texts: Mapping[int, str]) -> str:
     if record.prompt_ids is None or record.prompt_offsets is None:
         return ""
     ids = record.prompt_ids[record.prompt_offsets[row] : record.prompt_offsets[row + 1]]
-    return "".join(texts.get(int(i), f"#{i} ") for i in ids[-LONGEST:])
+    return "".join(shown(int(i), texts) for i in ids[-LONGEST:])
 
 
 def _owners(record: StepRecord, texts: Mapping[int, str]) -> tuple[list[Owner], int]:

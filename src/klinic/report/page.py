@@ -1,7 +1,6 @@
 """The page: one file that asks nobody for anything, and obeys nothing that it quotes."""
 
 import base64
-import difflib
 import hashlib
 import json
 from collections.abc import Sequence
@@ -9,57 +8,123 @@ from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, StrictUndefined, Template
 
 from klinic import __version__
 from klinic.doctor.diagnosis import Status
+from klinic.errors import ConfigError
+from klinic.harmless import harmless
+from klinic.recipe import yaml_text
+from klinic.report.gaps import thinned
 from klinic.report.heat import HeatStep, largest
-from klinic.report.pictures import LETTERS, curves, gap_lanes, rewards_and_positions
+from klinic.report.marks import KINDS
+from klinic.report.pictures import (
+    LETTERS,
+    Scale,
+    curves,
+    gap_lanes,
+    rewards_and_positions,
+    scale_of,
+)
 from klinic.report.reading import Story
 
+PLACES = ("output.dir",)  # differ in any two runs
+LONGEST_VALUE = 200
+MOST_DATA = 1_200_000  # characters of heat maps: with pictures and words, two megabytes
+HEAT, LIVE = "heat.js", "live.js"
 ORDER = (Status.CONFIRMED, Status.EXPLAINED, Status.UNDECIDED, Status.RULED_OUT)
 
 
-def render(stories: Sequence[Story]) -> str:
-    """Return the page of a run, or of two beside one another."""
-    script, style = (_file(name) for name in ("heat.js", "page.css"))
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    return environment.from_string(_file("page.html.jinja")).render(
-        stories=[_content(s, letter) for s, letter in zip(stories, LETTERS, strict=False)],
+WAITING = """<!doctype html>
+<html lang="en" data-version="{{ live }}">
+<meta charset="utf-8"><title>klinic</title><style>{{ style | safe }}</style>
+<h1>Nothing to show yet</h1><p>{{ says }}</p><p class="live" id="live" role="status"></p>
+<script>{{ live_script | safe }}</script>
+"""
+
+
+def render(stories: Sequence[Story], version: str = "") -> str:
+    """Return the page of a run, or of two beside one another.
+
+    With a `version` it is that of a server: it asks there whether there is a newer one.
+    """
+    scale = scale_of(stories)
+    return _template(_file("page.html.jinja")).render(
+        stories=[_content(s, letter, scale) for s, letter in zip(stories, LETTERS, strict=False)],
+        kinds=[kind for name, kind in KINDS.items() if name in _kinds(stories)],
         title=" and ".join(story.name for story in stories),
-        version=__version__,
+        klinic=__version__,
+        live=version,
+        live_script=_file(LIVE),
         curves=curves(stories),
         changes=_changes(stories),
-        data=_embedded([_heat(story) for story in stories]),
-        script=script,
-        style=style,
-        policy=_policy(script),
+        data=_heat_data(stories),
+        script=_file(HEAT),
+        style=_file("page.css"),
+        policy=content_policy(live=bool(version)),
     )
 
 
-def _content(story: Story, letter: str) -> dict[str, Any]:
+def render_waiting(says: str, version: str) -> str:
+    """Return the page of a run that cannot be shown yet, which says why and waits."""
+    return _template(WAITING).render(
+        says=says, live=version, live_script=_file(LIVE), style=_file("page.css")
+    )
+
+
+def _template(text: str) -> Template:
+    """Return a template in which everything is escaped, and nothing that a page would obey left."""
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_quoted,
+    )
+    return environment.from_string(text)
+
+
+def _quoted(value: Any) -> Any:
+    return harmless(value, keep="\n\t") if type(value) is str else value
+
+
+def _content(story: Story, letter: str, scale: Scale) -> dict[str, Any]:
     found = story.diagnosis
     hypotheses = sorted(
         found.hypotheses, key=lambda h: (ORDER.index(h.status), h.check.stage, h.check.name)
     )
+    left = [h for h in hypotheses if h.status is not Status.RULED_OUT]
     return {
         "story": story,
         "letter": letter,
         "diagnosis": found,
         "hypotheses": hypotheses,
-        "lanes": gap_lanes(story),
-        "parts": rewards_and_positions(story),
+        "looked": [(True, left), (False, found.of(Status.RULED_OUT))],
+        "lanes": gap_lanes(story, scale),
+        "parts": rewards_and_positions(story, scale),
     }
 
 
-def _heat(story: Story) -> dict[str, Any]:
-    """Return the heat map as the script reads it: columns, so that names are not repeated."""
-    return {"largest": largest(story.heat), "steps": [_heat_step(step) for step in story.heat]}
+def _kinds(stories: Sequence[Story]) -> set[str]:
+    return {mark.kind for story in stories for mark in story.marks}
+
+
+def _heat_data(stories: Sequence[Story]) -> str:
+    """Return the heat maps as the script reads them, with fewer steps where they are too large."""
+    num = max(len(story.heat) for story in stories)
+    scale = largest([step for story in stories for step in story.heat])  # one for both: compared
+    while True:
+        heats = [[s.heat[i] for i in thinned(range(len(s.heat)), num)] for s in stories]
+        data = _embedded(
+            [{"largest": scale, "steps": [_heat_step(step) for step in heat]} for heat in heats]
+        )
+        if len(data) <= MOST_DATA or num <= 2:
+            return data
+        num = max(2, num * MOST_DATA // len(data))
 
 
 def _heat_step(step: HeatStep) -> dict[str, Any]:
+    """Return a step as columns, so that names are not repeated."""
     return {
         "step": step.step,
         "numOwners": step.num_owners,
@@ -90,23 +155,48 @@ def _embedded(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _policy(script: str) -> str:
-    """Return a content security policy that knows this page's own script and no other."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+def content_policy(*, live: bool = True) -> str:
+    """Return a content security policy that knows this page's own scripts and no other."""
+    scripts = [_file(name) for name in ((HEAT, LIVE) if live else (HEAT,))]
+    digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
+    sources = " ".join(f"'sha256-{digest}'" for digest in digests)
     # the pictures carry style attributes; they cannot fetch anything under default-src 'none'
-    return (
-        f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; "
+    policy = (
+        f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
+    return f"{policy}; connect-src 'self'" if live else policy
 
 
-def _changes(stories: Sequence[Story]) -> list[str]:
-    """Return how the recipe of the second run differs from that of the first."""
+def _changes(stories: Sequence[Story]) -> list[tuple[str, str, str]]:
+    """Return the keys in which two recipes differ, with both values."""
     if len(stories) < 2:
         return []
-    first, second = (story.recipe.splitlines() for story in stories)
-    lines = difflib.unified_diff(first, second, n=0, lineterm="")
-    return [line for line in lines if not line.startswith(("---", "+++", "@@"))]
+    first, second = (_flat(_parsed(story)) for story in stories)
+    keys = sorted(first.keys() | second.keys())
+    differing = [key for key in keys if first.get(key) != second.get(key) and key not in PLACES]
+    return [(key, first.get(key, "-"), second.get(key, "-")) for key in differing]
+
+
+def _parsed(story: Story) -> Any:
+    try:
+        return yaml_text.parse(story.recipe, where=story.name)
+    except ConfigError:
+        return {"recipe": "cannot be read"}
+
+
+def _flat(values: Any, prefix: str = "") -> dict[str, str]:
+    """Return nested settings by dotted keys, as text.
+
+    >>> _flat({"kl": {"coef": 0.1}, "seed": 0})
+    {'kl.coef': '0.1', 'seed': '0'}
+    """
+    if not isinstance(values, dict):
+        return {prefix: json.dumps(values, default=str, ensure_ascii=False)[:LONGEST_VALUE]}
+    parts = [
+        _flat(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in values.items()
+    ]
+    return {key: value for part in parts for key, value in part.items()}
 
 
 def _file(name: str) -> str:

@@ -1,8 +1,11 @@
 """Curves and lanes as SVG that takes the colours of its page."""
 
+import html
 import io
 import re
+import warnings
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import matplotlib.style
@@ -10,7 +13,9 @@ import numpy as np
 from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
+from klinic.harmless import harmless
 from klinic.report.gaps import Lane
+from klinic.report.marks import KINDS, Mark
 from klinic.report.reading import Story
 
 STYLE = {
@@ -21,6 +26,7 @@ STYLE = {
     "svg.hashsalt": "klinic",
     "axes.titlelocation": "left",
     "axes.titlesize": 9,
+    "text.parse_math": False,  # a reward may be called $x
 }
 CURVES = (
     ("reward", ("reward", "eval/accuracy")),
@@ -30,6 +36,9 @@ CURVES = (
     ("completions: length", ("completions/mean_length",)),
     ("completions: read, cut off", ("completions/parse_rate", "completions/clipped_ratio")),
 )
+MARKED = "#8a6d3b"  # marks of a single run: seen on white and on black
+MOST_REWARDS, LONGEST_LABEL = 12, 40
+Series = tuple[list[int], list[float]]
 LETTERS = "AB"  # what two runs are called where their names have no room
 SMALLEST = 1e-7  # nats: below it float32 cannot tell a gap from none
 TITLES = {
@@ -43,47 +52,142 @@ def curves(stories: Sequence[Story]) -> str:
     """Return the metrics of runs over their steps, with what happened marked."""
     with matplotlib.style.context(["petroff10", STYLE]):
         figure = Figure(figsize=(11, 5.2), layout="constrained")
-        for axis, (title, names) in zip(figure.subplots(2, 3).flat, CURVES, strict=True):
+        axes = figure.subplots(2, 3, sharex=True).flat
+        said: dict[str, str] = {}
+        for panel, (axis, (title, names)) in enumerate(zip(axes, CURVES, strict=True)):
             for number, story in enumerate(stories):
+                label = "{}" if len(stories) == 1 else f"{{}} ({LETTERS[number]})"
                 for place, name in enumerate(names):
-                    style = {"ls": ("-", "--", ":")[place], "color": f"C{number}", "lw": 1.2}
-                    steps, values = series(story.steps, name)
-                    if len(steps):
-                        label = name if len(stories) == 1 else f"{name} ({LETTERS[number]})"
-                        axis.plot(steps, values, label=label, **style)
-                for step in event_steps(story):
-                    axis.axvline(step, color=f"C{number + 4}", lw=0.6, ls="--")
+                    _plot(axis, series(story.steps, name), label.format(name), number, place)
             axis.set_title(title)
             if axis.lines:
                 axis.legend(frameon=False, fontsize=7)
-        return _svg(figure, "curves over steps")
+            said |= _mark(axis, panel, stories)
+        return _titled(_svg(figure, "curves over steps"), said)
 
 
-def gap_lanes(story: Story) -> str:
+def _plot(
+    axis: Any, known: tuple[list[int], list[float]], label: str, run: int, place: int
+) -> None:
+    """Draw a metric. The first run is a plain line, the second has dots: no colour is needed."""
+    steps, values = known
+    if not steps:
+        return
+    dots = {"marker": "o", "ms": 3.5, "markevery": max(1, len(steps) // 12)} if run else {}
+    style = {"ls": ("-", "--", ":")[place], "color": f"C{run}", "lw": 1.2}
+    axis.plot(steps, values, label=label, **style, **dots)
+
+
+def _mark(axis: Any, panel: int, stories: Sequence[Story]) -> dict[str, str]:
+    """Draw what happened to the runs; return what each mark says, by its id.
+
+    Marks of a second run stand at the lower edge: no colour is needed to tell whose they are.
+    """
+    said = {}
+    for number, story in enumerate(stories):
+        who = "" if len(stories) == 1 else f"{LETTERS[number]}, "
+        colour = MARKED if len(stories) == 1 else f"C{number}"
+        for place, mark in enumerate(story.marks):
+            name = f"mark-{panel}-{number}-{place}"
+            said[name] = who + mark.says
+            _draw(axis, mark, name=name, colour=colour, height=1.0 - number)
+    return said
+
+
+def _draw(axis: Any, mark: Mark, *, name: str, colour: str, height: float) -> None:
+    if mark.last is not None:
+        last = min(mark.last, axis.dataLim.x1) if axis.lines else mark.last
+        span = (mark.step - 0.5, max(mark.step, last) + 0.5)
+        axis.axvspan(*span, facecolor=colour, alpha=0.15, hatch="///", lw=0, gid=name)
+        return
+    axis.axvline(mark.step, color=colour, lw=0.7, ls=(0, (1, 2)))
+    axis.plot(
+        *([mark.step], [height]),
+        marker=KINDS[mark.kind].shape,
+        color=colour,
+        ms=6,
+        mec="none",
+        clip_on=False,
+        transform=axis.get_xaxis_transform(),
+        gid=name,
+    )
+
+
+def _titled(svg: str, said: Mapping[str, str]) -> str:
+    """Give marks their words: as a title for a mouse, and in the first panel for a keyboard."""
+
+    def opened(found: re.Match[str]) -> str:
+        name = found[1]
+        words = html.escape(harmless(said[name]))
+        focus = ' tabindex="0"' if name.startswith("mark-0-") else ""
+        label = f' class="mark" role="img" aria-label="{words}"{focus}'
+        return f'<g id="{name}"{label}><title>{words}</title>'
+
+    return re.sub(r'<g id="(mark-[0-9-]+)">', opened, svg)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scale:
+    """What pictures of several runs share, so that they can be compared by eye."""
+
+    largest: float
+    """Gap, nats."""
+    first: int
+    last: int
+    """Steps."""
+    longest: int
+    """Tokens."""
+    reward: tuple[float, float]
+    kl: float
+
+
+def scale_of(stories: Sequence[Story]) -> Scale:
+    """Return the scale that all of some runs fit on."""
+    every = [lane for story in stories for lane in story.lanes]
+    steps = [step for lane in every for step in lane.steps] or [1]
+    rewards = [
+        v for s in stories for n in reward_names(s.steps) for v in series(s.steps, _mean_of(n))[1]
+    ] or [0.0]
+    kl = [v for s in stories for values in s.kl_by_position.values() for v in values]
+    return Scale(
+        largest=max([1.0, *(float(np.nanmax(lane.sizes, initial=0)) for lane in every)]),
+        first=min(steps),
+        last=max(steps),
+        longest=max([1, *(lane.sizes.shape[1] * lane.width for lane in every)]),
+        reward=(min(rewards), max(rewards)),
+        kl=max([0.0, *kl]),
+    )
+
+
+def gap_lanes(story: Story, scale: Scale) -> str:
     """Return the three gaps over steps and positions, on one scale of colours."""
     with matplotlib.style.context(["petroff10", STYLE]):
         figure = Figure(figsize=(11, 2.6), layout="constrained")
         axes = figure.subplots(1, max(1, len(story.lanes)), squeeze=False)[0]
-        largest = max((float(np.nanmax(lane.sizes, initial=0)) for lane in story.lanes), default=1)
-        norm = LogNorm(SMALLEST, max(1.0, largest))
+        norm = LogNorm(SMALLEST, scale.largest)
         for axis, lane in zip(axes, story.lanes, strict=False):
             image = _lane(axis, lane, norm)
+            axis.set(xlim=(scale.first - 0.5, scale.last + 0.5), ylim=(0, scale.longest))
         if story.lanes:
-            figure.colorbar(image, ax=axes, label="nats", pad=0.01)
+            figure.colorbar(image, ax=axes, label="nats", pad=0.01, format=lambda v, _: f"{v:g}")
         return _svg(figure, "log-prob gaps")
 
 
-def rewards_and_positions(story: Story) -> str:
+def rewards_and_positions(story: Story, scale: Scale) -> str:
     """Return what each reward gave over steps, and where in a completion the KL lies."""
     with matplotlib.style.context(["petroff10", STYLE]):
         figure = Figure(figsize=(11, 2.6), layout="constrained")
         left, right = figure.subplots(1, 2)
-        for name in reward_names(story.steps):
-            left.plot(*series(story.steps, f"rewards/{name}/mean"), label=name, lw=1.2)
+        for place, name in enumerate(reward_names(story.steps)[:MOST_REWARDS]):
+            steps, values = series(story.steps, _mean_of(name))
+            style = ("-", "--", ":", "-.")[place % 4]
+            left.plot(steps, values, label=_label(name), lw=1.2, ls=style)
         left.set(title="rewards by function, before weights", xlabel="step")
-        for label, values in story.kl_by_position.items():
-            right.plot(np.arange(len(values)), values, label=label, lw=1.2)
+        left.set(xlim=(scale.first - 0.5, scale.last + 0.5), ylim=_wider(*scale.reward))
+        for (label, values), style in zip(story.kl_by_position.items(), ("--", "-"), strict=False):
+            right.plot(np.arange(len(values)), values, label=label, lw=1.2, ls=style)
         right.set(title="KL by position, nats (k3)", xlabel="token of the completion")
+        right.set(xlim=(-0.5, scale.longest), ylim=_wider(0.0, scale.kl))
         for axis in (left, right):
             if axis.lines:
                 axis.legend(frameon=False, fontsize=7)
@@ -117,21 +221,35 @@ def _lane(axis: Any, lane: Lane, norm: LogNorm) -> Any:
     return image
 
 
-def series(steps: Sequence[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
+def series(steps: Sequence[Mapping[str, Any]], name: str) -> Series:
     """Return the steps in which a metric was a number, and the numbers."""
     known = [(s["step"], s[name]) for s in steps if isinstance(s.get(name), int | float)]
     return [step for step, _ in known], [value for _, value in known]
 
 
-def event_steps(story: Story) -> list[int]:
-    """Return the steps at which something happened to the run."""
-    return sorted({e["step"] for e in story.events if isinstance(e.get("step"), int)})
+def _mean_of(name: str) -> str:
+    return f"rewards/{name}/mean"
+
+
+def _label(name: str) -> str:
+    # matplotlib leaves what begins with an underscore out of legends
+    words = harmless(name)[:LONGEST_LABEL]
+    return f" {words}" if words.startswith("_") else words
+
+
+def _wider(low: float, high: float) -> tuple[float, float]:
+    edge = 0.05 * (high - low) or 0.05
+    return low - edge, high + edge
 
 
 def _svg(figure: Figure, title: str) -> str:
     """Return a figure to stand in a page: no prologue, and black is the colour of text there."""
     text = io.StringIO()
-    figure.savefig(text, format="svg", transparent=True, metadata={"Date": None, "Title": title})
+    with warnings.catch_warnings():  # a reward's name may be in a script that the font lacks
+        warnings.simplefilter("ignore", UserWarning)
+        figure.savefig(
+            text, format="svg", transparent=True, metadata={"Date": None, "Title": title}
+        )
     svg = text.getvalue()
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.S)
     svg = re.sub(r"(fill|stroke): ?#000000", r"\1: currentColor", svg)

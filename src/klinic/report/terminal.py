@@ -38,7 +38,12 @@ def print_story(story: Story, console: Console, step: int | None) -> None:
         )
     scale = largest(story.heat)
     for completion in shown.completions:
-        console.print(completion_text(completion, scale, colours=console.color_system is not None))
+        console.print(completion_text(completion, scale, colours=has_colours(console)))
+
+
+def has_colours(console: Console) -> bool:
+    """Whether a terminal shows colours: it has some, and nobody asked for none (NO_COLOR)."""
+    return console.color_system is not None and not console.no_color
 
 
 def chosen(heat: Sequence[HeatStep], step: int | None) -> HeatStep:

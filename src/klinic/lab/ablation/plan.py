@@ -15,7 +15,7 @@ from typing import Any
 
 from klinic.errors import ConfigError
 from klinic.evidence.files import json_bytes, read_json, write_atomically
-from klinic.loop.folder import RECIPE
+from klinic.evidence.run_facts import RECIPE
 from klinic.recipe import aliases
 from klinic.recipe.file import read_text
 from klinic.recipe.loading import load

@@ -10,11 +10,11 @@ import pyarrow.parquet as pq
 
 from klinic.errors import ConfigError
 from klinic.evidence.files import read_json
+from klinic.evidence.run_facts import RECIPE
 from klinic.lab.ablation.measures import curves, measure
 from klinic.lab.ablation.plan import PLAN, read_plan
 from klinic.lab.ablation.trial import RESULT, RUN, Place
 from klinic.lab.ablation.verdict import Result, Row, Verdict, recommend, rows
-from klinic.loop.folder import RECIPE
 
 NOT_VARIED = ("seed", "output.", "threads")
 

@@ -14,9 +14,8 @@ from typing import Any
 
 from klinic.errors import KlinicError
 from klinic.evidence.files import json_bytes, read_json, write_atomically
-from klinic.evidence.run_facts import METRICS
+from klinic.evidence.run_facts import METRICS, RECIPE
 from klinic.lab.ablation.plan import WATCH_KL_EVERY, Plan, Trial, overrides_of
-from klinic.loop.folder import RECIPE
 from klinic.orphans import PARENT, die_with
 
 SPEC, RESULT, FAILED = "trial.json", "result.json", "failed.json"

@@ -9,7 +9,8 @@ from rich.console import Console
 
 from klinic.errors import MissingExtraError
 from klinic.evidence.files import Journal
-from klinic.loop.folder import EVENTS, TENSORBOARD
+from klinic.evidence.run_facts import EVENTS
+from klinic.loop.folder import TENSORBOARD
 from klinic.loop.trackers.console import ConsoleTracker
 from klinic.loop.trackers.guarded import Guarded
 from klinic.loop.trackers.protocol import Tracker

@@ -1,0 +1,299 @@
+"""A run that another process writes, as it stands now: nothing is written, little read again.
+
+The run may not have begun, be cut back, be killed and resumed: every look tells what is there.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from klinic.doctor.reading import with_old
+from klinic.errors import KlinicError
+from klinic.evidence import store
+from klinic.evidence.files import Journal, parse_line, read_json
+from klinic.evidence.run_facts import (
+    DIAGNOSIS,
+    EVENTS,
+    LOCK,
+    METRICS,
+    RECIPE,
+    RUN_FACTS,
+    read_run_facts,
+    read_tokens,
+)
+from klinic.evidence.tail import Tail
+from klinic.recipe.loading import load
+from klinic.recipe.recipe import Recipe
+from klinic.report.gaps import LANES, gap
+from klinic.report.heat import HeatStep, heat_step
+
+KEPT = 400  # steps whose numbers are kept: more than a terminal is wide
+NUM_RECORDS = 60  # recorded steps whose gaps are kept
+AT_ONCE = 12  # records read in one look: the first look at a long run must not take long
+PATIENCE = 10  # times what the last reading of records took, until they are read again
+TIMES = ("time/sample", "time/reward", "time/learn")
+
+
+class Phase(StrEnum):
+    """Where a run is in its life."""
+
+    WAITING = "waiting"
+    GOING = "going"
+    GONE = "gone"
+    STOPPED = "stopped"
+    ENDED = "ended"
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is to come."""
+        return self in (Phase.STOPPED, Phase.ENDED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gaps:
+    """The mean size of the log-prob gaps of a step by lane, in nats; NaN where unknown."""
+
+    step: int
+    sizes: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sight:
+    """What one look at a run has shown."""
+
+    run: str
+    phase: Phase
+    steps: tuple[Mapping[str, Any], ...]
+    """Metrics of the last steps, in order."""
+    max_steps: int | None
+    events: tuple[Mapping[str, Any], ...]
+    verdict: str | None
+    """What the doctor said last, if it has named a cause."""
+    gaps: tuple[Gaps, ...]
+    heat: HeatStep | None
+    new_steps: tuple[Mapping[str, Any], ...]
+    """Lines of metrics since the last look."""
+    new_events: tuple[Mapping[str, Any], ...]
+    back_to: int | None = None
+    """The step that the run has gone back to since the last look."""
+    num_damaged: int = 0
+    """Lines of metrics that are no JSON, or say no step."""
+    problem: str = ""
+    """Why a file could not be read, if one could not."""
+
+    @property
+    def step(self) -> int:
+        """The last step that was made; 0 before the first."""
+        return int(self.steps[-1]["step"]) if self.steps else 0
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The time to the last step, by what the last ones took."""
+        taken = [seconds for step in self.steps[-20:] if (seconds := seconds_of(step))]
+        if not taken or self.max_steps is None or self.phase != Phase.GOING:
+            return None
+        return max(0, self.max_steps - self.step) * sum(taken) / len(taken)
+
+
+def seconds_of(metrics: Mapping[str, Any]) -> float | None:
+    """Return how long a step took, without evaluations and checkpoints.
+
+    >>> seconds_of({"time/sample": 1.0, "time/reward": 0.5, "time/learn": 2.0}), seconds_of({})
+    (3.5, None)
+    """
+    known = [metrics[name] for name in TIMES if isinstance(metrics.get(name), int | float)]
+    return sum(known) if known else None
+
+
+def tokens_per_second(metrics: Mapping[str, Any]) -> float | None:
+    """Return the trained tokens of a step by the time that it took."""
+    seconds, tokens = seconds_of(metrics), metrics.get("num_tokens")
+    return tokens / seconds if seconds and isinstance(tokens, int | float) else None
+
+
+class Follower:
+    """Looks at a run again and again."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._tail = Tail(run / METRICS)
+        self._steps: dict[int, dict[str, Any]] = {}
+        self._events: list[dict[str, Any]] = []
+        self._damaged = 0
+        self._records = Records(run)
+        self._recipe: tuple[int, Recipe | None] = (-1, None)
+        self._problem = ""
+
+    def look(self) -> Sight:
+        """Return how the run stands."""
+        self._problem = ""
+        new, back_to = self._read_metrics()
+        new_events = self._read_events()
+        if back_to is not None or new or not self._records.gaps:
+            with self._reading():
+                self._records.read(again=back_to is not None)
+        recipe = self._read_recipe()
+        return Sight(
+            run=str(self._run),
+            phase=self._phase(recipe),
+            steps=tuple(self._steps.values()),
+            max_steps=None if recipe is None else recipe.loop.max_steps,
+            events=tuple(self._events),
+            verdict=self._verdict(),
+            gaps=tuple(self._records.gaps),
+            heat=self._records.heat,
+            new_steps=tuple(new),
+            new_events=tuple(new_events),
+            back_to=back_to,
+            num_damaged=self._damaged,
+            problem=self._problem,
+        )
+
+    def close(self) -> None:
+        """Let go of the run's files."""
+        self._tail.close()
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Read what may be gone or half there: then it is told, and looked at the next time."""
+        try:
+            yield
+        except (KlinicError, OSError) as error:
+            self._problem = str(error)
+
+    def _read_metrics(self) -> tuple[list[dict[str, Any]], int | None]:
+        news = self._tail.news()
+        back_to = None
+        if news.kept is not None:
+            self._steps, self._damaged = {}, 0
+            self._keep(news.kept)
+            back_to = max(self._steps, default=0)
+        return self._keep(news.lines), back_to
+
+    def _keep(self, lines: Sequence[bytes]) -> list[dict[str, Any]]:
+        """Take in lines of metrics; an evaluation stands with its step."""
+        entries = [parse_line(line) for line in lines]
+        known = [e for e in entries if e is not None and isinstance(e.get("step"), int)]
+        self._damaged += len(entries) - len(known)
+        for entry in known:
+            self._steps[entry["step"]] = {**self._steps.get(entry["step"], {}), **entry}
+        for step in sorted(self._steps)[:-KEPT]:
+            del self._steps[step]
+        return known
+
+    def _read_events(self) -> list[dict[str, Any]]:
+        before = self._events
+        with self._reading():
+            self._events = list(Journal(self._run / EVENTS).entries())
+        return [event for event in self._events if event not in before]
+
+    def _read_recipe(self) -> Recipe | None:
+        path = self._run / RECIPE
+        with contextlib.suppress(KlinicError, OSError):
+            changed = path.stat().st_mtime_ns
+            if changed != self._recipe[0]:
+                self._recipe = (changed, None)  # of another trainer, if it cannot be read
+                self._recipe = (changed, load(path).recipe)
+        return self._recipe[1]
+
+    def _verdict(self) -> str | None:
+        told = [e for e in self._events if e.get("event") == "diagnosis" and e.get("says")]
+        if told:
+            return str(told[-1]["says"])
+        with contextlib.suppress(KlinicError):
+            found = read_json(self._run / DIAGNOSIS)
+            first = found.get("first_step")
+            # it stays where a run goes back behind the step that it was about
+            if found.get("cause") and isinstance(first, int) and first in self._steps:
+                return f"Cause: {found['cause']}. Fix: {found.get('fix')}"
+        return None
+
+    def _phase(self, recipe: Recipe | None) -> Phase:
+        if not self._steps and not any((self._run / name).exists() for name in (RECIPE, RUN_FACTS)):
+            return Phase.WAITING
+        held = is_held(self._run / LOCK)
+        if held:
+            return Phase.GOING
+        last = max(self._steps, default=0)
+        if recipe is not None and last >= recipe.loop.max_steps:
+            return Phase.ENDED
+        if held is None:  # of another trainer, which says nothing of its life
+            return Phase.GOING
+        return Phase.STOPPED if self._was_stopped(recipe) else Phase.GONE
+
+    def _was_stopped(self, recipe: Recipe | None) -> bool:
+        """Whether the run ended itself, which no restart would change."""
+        if not self._events:
+            return False
+        last = self._events[-1]
+        by_doctor = recipe is not None and recipe.output.doctor == "stop"
+        return last.get("act") == "stop" or (by_doctor and last.get("event") == "diagnosis")
+
+
+class Records:
+    """The gaps of the last recorded steps, and the tokens of the newest."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self.gaps: list[Gaps] = []
+        self.heat: HeatStep | None = None
+        self._texts: dict[int, str] | None = None
+        self._facts: dict[str, Any] = {}
+        self._not_before = 0.0
+
+    def read(self, *, again: bool) -> None:
+        """Read what is new, unless that was done a moment ago; `again` after a run went back."""
+        begun = time.monotonic()
+        if begun < self._not_before and not again:
+            return
+        there = store.steps(self._run)
+        known = set(there)
+        self.gaps = [] if again else [one for one in self.gaps if one.step in known]
+        if self.heat is not None and (again or self.heat.step not in known):
+            self.heat = None
+        newest = self.gaps[-1].step if self.gaps else 0
+        try:
+            for step in [step for step in there if step > newest][-AT_ONCE:]:
+                self._take(step)
+        finally:
+            self._not_before = time.monotonic() + PATIENCE * (time.monotonic() - begun)
+
+    def _take(self, step: int) -> None:
+        if self._texts is None:
+            self._facts = read_run_facts(self._run)
+            self._texts = read_tokens(self._run)
+        record = with_old(store.read_record(self._run, step), self._facts)
+        sizes = {lane: _mean_size(gap(record, lane)) for lane in LANES}
+        self.gaps = [*self.gaps, Gaps(step=step, sizes=sizes)][-NUM_RECORDS:]
+        self.heat = heat_step(record, self._texts)
+
+
+def _mean_size(gaps: np.ndarray | None) -> float:
+    known = np.array([]) if gaps is None else np.abs(gaps[np.isfinite(gaps)])
+    return float(known.mean()) if known.size else math.nan
+
+
+def is_held(lock: Path) -> bool | None:
+    """Whether a process trains in the folder of a lock; None where nothing can tell."""
+    try:
+        import fcntl
+
+        file = lock.open("rb")
+    except (ImportError, OSError):
+        return None
+    with file:
+        try:
+            # for an instant: a run that starts now tries again
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return None
+    return False

@@ -1,0 +1,265 @@
+"""A look at a run as lines of text: a screen of them for a terminal, one a step for a pipe.
+
+What does not fit is left out, the least urgent first. Everything that is quoted is made harmless.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from klinic.harmless import harmless
+from klinic.report.gaps import LANES
+from klinic.report.heat import largest
+from klinic.report.live import Phase, Sight, seconds_of, tokens_per_second
+from klinic.report.terminal import completion_text, has_colours, shade
+
+BARS = "▁▂▃▄▅▆▇█"
+NOT_A_NUMBER = "!"
+MOST_EVENTS = 5
+WIDEST_BAR = 30
+LABEL, VALUE = 11, 10  # columns
+METRICS = (
+    ("reward", "reward"),
+    ("KL/token", "kl"),
+    ("grad norm", "grad_norm"),
+    ("clipped", "clip_ratio/region_mean"),
+    ("entropy", "entropy"),
+    ("length", "completions/mean_length"),
+    ("tokens/s", "tokens/s"),
+)
+SAID = {
+    Phase.WAITING: "nothing is written yet",
+    Phase.GONE: "no process trains here: killed or stopped, and not resumed yet",
+    Phase.STOPPED: "the run has stopped itself",
+    Phase.ENDED: "the run has ended",
+}
+
+
+def screen(sight: Sight, console: Console, height: int | None = None) -> list[Text]:
+    """Return what a terminal shows: no more lines than it has, and none that is wider."""
+    width, height = max(1, console.width), max(1, height or console.height)
+    top = [_headline(sight, width)]
+    parts = [
+        *((0, [line]) for line in _state(sight)),
+        (1, _metric_lines(sight, width)),
+        (3, _gap_lines(sight, width)),
+        (2, _wrapped(_verdict(sight), console, most=2)),
+        (4, _event_lines(sight)),
+    ]
+    room = height - len(top)
+    chosen = _fitting(parts, room)
+    shown = [line for lines in chosen for line in lines]
+    heat = _heat_lines(sight, console, most=room - len(shown))
+    every = [*top, *shown, *heat][:height]
+    for line in every:
+        line.no_wrap, line.overflow = True, "crop"
+        line.truncate(width)
+    return every
+
+
+def step_line(metrics: Mapping[str, Any], max_steps: int | None) -> str:
+    """Return the line of a step; what was not measured is left out.
+
+    >>> step_line({"step": 2, "reward": 0.5, "kl": None, "eval/accuracy": 1.0}, 9)
+    'step 2 of 9 | reward 0.5 | KL/token nan | accuracy 1'
+    """
+    known = [(label, value(metrics, name)) for label, name in METRICS if _has(metrics, name)]
+    told = [f"{label} {_said(number)}" for label, number in known]
+    if "kl_coef" in metrics:
+        told.append(f"kl_coef {_said(metrics['kl_coef'])}")
+    told += [
+        f"{harmless(name.removeprefix('eval/'))} {_said(number)}"
+        for name, number in metrics.items()
+        if name.startswith("eval/")
+    ]
+    of = f" of {max_steps}" if max_steps is not None and metrics["step"] <= max_steps else ""
+    return " | ".join([f"step {metrics['step']}{of}", *told])
+
+
+def event_line(event: Mapping[str, Any]) -> str:
+    """Return what happened, in one line.
+
+    >>> event_line({"step": 3, "event": "reference", "says": "moved."})
+    'step 3: reference: moved.'
+    """
+    where = f"step {event['step']}: " if isinstance(event.get("step"), int) else ""
+    says = event.get("says", event.get("problem", ""))
+    return harmless(f"{where}{event.get('event', '?')}{f': {says}' if says else ''}")[:2000]
+
+
+def phase_line(sight: Sight) -> str:
+    """Return where the run is in its life, as a sentence with its last numbers."""
+    said = f"{harmless(sight.run)}: {SAID.get(sight.phase, 'the run goes on')}"
+    return f"{said}, after step {sight.step}." if sight.steps else f"{said}."
+
+
+def value(metrics: Mapping[str, Any], name: str) -> float | None:
+    """Return a number of a step, NaN where it was none; None where it was not measured."""
+    if name == "tokens/s":
+        return tokens_per_second(metrics)
+    if name == "clip_ratio/region_mean" and name not in metrics:
+        name = "clip_ratio"  # what another trainer calls it
+    if name not in metrics:
+        return None
+    found = metrics[name]
+    is_number = isinstance(found, int | float) and math.isfinite(found)
+    return float(found) if is_number else math.nan
+
+
+def sparkline(values: Sequence[float | None], width: int) -> str:
+    """Return numbers as bars from their least to their largest, the newest at the right.
+
+    >>> sparkline([0.0, 1.0, 2.0, None, float("nan"), 7.0], 6)
+    '▁▂▃ !█'
+    """
+    shown = list(values)[-width:] if width > 0 else []
+    known = [v for v in shown if v is not None and math.isfinite(v)]
+    if not known:
+        return "".join(" " if v is None else NOT_A_NUMBER for v in shown)
+    low, span = min(known), max(known) - min(known)
+    return "".join(_bar(v, low, span) for v in shown)
+
+
+def _bar(number: float | None, low: float, span: float) -> str:
+    if number is None:
+        return " "
+    if not math.isfinite(number):
+        return NOT_A_NUMBER
+    return BARS[round((number - low) / span * (len(BARS) - 1))] if span > 0 else BARS[0]
+
+
+def _fitting(parts: Iterable[tuple[int, list[Text]]], room: int) -> list[list[Text]]:
+    """Return the parts in their order, without the least urgent where there is no room."""
+    kept = list(parts)
+    while kept and sum(len(lines) for _, lines in kept) > room:
+        urgency = max(urgency for urgency, _ in kept)
+        place = max(i for i, (u, _) in enumerate(kept) if u == urgency)
+        lines = kept[place][1][:-1]  # one line at a time: some of a part is better than none
+        kept[place : place + 1] = [(urgency, lines)] if lines else []
+    return [lines for _, lines in kept]
+
+
+def _headline(sight: Sight, width: int) -> Text:
+    of = "" if sight.max_steps is None or sight.step > sight.max_steps else f" of {sight.max_steps}"
+    left = sight.seconds_left
+    told = f" step {sight.step}{of} "
+    rest = "" if left is None else f" {clock(left)} left"
+    bar = min(WIDEST_BAR, width - len(told) - len(rest) - 12)
+    text = Text(told, style="bold")
+    if of and sight.max_steps and bar >= 5:
+        done = round(bar * sight.step / sight.max_steps)
+        text.append("█" * done, style="green").append("░" * (bar - done), style="dim")
+    text.append(rest)
+    name = harmless(sight.run)
+    room = width - text.cell_len - 1
+    return text.append(f" {name if len(name) <= room else '…' + name[-max(0, room - 1) :]}", "dim")
+
+
+def clock(seconds: float) -> str:
+    """Return seconds as minutes and hours.
+
+    >>> clock(59.6), clock(3725), clock(200000)
+    ('1:00', '1:02:05', '55:33:20')
+    """
+    whole = round(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
+
+
+def _state(sight: Sight) -> list[Text]:
+    """Return what is out of the ordinary, most urgent first."""
+    lines = []
+    if sight.phase != Phase.GOING:
+        lines.append(Text(f" {SAID[sight.phase]}", style="bold yellow"))
+    elif not sight.steps:
+        lines.append(Text(" no step yet: the run is being prepared", style="yellow"))
+    if sight.num_damaged:
+        lines.append(Text(f" {sight.num_damaged} lines of metrics cannot be read", style="red"))
+    if sight.problem:
+        lines.append(Text(f" {harmless(sight.problem)}", style="red"))
+    return lines
+
+
+def _metric_lines(sight: Sight, width: int) -> list[Text]:
+    lines = []
+    for label, name in METRICS:
+        values = [value(step, name) for step in sight.steps if seconds_of(step) or _has(step, name)]
+        if all(v is None for v in values):
+            continue
+        newest = next(v for v in reversed(values) if v is not None)
+        text = Text(f" {label:<{LABEL}}").append(f"{_said(newest):>{VALUE}}", style="bold")
+        if name == "kl":
+            text.append(_target(sight), style="dim")
+        text.append("  ").append(sparkline(values, width - text.cell_len), style="cyan")
+        lines.append(text)
+    return lines
+
+
+def _target(sight: Sight) -> str:
+    newest = sight.steps[-1]
+    target, coef = newest.get("kl_target"), newest.get("kl_coef")
+    told = [f"target {target:g}"] if isinstance(target, int | float) else []
+    told += [f"coef {coef:.3g}"] if isinstance(coef, int | float) else []
+    return f" ({', '.join(told)})" if told else ""
+
+
+def _gap_lines(sight: Sight, width: int) -> list[Text]:
+    """Return the log-prob gaps by recorded step, in the shades of the report."""
+    lines = []
+    for lane in LANES:
+        sizes = [gaps.sizes[lane] for gaps in sight.gaps]
+        if not sizes or all(map(math.isnan, sizes)):
+            continue
+        name = "update" if lane == "update" else f"- {lane}"
+        text = Text(f" {name:<{LABEL}}").append(f"{_said(sizes[-1]):>{VALUE}}", style="bold")
+        text.append(" nats ", style="dim")
+        room = max(0, width - text.cell_len)
+        lines.append(text.append("".join(map(shade, sizes[-room:] if room else []))))
+    return lines
+
+
+def _verdict(sight: Sight) -> Text:
+    if sight.verdict is not None:
+        return Text(f" {harmless(sight.verdict)}", style="bold red")
+    return Text(" Doctor: no cause named so far." if sight.steps else "", style="green")
+
+
+def _event_lines(sight: Sight) -> list[Text]:
+    told = [e for e in sight.events if e.get("event") != "diagnosis"]
+    return [
+        Text(f" {event_line(event)}", style="yellow") for event in reversed(told[-MOST_EVENTS:])
+    ]
+
+
+def _heat_lines(sight: Sight, console: Console, *, most: int) -> list[Text]:
+    """Return as much of the newest recorded completions as there is room for."""
+    heat = sight.heat
+    if heat is None or most < 2:
+        return []
+    lines = [Text(f" step {heat.step}, KL token by token", style="dim")]
+    scale = largest([heat])
+    for completion in heat.completions:
+        text = completion_text(completion, scale, colours=has_colours(console))
+        lines += _wrapped(text, console, most=most - len(lines))
+        if len(lines) >= most:
+            break
+    return lines
+
+
+def _wrapped(text: Text, console: Console, *, most: int) -> list[Text]:
+    if not text.plain:
+        return []
+    return list(text.wrap(console, max(1, console.width), overflow="fold"))[: max(0, most)]
+
+
+def _has(metrics: Mapping[str, Any], name: str) -> bool:
+    return value(metrics, name) is not None
+
+
+def _said(number: float | None) -> str:
+    if number is None or not math.isfinite(number):
+        return "nan"
+    return f"{number:.4g}"

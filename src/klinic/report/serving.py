@@ -1,0 +1,168 @@
+"""The page of a run that goes on, for browsers of this machine and for nobody else.
+
+It listens on 127.0.0.1 alone. Every address begins with a random token, so that other users of the
+machine, and pages of other sites, cannot ask. A page that was made to name this server by a name of
+its own (DNS rebinding) sends that name as `Host`, and is refused.
+"""
+
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from klinic.errors import KlinicError
+from klinic.evidence import store
+from klinic.evidence.run_facts import EVENTS, METRICS
+from klinic.report.page import content_policy, render, render_waiting
+from klinic.report.reading import read_story
+
+HOST = "127.0.0.1"
+VERSION = "version"
+PATIENCE = 4  # times what a page took to make, until it is made again: the run needs the machine
+LEAST = 2.0  # seconds between two pages
+HEADERS = {
+    "Cache-Control": "no-store",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+class PortTakenError(OSError):
+    """The port cannot be listened on."""
+
+
+class LivePage:
+    """The page of a run, made when somebody asks and the run has something new."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._made = threading.Lock()
+        self._page = b""
+        self._version = ""
+        self._not_before = 0.0
+
+    def version(self) -> str:
+        """Return a name of what the next page would show; cheap, since it is asked every second."""
+        if self._page and time.monotonic() < self._not_before:
+            return self._version
+        return _version(self._run)
+
+    def page(self) -> bytes:
+        """Return the newest page."""
+        with self._made:
+            version = self.version()
+            if version != self._version or not self._page:
+                self._make(version)
+            return self._page
+
+    def _make(self, version: str) -> None:
+        begun = time.monotonic()
+        try:
+            text = render([read_story(self._run)], version=version)
+        except (KlinicError, OSError) as error:  # not begun, or cut back while it was read
+            text = "" if self._page else render_waiting(str(error), version=version)
+        if text:
+            self._page = text.encode("utf-8", "backslashreplace")
+            self._version = version
+        taken = time.monotonic() - begun
+        self._not_before = time.monotonic() + max(LEAST, PATIENCE * taken)
+
+
+class Server(ThreadingHTTPServer):
+    """Serves one run."""
+
+    daemon_threads = True
+
+    def __init__(self, run: Path, port: int) -> None:
+        super().__init__((HOST, port), Handler)
+        self.live = LivePage(run)
+        self.token = secrets.token_urlsafe(16)
+
+    @property
+    def address(self) -> str:
+        """What to type into a browser."""
+        return f"http://{HOST}:{self.server_port}/{self.token}/"
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of a browser that hung up."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    server: Server
+    server_version, sys_version = "klinic", ""
+    timeout = 30
+
+    def do_GET(self) -> None:
+        """Send the page, or its version."""
+        asked = self._allowed()
+        if asked is None:
+            self._send(HTTPStatus.FORBIDDEN, b"Only by the address that klinic printed.\n")
+        elif self.command not in ("GET", "HEAD"):
+            self._send(HTTPStatus.METHOD_NOT_ALLOWED, b"Only to be looked at.\n")
+        elif asked == "":
+            self._send(HTTPStatus.OK, self.server.live.page(), "text/html")
+        elif asked == VERSION:
+            self._send(HTTPStatus.OK, self.server.live.version().encode())
+        else:
+            self._send(HTTPStatus.NOT_FOUND, b"Not here.\n")
+
+    do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_GET  # noqa: N815
+
+    def _allowed(self) -> str | None:
+        """Return what is asked for behind the token; None for who must not ask."""
+        hosts = self.headers.get_all("Host") or []
+        known = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
+        if len(hosts) != 1 or hosts[0].lower() not in known:
+            return None
+        token, _, rest = self.path.removeprefix("/").partition("/")
+        right = hmac.compare_digest(token.encode("utf-8", "replace"), self.server.token.encode())
+        return rest if right and self.path.startswith(f"/{self.server.token}/") else None
+
+    def _send(self, status: HTTPStatus, body: bytes, kind: str = "text/plain") -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Security-Policy", f"{content_policy()}; frame-ancestors 'none'")
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Write nothing: an address holds the token, and what is asked for may be anything."""
+
+
+def open_server(run: Path, port: int) -> Server:
+    """Return a server that listens; 0 is any port that is free."""
+    try:
+        return Server(run, port)
+    except (OSError, OverflowError) as error:
+        raise PortTakenError(
+            f"port {port} of {HOST} cannot be listened on ({error}). Give another --port, or none "
+            "to get one that is free."
+        ) from error
+
+
+def _version(run: Path) -> str:
+    """Return a name of what a run has written so far."""
+    sizes = []
+    for name in (METRICS, EVENTS):
+        try:
+            found = (run / name).stat()
+            sizes.append((found.st_ino, found.st_size))
+        except OSError:
+            sizes.append((0, 0))
+    try:
+        last = store.steps(run)[-1:]
+    except (KlinicError, OSError):
+        last = []
+    return hashlib.sha256(repr((sizes, last)).encode()).hexdigest()[:16]
