@@ -39,15 +39,14 @@ TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 def commands() -> str:
     """Return every command with its arguments and options, by the groups of `klinic --help`."""
-    group = typer.main.get_command(app)
+    every: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     lines: list[str] = []
-    panel = None
-    for name, command in group.commands.items():  # type: ignore[attr-defined]
-        if command.rich_help_panel != panel:
-            panel = command.rich_help_panel
-            lines += [f"## {panel}", ""]
-        lines += [f"### klinic {name}", "", command.help, ""]
-        lines += [*table(("", "meaning"), parameters(command, name)), ""]
+    for panel in dict.fromkeys(command.rich_help_panel for command in every.values()):
+        lines += [f"## {panel}", ""]
+        for name, command in every.items():
+            if command.rich_help_panel == panel:
+                lines += [f"### klinic {name}", "", command.help, ""]
+                lines += [*table(("", "meaning"), parameters(command, name)), ""]
     return "\n".join(lines)
 
 

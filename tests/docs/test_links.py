@@ -1,6 +1,7 @@
 """Links of README and docs lead somewhere, in the repository as they do in the built site."""
 
 import re
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from urllib.parse import unquote
@@ -28,6 +29,7 @@ def links(path):
     return [unquote(link) for link in found if link and not re.match(r"\w+:", link)]
 
 
+@cache
 def anchors(path):
     """Return what headings are called in a link, as the repository's host makes them."""
     found = list(tokens(path))
