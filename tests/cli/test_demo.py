@@ -79,7 +79,8 @@ def test_a_fault_is_named_proved_and_reported(demo, tmp_path):
     assert done.returncode == 0, done.stderr
     for said in (
         "Broken on purpose: temperature-on-one-side\n  the sampler reports log-probs of the raw",
-        "Cause: temperature-on-one-side, first seen in step 1",
+        "Step 1 | Cause: temperature-on-one-side (",
+        "Cause: temperature-on-one-side, first seen in step 1\nFix: ",
         "Proof: confirmed.",
         "klinic diagnose sick",
         "klinic explain temperature-on-one-side",

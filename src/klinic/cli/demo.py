@@ -165,32 +165,31 @@ def _end_sick(result: "Result", fault: "Fault", console: "Console", *, json: boo
         }
         print_json("demo", ok=is_right, **told)
     else:
-        _print_sick(result.folder, found, proof, console)
+        _print_sick(found, proof, console)
         if page is not None:
-            say(console, f"\nReport: {page}")
+            say(console, f"\nReport, for a browser: {page}")
+        _next_to_sick(result.folder, found, console, has_page=page is not None)
     raise typer.Exit(0 if is_right else 1)
 
 
-def _print_sick(
-    folder: Path, found: "Diagnosis", proof: "Proof | None", console: "Console"
-) -> None:
+def _print_sick(found: "Diagnosis", proof: "Proof | None", console: "Console") -> None:
     from klinic.doctor.diagnosis import Status
 
     say(console)
     print_cause(found, console)
-    for hypothesis in found.hypotheses:
-        if hypothesis.check.name == found.cause and hypothesis.finding is not None:
-            say(console, f"Seen: {hypothesis.finding.summary}")
     ruled_out = len(found.of(Status.RULED_OUT))
     say(console, f"Ruled out: {ruled_out} of {len(found.hypotheses)} causes")
     print_proof(found, proof, console)
+
+
+def _next_to_sick(folder: Path, found: "Diagnosis", console: "Console", *, has_page: bool) -> None:
+    named = "" if found.cause is None else f" {found.cause}"
+    report = [] if has_page else [(_report(folder), "gaps, and the KL of every token")]
     _next(
         console,
         (f"klinic diagnose {folder}", "every cause, and what was measured"),
-        (f"klinic explain {found.cause}", "what was looked for, and the fix")
-        if found.cause is not None
-        else ("klinic explain", "every cause that is looked for"),
-        (_report(folder), "curves, gaps, the KL of every token"),
+        (f"klinic explain{named}", "what is looked for, and the fix"),
+        *report,
         ("klinic demo --list", "other ways to break it"),
     )
 

@@ -93,9 +93,10 @@ class DemoView:
         self._bar.update(self._task, completed=step)
 
     def event(self, step: int, sentence: str) -> None:
-        """Say it above the curves."""
-        told = Text(f"Step {step} | {sentence}", style="yellow")
-        self._console.print(told, highlight=False, soft_wrap=True)
+        """Say it above the curves, without the fix, which is told at the end."""
+        told = Text(f"Step {step} | {sentence.partition(' Fix: ')[0]}", style="yellow")
+        # a terminal would break words
+        self._console.print(told, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def close(self) -> None:
         """Leave the curves as they stand."""
