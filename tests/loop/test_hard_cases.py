@@ -96,6 +96,16 @@ def test_the_tiny_model_with_an_adapter_can_be_evaluated_wherever_the_run_is_mov
     assert found.kl.per_token == pytest.approx(0, abs=1e-9)
 
 
+def test_a_run_can_be_the_reference_of_another():
+    for name, rate in (("one", 0.0), ("other", 1e-2)):
+        train(name, learning_rate=rate)
+    found = compare.evaluate_subject(
+        compare.find_subject("one"), reference="other", prompts=None, task="arithmetic", num=3
+    )
+    assert found.reference == compare.find_subject("other").model
+    assert found.kl.per_token > 0
+
+
 def test_a_run_on_data_of_its_own_is_evaluated_by_its_rewards(tmp_path):
     (tmp_path / "rows.jsonl").write_text('{"prompt": "1+1="}\n{"prompt": "2+2="}')
     (tmp_path / "rewards.py").write_text(

@@ -82,7 +82,7 @@ def print_proof(found: "Diagnosis", proof: "Proof | None", console: "Console") -
 def print_cause(found: "Diagnosis", console: "Console") -> None:
     """Print what was named and what to do about it."""
     if found.cause is None:
-        say(console, "No cause was found." if not found.missing else "No cause can be named.")
+        say(console, found.nothing)
         return
     say(console, f"Cause: {found.cause}, first seen in step {found.first_step}")
     say(console, f"Fix: {found.fix}")

@@ -93,11 +93,16 @@ class Diagnosis:
     first_step: int | None = None
 
     @property
+    def nothing(self) -> str:
+        """What is said where no cause is named: that there is none, or that nobody can tell."""
+        return "No cause can be named." if self.missing else "No cause was found."
+
+    @property
     def sentence(self) -> str:
         """The cause with its evidence and its fix, in plain words."""
         named = next((h for h in self.hypotheses if h.check.name == self.cause), None)
         if named is None or named.finding is None:
-            return "No cause was found."
+            return self.nothing
         return f"Cause: {self.cause} ({named.finding.summary}). Fix: {self.fix}"
 
     def to_json(self) -> dict[str, Any]:

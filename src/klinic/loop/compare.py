@@ -115,7 +115,7 @@ def evaluate_subject(
             "--reference on them."
         )
     policy = _policy(subject.model, recipe)
-    ref_name = reference or subject.reference
+    ref_name = subject.reference if reference is None else find_subject(reference).model
     ref = None if ref_name is None else _policy(ref_name, recipe)
     if ref is not None and reference is None:
         _refuse_other(subject, ref)
