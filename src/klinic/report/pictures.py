@@ -36,7 +36,7 @@ CURVES = (
     ("completions: length", ("completions/mean_length",)),
     ("completions: read, cut off", ("completions/parse_rate", "completions/clipped_ratio")),
 )
-MARKED = "#8a6d3b"  # marks of a single run: seen on white and on black
+MARKED = "#b07d1a"  # marks of a single run: seen on white and on black
 STACKED = 0.08  # of a panel's height, from one mark of a step to the next
 MOST_REWARDS, LONGEST_LABEL = 12, 40
 Series = tuple[list[int], list[float]]
@@ -109,7 +109,7 @@ def _draw(axis: Any, mark: Mark, *, name: str, colour: str, height: float) -> No
         *([mark.step], [height]),
         marker=KINDS[mark.kind].shape,
         color=colour,
-        ms=6,
+        ms=7,
         mec="none",
         clip_on=False,
         transform=axis.get_xaxis_transform(),
