@@ -5,7 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from io import TextIOWrapper
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -55,7 +55,8 @@ def watch(run: Run, web: Web = False, port: Port = None) -> None:
     console = Console(highlight=False)
     from klinic.report.live import Follower
 
-    with _ended_by_signals(), closing(Follower(run)) as follower:
+    leaving = suppress(KeyboardInterrupt)  # also while the first look is taken
+    with leaving, _ended_by_signals(), closing(Follower(run)) as follower:
         # not the console's word for it, which FORCE_COLOR changes: a pipe has no screen
         if sys.stdout.isatty() and not console.is_dumb_terminal:
             _show(follower, console)

@@ -134,6 +134,7 @@ class Follower:
     def look(self) -> Sight:
         """Return how the run stands."""
         self._problem = ""
+        held = is_held(self._run / LOCK)  # first: what is read then is all that an ended run wrote
         new, back_to = self._read_metrics()
         new_events = self._read_events()
         if back_to is not None or new or not self._records.gaps:
@@ -142,7 +143,7 @@ class Follower:
         recipe = self._read_recipe()
         return Sight(
             run=str(self._run),
-            phase=self._phase(recipe),
+            phase=self._phase(recipe, held),
             steps=tuple(self._steps.values()),
             max_steps=None if recipe is None else recipe.loop.max_steps,
             events=tuple(self._events),
@@ -215,10 +216,9 @@ class Follower:
                 return f"Cause: {found['cause']}. Fix: {found.get('fix')}"
         return None
 
-    def _phase(self, recipe: Recipe | None) -> Phase:
+    def _phase(self, recipe: Recipe | None, held: bool | None) -> Phase:
         if not self._steps and not any((self._run / name).exists() for name in (RECIPE, RUN_FACTS)):
             return Phase.WAITING
-        held = is_held(self._run / LOCK)
         if held:
             return Phase.GOING
         last = max(self._steps, default=0)

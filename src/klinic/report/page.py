@@ -93,7 +93,8 @@ def _content(story: Story, letter: str, scale: Scale) -> dict[str, Any]:
     hypotheses = sorted(
         found.hypotheses, key=lambda h: (ORDER.index(h.status), h.check.stage, h.check.name)
     )
-    left = [h for h in hypotheses if h.status is not Status.RULED_OUT]
+    # the cause itself stands above
+    left = [h for h in hypotheses if h.status != Status.RULED_OUT and h.check.name != found.cause]
     return {
         "story": story,
         "letter": letter,
