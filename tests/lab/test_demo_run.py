@@ -63,11 +63,6 @@ def test_a_folder_that_holds_something_is_refused(tmp_path):
         refuse_used(tmp_path)
 
 
-def shown(view, console):
-    console.print(view)
-    return console.file.getvalue()
-
-
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_curves_fit_the_terminal(width):
     console = Console(file=io.StringIO(), width=width)
@@ -75,8 +70,9 @@ def test_curves_fit_the_terminal(width):
     view.metrics(0, {"eval/accuracy": 0.25})
     for step in range(1, 1001):
         view.metrics(step, {"reward": step / 1000, "kl": step / 1e4})
-    console.file.truncate(0)
-    lines = shown(view, console).splitlines()
+    with console.capture() as capture:
+        console.print(view)
+    lines = capture.get().splitlines()
     assert max(map(len, lines)) <= width
     assert len(lines) == 4
 

@@ -1,6 +1,6 @@
 """Recipes from files, command lines and calls, and back to text."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
 from pathlib import Path
@@ -29,8 +29,10 @@ class Loaded:
     """Of the recipe file, or of the model."""
 
 
-def load(path: Path | str, overrides: Sequence[str] = ()) -> Loaded:
-    """Return the recipe of a file, with `key=value` overrides on top."""
+def load(
+    path: Path | str, overrides: Sequence[str] = (), *, changed: Mapping[str, Any] | None = None
+) -> Loaded:
+    """Return the recipe of a file, with what code has changed and `key=value` overrides on top."""
     where = str(path)
     values = yaml_text.parse(read_text(Path(path)), where=where)
     if not isinstance(values, dict):
@@ -40,7 +42,8 @@ def load(path: Path | str, overrides: Sequence[str] = ()) -> Loaded:
             "lines: `model: tiny` and `task: arithmetic`."
         )
     file = settings.read(values.items(), where=where)
-    recipe, echoes = _resolve([file, _from_overrides(overrides)], where=where)
+    by_code = settings.read((changed or {}).items(), where="")
+    recipe, echoes = _resolve([file, by_code, _from_overrides(overrides)], where=where)
     return Loaded(recipe=recipe, echoes=echoes, name=Path(path).stem)
 
 

@@ -42,10 +42,9 @@ def find_fault(name: str) -> Fault:
 def demo_recipe(fault: Fault | None, out: Path | None, overrides: Sequence[str]) -> Recipe:
     """Return the recipe of the demo: its file, what a fault needs, and what the user asked for."""
     needed = {} if fault is None else {**SICK, **fault.settings}
-    broken = [f"{key}={json.dumps(value)}" for key, value in needed.items()]
     where = [] if out is None else [f"output.dir={json.dumps(str(out))}"]
     with as_file(files("klinic.lab.demo") / "recipe.yaml") as path:
-        return load(path, [*broken, *overrides, *where]).recipe
+        return load(path, [*overrides, *where], changed=needed).recipe
 
 
 def refuse_used(out: Path) -> None:
