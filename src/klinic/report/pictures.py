@@ -39,6 +39,8 @@ CURVES = (
 MARKED = "#b07d1a"  # marks of a single run: seen on white and on black
 STACKED = 0.08  # of a panel's height, from one mark of a step to the next
 MOST_REWARDS, LONGEST_LABEL = 12, 40
+HALF_WINDOWS = 30  # of a long curve, whose points are means over two of them
+LEAST = 2  # steps to either side: a curve of fewer than 60 is drawn as it is
 Series = tuple[list[int], list[float]]
 LETTERS = "AB"  # what two runs are called where their names have no room
 SMALLEST = 1e-7  # nats: below it float32 cannot tell a gap from none
@@ -71,12 +73,42 @@ def _plot(
     axis: Any, known: tuple[list[int], list[float]], label: str, run: int, place: int
 ) -> None:
     """Draw a metric. The first run is a plain line, the second has dots: no colour is needed."""
-    steps, values = known
+    steps, _ = known
     if not steps:
         return
     dots = {"marker": "o", "ms": 3.5, "markevery": max(1, len(steps) // 12)} if run else {}
     style = {"ls": ("-", "--", ":")[place], "color": f"C{run}", "lw": 1.2}
-    axis.plot(steps, values, label=label, **style, **dots)
+    _line(axis, known, label=label, **style, **dots)
+
+
+def _line(axis: Any, known: Series, **style: Any) -> None:
+    """Draw a curve; a long one faintly as it is, so that no spike is lost, under its mean."""
+    steps, values = known
+    half = len(steps) // HALF_WINDOWS
+    if half < LEAST:
+        axis.plot(steps, values, **style)
+        return
+    (line,) = axis.plot(steps, smoothed(np.asarray(values, np.float64), half), **style)
+    axis.plot(steps, values, color=line.get_color(), alpha=0.35, lw=0.6, zorder=1)
+
+
+def smoothed(values: np.ndarray, half: int) -> np.ndarray:
+    """Return the mean of each step and as many before it as after, at most `half`.
+
+    The first and the last stand alone: a KL that begins at 0 is seen to. What is not a number stays
+    out.
+
+    >>> smoothed(np.array([0.0, 6.0, 3.0, np.nan, 5.0]), 1).tolist()
+    [0.0, 3.0, 4.5, 4.0, 5.0]
+    """
+    known = np.isfinite(values)
+    sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0))])
+    counts = np.concatenate([[0], np.cumsum(known)])
+    place = np.arange(len(values))
+    reach = np.minimum(half, np.minimum(place, place[::-1]))
+    first, last = place - reach, place + reach + 1
+    num = counts[last] - counts[first]
+    return np.where(num > 0, (sums[last] - sums[first]) / np.maximum(num, 1), np.nan)
 
 
 def _mark(axis: Any, panel: int, stories: Sequence[Story]) -> dict[str, str]:
@@ -183,9 +215,9 @@ def rewards_and_positions(story: Story, scale: Scale) -> str:
         figure = Figure(figsize=(11, 2.6), layout="constrained")
         left, right = figure.subplots(1, 2)
         for place, name in enumerate(reward_names(story.steps)[:MOST_REWARDS]):
-            steps, values = series(story.steps, _mean_of(name))
             style = ("-", "--", ":", "-.")[place % 4]
-            left.plot(steps, values, label=_label(name), lw=1.2, ls=style)
+            known = series(story.steps, _mean_of(name))
+            _line(left, known, label=_label(name), lw=1.2, ls=style)
         left.set(title="rewards by function, before weights", xlabel="step")
         left.set(xlim=(scale.first - 0.5, scale.last + 0.5), ylim=_wider(*scale.reward))
         for (label, values), style in zip(story.kl_by_position.items(), ("--", "-"), strict=False):
