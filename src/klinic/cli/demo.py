@@ -1,4 +1,4 @@
-"""`klinic demo`: GRPO and its KL on this CPU in about a minute, well or broken on purpose."""
+"""`klinic demo`: GRPO and its KL on this CPU in a minute or two, well or broken on purpose."""
 
 from dataclasses import asdict
 from pathlib import Path

@@ -6,6 +6,8 @@ from klinic.evidence.causes import CAUSES
 
 LEFT_OUT: Mapping[str, str] = {
     "routing-mismatch": "no built-in model is a mixture of experts",
+    # tried: two minutes of computing, and `step-too-big` was named first
+    "reward-hacking": "it takes a policy that answers well first, and many steps to spoil it",
 }
 """Causes that cannot be shown in a short run of a tiny model, and why."""
 
