@@ -161,7 +161,7 @@ def _headline(sight: Sight, width: int) -> Text:
 def clock(seconds: float) -> str:
     """Return seconds as minutes and hours.
 
-    >>> clock(59.6), clock(3725), clock(200000)
+    >>> clock(59.6), clock(3725.0), clock(200000.0)
     ('1:00', '1:02:05', '55:33:20')
     """
     whole = round(seconds)
