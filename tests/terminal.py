@@ -12,7 +12,8 @@ import termios
 import time
 
 INTO = """
-import fcntl, os, sys, termios
+import fcntl, os, signal, sys, termios
+signal.signal(signal.SIGINT, signal.SIG_DFL)  # what runs in the background has it ignored
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 os.execv(sys.argv[1], sys.argv[1:])
