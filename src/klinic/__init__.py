@@ -4,10 +4,12 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0.dev0"
-__all__ = ["__version__", "attach", "train"]
+__all__ = ["KL", "Recovery", "__version__", "attach", "train"]
 
 # on demand: these need torch, which the rest of klinic does without
 LAZY = {
+    "KL": "klinic.recipe.given",
+    "Recovery": "klinic.recipe.given",
     "attach": "klinic.integrations.trl.attaching",
     "train": "klinic.loop.api",
 }

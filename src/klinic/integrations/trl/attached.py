@@ -12,6 +12,7 @@ Whatever is read is detached, whatever is computed beside leaves the random stre
 and nothing is changed in place: training comes to the same bits as without.
 """
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,13 +24,16 @@ import numpy as np
 import torch
 from transformers import TrainerCallback
 
+from klinic.errors import RunStoppedError
 from klinic.evidence.metrics import clip_metrics, step_metrics
 from klinic.evidence.record import Fact, StepRecord
 from klinic.integrations.trl import describe, questions
 from klinic.integrations.trl.drawn import Drawn, Rewarded, drawn, rewarded
 from klinic.integrations.trl.generation import Heard, listening
 from klinic.integrations.trl.keeping import Keeper
-from klinic.integrations.trl.records import LOGP_REF, ROW, Trained, num_empty, to_record
+from klinic.integrations.trl.kl_term import KLTerm
+from klinic.integrations.trl.records import ROW, Trained, num_empty, to_record
+from klinic.integrations.trl.recovering import Recovering, Verdict, drop_gradients
 from klinic.integrations.trl.reference import (
     Reference,
     distance_at_start,
@@ -37,11 +41,15 @@ from klinic.integrations.trl.reference import (
     policy_of,
     reference_of,
 )
-from klinic.integrations.trl.scoring import some_rows, trained_on, unseen
+from klinic.integrations.trl.scoring import LOGP_REF, some_rows, trained_on, unseen
 from klinic.integrations.trl.wrapping import Wrapped
+from klinic.learner.update import all_finite
 from klinic.loop.asking import comes_back, is_time
+from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.model.adapters import is_adapted
 from klinic.model.weights import fingerprint, sampled, trained
+from klinic.recipe.kl import KLSection
+from klinic.recipe.recovery import RecoverySection
 
 MARK = "_klinic"  # the attribute of a trainer that says who is attached
 FIGURES = ("mean", "max", "p99", "share_above")
@@ -56,6 +64,8 @@ class Wanted:
     monitor_kl_every: int = 0
     parse: Callable[[str], Any] | None = None
     accuracy: str | None = None
+    kl: KLSection | None = None
+    recovery: RecoverySection | None = None
 
 
 class Attached:
@@ -77,8 +87,13 @@ class Attached:
         self._seconds: dict[str, float] = {}
         self._in_loss = False
         self._before: dict[str, torch.Tensor] | None = None
+        self._kl = None if wanted.kl is None else KLTerm(trainer, wanted.kl)
+        self._recovering = None if wanted.recovery is None else Recovering(wanted.recovery)
+        self._verdict = Verdict()
+        self._rates: list[float] = []
+        self._graph: torch.Tensor | None = None
         with unseen(trainer):
-            monitored = wanted.monitor_kl_every > 0
+            monitored = wanted.monitor_kl_every > 0 or wanted.kl is not None
             self.reference: Reference | None = reference_of(trainer, monitored=monitored)
         self._wrap()
         self._callback = _Steps(self)
@@ -155,7 +170,7 @@ class Attached:
             return batch
         rows = torch.arange(len(batch["completion_ids"]), device=batch["completion_ids"].device)
         batch = {**batch, ROW: rows}
-        every = self._wanted.monitor_kl_every
+        every = 1 if self._kl is not None else self._wanted.monitor_kl_every
         watched = every and (self._step - 1) % every == 0
         if watched and self.reference is not None and self.trainer.beta == 0:
             with self._timed("klinic_monitor"), unseen(self.trainer):
@@ -168,6 +183,7 @@ class Attached:
         if self._in_loss:
             logp, entropy = found[0], found[1]
             self._seen = logp.detach(), None if entropy is None else entropy.detach()
+            self._graph = logp
         return found
 
     def _on_loss(self, real: Any, model: Any, inputs: Any) -> Any:
@@ -176,11 +192,8 @@ class Attached:
         if not self._trained:
             with self._timed("klinic"):
                 self._begin_step(model, inputs)
-        self._in_loss, self._seen = True, None
-        try:
-            loss = real(model, inputs)
-        finally:
-            self._in_loss = False
+        self._seen = None
+        loss = self._full_loss(model, inputs)
         seen = self._taken()
         if seen is not None and self._drawn is not None and self._rewarded is not None:
             logp, entropy = seen
@@ -195,6 +208,38 @@ class Attached:
                 )
             )
         return loss
+
+    def _full_loss(self, model: Any, inputs: Any) -> torch.Tensor:
+        """Return TRL's loss, with klinic's KL term in the place of its own if there is one."""
+        self._in_loss = True
+        try:
+            if self._kl is None:
+                return self._loss(model, inputs)  # type: ignore[no-any-return]
+            with self._kl.alone():
+                loss = self._loss(model, inputs)
+        finally:
+            self._in_loss = False
+        graph, self._graph = self._graph, None
+        assert graph is not None  # noqa: S101 - TRL's loss scores its batch
+        return self._kl.add(loss, graph, inputs)
+
+    @property
+    def kl_coef(self) -> float:
+        """The coefficient of the KL term, TRL's or klinic's."""
+        return float(self.trainer.beta) if self._kl is None else self._kl.coef
+
+    @contextmanager
+    def _with_coef(self, coef: float) -> Iterator[None]:
+        """Let the KL term have another coefficient for a while."""
+        if self._kl is not None:
+            with self._kl.held(coef):
+                yield
+            return
+        before, self.trainer.beta = self.trainer.beta, coef
+        try:
+            yield
+        finally:
+            self.trainer.beta = before
 
     def _taken(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Return what was seen of the last forward."""
@@ -212,7 +257,7 @@ class Attached:
         """Note what holds before the update, and ask what records will not tell."""
         reference = self.reference
         self._facts = {
-            "kl_coef": float(self.trainer.beta),
+            "kl_coef": self.kl_coef,
             "entropy_coef": float(getattr(self.trainer, "entropy_coef", None) or 0.0),
             "learner_version": self._step - 1,
             "weights_published": fingerprint(policy_of(self.trainer)),
@@ -242,8 +287,9 @@ class Attached:
             trainer=self.trainer,
             model=model,
             score=self._score,
-            loss=self._loss,
-            estimator=self.estimator,
+            loss=self._full_loss,
+            estimator=self.estimator if self.kl_coef else None,
+            coefficient=self._with_coef,
             batch=batch,
             logp_sampler=None if said is None else [said[number] for number in numbers],
         )
@@ -259,12 +305,17 @@ class Attached:
     @property
     def estimator(self) -> str | None:
         """The name of the KL term in the loss."""
+        if self._kl is not None:
+            return str(self._kl.section.estimator)
         return describe.estimator_name(self.trainer.args)
 
     def begin(self) -> None:
         """Write what is known before the first step."""
         trainer = self.trainer
         self._keeper.say(f"Run: {self.folder}")
+        if self._kl is not None:
+            name = self._kl.section.estimator
+            self._keeper.say(f"KL {name}, in the place of TRL's: {ESTIMATORS[name].sentence}")
         self._keeper.begin(
             describe.run_facts(trainer, self.reference, self.estimator),
             describe.recipe_values(trainer, str(self.folder)),
@@ -278,10 +329,32 @@ class Attached:
             weights = trained(policy_of(self.trainer))
             self._before = {name: sampled(p.detach()).clone() for name, p in weights.items()}
 
+        if self._recovering is not None:
+            self._judge(self._recovering)
+
+    def _judge(self, recovering: Recovering) -> None:
+        """Leave the update out, or make it at a lower rate, as it is decided."""
+        record = self._record(self._step, self._trained)
+        sound = all_finite([p.detach() for p in trained(policy_of(self.trainer)).values()])
+        self._verdict = recovering.judge(record, weights_sound=sound)
+        if self._verdict.says:
+            self._keeper.event(self._step, "trouble", self._verdict.says)
+        optimizer = self.trainer.optimizer
+        if self._verdict.skip:
+            drop_gradients(optimizer)
+        if self._verdict.lr_factor != 1:
+            self._rates = [group["lr"] for group in optimizer.param_groups]
+            for group in optimizer.param_groups:
+                group["lr"] *= self._verdict.lr_factor
+            self._facts["learning_rate"] = float(optimizer.param_groups[0]["lr"])
+
     def after_update(self) -> None:
         """Note how many of those weights the update left as they were."""
+        for group, rate in zip(self.trainer.optimizer.param_groups, self._rates, strict=False):
+            group["lr"] = rate
+        self._rates = []
         before, self._before = self._before, None
-        if before is None:
+        if before is None or self._verdict.skip:
             return
         weights = trained(policy_of(self.trainer))
         pairs = [(before[name], sampled(p.detach())) for name, p in weights.items()]
@@ -301,7 +374,15 @@ class Attached:
         for name in SHOWN:
             if name in metrics:
                 self.trainer._metrics["train"][f"klinic/{name}"].append(metrics[name])
+        if self._kl is not None:
+            self.trainer._metrics["train"]["kl"].append(metrics.get("kl", math.nan))
+            self.trainer._metrics["train"]["kl_coef"].append(metrics["kl_coef"])
+            self._kl.adapt(record)
+        verdict, self._verdict = self._verdict, Verdict()
+        metrics["discarded"] = float(verdict.skip)
         self._keeper.keep(record, metrics, self._answers)
+        if verdict.stop:
+            raise RunStoppedError(f"{self.folder}: {verdict.says}")
 
     def _record(self, step: int, batches: list[Trained]) -> StepRecord:
         facts = {
@@ -323,7 +404,7 @@ class Attached:
         args = self.trainer.args
         facts = {name: record.facts.get(name) for name in ("loss", "grad_norm", "learning_rate")}
         metrics = {name: float(value) for name, value in facts.items() if value is not None}
-        metrics["kl_coef"] = float(self.trainer.beta)
+        metrics["kl_coef"] = self.kl_coef
         rewards = {
             "reward": record.reward,
             **{f"rewards/{n}/mean": p for n, p in record.reward_parts.items()},

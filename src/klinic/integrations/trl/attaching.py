@@ -11,6 +11,8 @@ from klinic.integrations.trl.attached import MARK, Attached, Wanted
 from klinic.integrations.trl.keeping import HOW, Keeper
 from klinic.integrations.trl.versions import require_trl
 from klinic.loop.folder import new_folder
+from klinic.recipe.kl import KLSection
+from klinic.recipe.recovery import RecoverySection
 
 
 def attach(  # noqa: PLR0913 - what a user may ask for, by name
@@ -21,6 +23,8 @@ def attach(  # noqa: PLR0913 - what a user may ask for, by name
     monitor_kl_every: int = 0,
     parse: Callable[[str], Any] | None = None,
     accuracy: str | None = None,
+    kl: KLSection | None = None,
+    recovery: RecoverySection | None = None,
     console: Console | None = None,
 ) -> Attached:
     """Record every step of a TRL GRPOTrainer, and examine it while it trains.
@@ -29,8 +33,10 @@ def attach(  # noqa: PLR0913 - what a user may ask for, by name
     is `tell` (say what was found), `stop` (and end the training), or `none`. `monitor_kl_every=N`
     measures the KL to the start in every N-th step also where beta is 0. `parse` returns the answer
     in a completion, or None where there is none. `accuracy` names the reward function that says
-    whether an answer is right: what TRL's evaluation measures of it counts as accuracy. Call
-    `detach()` to undo all of it, or use it as a context.
+    whether an answer is right: what TRL's evaluation measures of it counts as accuracy. `kl`, made
+    by `klinic.KL(...)`, takes the place of TRL's KL term and of beta. `recovery`, made by
+    `klinic.Recovery(...)`, says which updates are left out, and when to stop. Call `detach()` to
+    undo all of it, or use it as a context.
     """
     require_trl()
     _refuse(trainer, doctor=doctor, monitor_kl_every=monitor_kl_every)
@@ -38,7 +44,13 @@ def attach(  # noqa: PLR0913 - what a user may ask for, by name
     chosen = None if folder is None else str(folder)
     where = new_folder(chosen, "trl", instead=instead)
     keeper = Keeper(where, doctor=doctor, console=console or Console(highlight=False))
-    wanted = Wanted(monitor_kl_every=monitor_kl_every, parse=parse, accuracy=accuracy)
+    wanted = Wanted(
+        monitor_kl_every=monitor_kl_every,
+        parse=parse,
+        accuracy=accuracy,
+        kl=kl,
+        recovery=recovery,
+    )
     return Attached(trainer, keeper, wanted)
 
 

@@ -4,8 +4,8 @@ Gradients are asked of autograd past the parameters' own, on a few completions, 
 compared with is written here apart from TRL's loss.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from klinic.integrations.trl.scoring import (
     Batch,
     Score,
+    kl_inputs,
     logp_of,
     some_rows,
     trained_on,
@@ -26,7 +27,6 @@ from klinic.integrations.trl.token_weights import KNOWN, token_weights
 from klinic.learner.comparing import Answer, apart, compared, cosine, is_kept, norm, sampled_entries
 from klinic.learner.questions import ALONE, LIKELY, PROMISED, ROWS
 from klinic.maths.kl_estimators import ESTIMATORS
-from klinic.maths.kl_inputs import KLInputs
 from klinic.model.weights import trained
 
 LOCAL = ("bnpo",)
@@ -44,6 +44,8 @@ class Asked:
     loss: Callable[[Any, Batch], Tensor]
     estimator: str | None
     """Of the KL term in the loss; None without one."""
+    coefficient: Callable[[float], AbstractContextManager[None]]
+    """A context in which the term has another coefficient."""
     batch: Batch
     """Some rows of a micro-batch."""
     logp_sampler: list[np.ndarray] | None
@@ -65,8 +67,11 @@ def ask(asked: Asked) -> dict[str, Answer]:
     if inside.any():
         answers["rescore"] = apart(first[inside], second[inside])
         answers["rescore_alone"] = _alone(asked, first)
-    has_term = asked.trainer.beta != 0 and asked.estimator in PROMISED
-    if has_term and asked.estimator not in BY_VOCABULARY and asked.trainer.loss_type in KNOWN:
+    if (
+        asked.estimator in PROMISED
+        and asked.estimator not in BY_VOCABULARY
+        and asked.trainer.loss_type in KNOWN
+    ):
         answers["kl_gradient"] = _kl_gradient(asked, str(asked.estimator))
     if len(inside) > 1 and asked.trainer.loss_type not in LOCAL:
         answers["micro_batches"] = _halved(asked)
@@ -108,7 +113,7 @@ def _suspects(asked: Asked, logp: Tensor) -> set[int]:
 def _kl_gradient(asked: Asked, name: str) -> Answer:
     """Compare the KL term's part of the real gradient with what its name promises."""
     still = {**asked.batch, "advantages": torch.zeros_like(asked.batch["advantages"])}
-    found = _gradient(asked, still, beta=1.0) - _gradient(asked, still, beta=0.0)
+    found = _gradient(asked, still, coef=1.0) - _gradient(asked, still, coef=0.0)
     promised = _promised(asked, name)
     if is_kept(found, promised):
         return {**compared(found, promised), "score_norm": None, "looks_like": name}
@@ -143,15 +148,9 @@ def _twice_as_many(trainer: Any) -> Iterator[None]:
         trainer.current_gradient_accumulation_steps, trainer.args.steps_per_generation = before
 
 
-def _gradient(asked: Asked, batch: Batch, *, beta: float | None = None) -> Tensor:
-    trainer = asked.trainer
-    before = trainer.beta
-    trainer.beta = before if beta is None else beta
-    try:
-        with unseen(trainer):
-            return _sample(asked, asked.loss(asked.model, batch))
-    finally:
-        trainer.beta = before
+def _gradient(asked: Asked, batch: Batch, *, coef: float | None = None) -> Tensor:
+    with unseen(asked.trainer), nullcontext() if coef is None else asked.coefficient(coef):
+        return _sample(asked, asked.loss(asked.model, batch))
 
 
 def _promised(asked: Asked, name: str) -> Tensor:
@@ -162,26 +161,6 @@ def _promised(asked: Asked, name: str) -> Tensor:
         inputs = kl_inputs(logp, asked.batch)
         terms = ESTIMATORS[name].term(inputs.clean())
         return _sample(asked, (terms * weights[trained_on(asked.batch)]).sum())
-
-
-def kl_inputs(logp: Tensor, batch: Mapping[str, Any], **others: Any) -> KLInputs:
-    """Return the trained tokens of a padded batch, row behind row, as a KL term sees them."""
-    inside = trained_on(batch)
-    old = batch.get("old_per_token_logps")
-    old = logp.detach() if old is None else old
-    sampler = batch.get("sampling_per_token_logps")
-    sampler = old if sampler is None else torch.where(sampler.isnan(), old, sampler)
-    ends = torch.cat([inside.new_zeros(1, dtype=torch.int64), inside.sum(1).cumsum(0)])
-    return KLInputs(
-        group=torch.arange(len(inside), device=logp.device),
-        row_offsets=ends,
-        logp=logp[inside],
-        logp_old=old[inside],
-        logp_sampler=sampler[inside],
-        logp_ref=batch["ref_per_token_logps"][inside],
-        loss_mask=inside[inside],
-        **others,
-    )
 
 
 def _sample(asked: Asked, loss: Tensor) -> Tensor:

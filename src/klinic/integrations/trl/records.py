@@ -15,11 +15,10 @@ from torch import Tensor
 from klinic.evidence.record import EmittedBy, Fact, StepRecord
 from klinic.evidence.rollout import end_to_end, offsets_of
 from klinic.integrations.trl.drawn import Drawn, Rewarded
+from klinic.integrations.trl.scoring import reference_logp, trained_on
 
 ROW = "klinic_row"
 """The column of row numbers in TRL's batches."""
-LOGP_REF = "klinic_logp_ref"
-"""The reference's log-probs, where klinic has asked for them and TRL has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,22 +112,18 @@ def to_record(
 def _on_cpu(batch: Trained) -> dict[str, np.ndarray | None]:
     """Return the arrays of a micro-batch; where TRL has no old log-probs, the current are they."""
     inputs = batch.inputs
-    mask = inputs["completion_mask"]
-    if "tool_mask" in inputs:
-        mask = mask * inputs["tool_mask"]
     old = inputs.get("old_per_token_logps")
-    ref = inputs.get("ref_per_token_logps", inputs.get(LOGP_REF))
     advantages = inputs["advantages"]
     found = {
         "number": inputs[ROW],
         "completion_ids": inputs["completion_ids"],
-        "loss_mask": mask.bool(),
+        "loss_mask": trained_on(inputs),
         "prompt_ids": inputs["prompt_ids"],
         "prompt_mask": inputs["prompt_mask"].bool(),
         "advantages": advantages if advantages.dim() == 1 else None,
         "logp": batch.logp,
         "logp_old": batch.logp if old is None else old,
-        "logp_ref": ref,
+        "logp_ref": reference_logp(inputs),
         "entropy": batch.entropy,
     }
     return {name: None if x is None else _array(x) for name, x in found.items()}

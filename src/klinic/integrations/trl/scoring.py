@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from klinic.maths.kl_inputs import KLInputs
+
 IMAGES = (
     *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes"),
     *("num_tiles", "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"),
@@ -15,6 +17,9 @@ IMAGES = (
 """What a batch may hold for models that see; given on as it is."""
 CONTROLLER = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")
 """Attributes of a trainer that its loss moves."""
+
+LOGP_REF = "klinic_logp_ref"
+"""The reference's log-probs in a batch, where klinic has asked for them and TRL has none."""
 
 Score = Callable[..., Any]
 """TRL's `_get_per_token_logps_and_entropies`, bound to a trainer."""
@@ -87,3 +92,29 @@ def unpadded(batch: Batch, row: int) -> dict[str, Any]:
 def _is_by_token(value: Any, batch: Batch) -> bool:
     longest = batch["completion_ids"].size(1)
     return isinstance(value, Tensor) and value.dim() == 2 and value.size(1) == longest
+
+
+def reference_logp(batch: Batch) -> Tensor | None:
+    """Return the reference's log-probs: TRL's, or those that klinic asked for."""
+    logp: Tensor | None = batch.get("ref_per_token_logps", batch.get(LOGP_REF))
+    return logp
+
+
+def kl_inputs(logp: Tensor, batch: Batch) -> KLInputs:
+    """Return the trained tokens of a padded batch, row behind row, as a KL term sees them."""
+    inside, ref = trained_on(batch), reference_logp(batch)
+    assert ref is not None  # noqa: S101 - asked only with a reference
+    old = batch.get("old_per_token_logps")
+    old = logp.detach() if old is None else old
+    sampler = batch.get("sampling_per_token_logps")
+    sampler = old if sampler is None else torch.where(sampler.isnan(), old, sampler)
+    ends = torch.cat([inside.new_zeros(1, dtype=torch.int64), inside.sum(1).cumsum(0)])
+    return KLInputs(
+        group=torch.arange(len(inside), device=logp.device),
+        row_offsets=ends,
+        logp=logp[inside],
+        logp_old=old[inside],
+        logp_sampler=sampler[inside],
+        logp_ref=ref[inside],
+        loss_mask=inside[inside],
+    )
