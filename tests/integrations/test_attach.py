@@ -205,6 +205,14 @@ def test_dropout_is_named_and_can_stop_the_run(shaky_start, tmp_path):
     assert trainer.state.global_step < 4
 
 
+def test_dropout_of_a_fresh_adapter_is_not_taken_for_a_wrong_scale(start, tmp_path):
+    trainer = make_trainer(start, tmp_path / "out", peft=True, lora_dropout=0.1, max_steps=3)
+    trained(trainer, tmp_path / "run")
+    asked = {e["probe"] for e in Journal(tmp_path / "run" / "probes.jsonl").entries()}
+    assert "rescore" in asked
+    assert "micro_batches" not in asked
+
+
 @pytest.mark.parametrize("loss_type", KNOWN)
 def test_token_weights_are_those_of_trls_loss(start, tmp_path, loss_type, monkeypatch):
     trainer = make_trainer(start, tmp_path / "out", loss_type=loss_type, max_steps=2, beta=1.0)

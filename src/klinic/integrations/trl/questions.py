@@ -27,6 +27,7 @@ from klinic.integrations.trl.token_weights import KNOWN, token_weights
 from klinic.learner.comparing import Answer, apart, compared, cosine, is_kept, norm, sampled_entries
 from klinic.learner.questions import ALONE, LIKELY, PROMISED, ROWS
 from klinic.maths.kl_estimators import ESTIMATORS
+from klinic.model.dropout import largest_dropout
 from klinic.model.weights import trained
 
 LOCAL = ("bnpo",)
@@ -73,7 +74,9 @@ def ask(asked: Asked) -> dict[str, Answer]:
         and asked.trainer.loss_type in KNOWN
     ):
         answers["kl_gradient"] = _kl_gradient(asked, str(asked.estimator))
-    if len(inside) > 1 and asked.trainer.loss_type not in LOCAL:
+    # dropout draws another mask for another shape: halves would differ by chance
+    still = largest_dropout(asked.model) == 0
+    if still and len(inside) > 1 and asked.trainer.loss_type not in LOCAL:
         answers["micro_batches"] = _halved(asked)
     return answers
 
