@@ -10,6 +10,7 @@ and the control says how much.
 """
 
 import argparse
+import contextlib
 import io
 import json
 import statistics
@@ -80,7 +81,8 @@ def block(trainer: Any, folder: Path, *, attached: bool, steps: int) -> float:
         handle = klinic.attach(trainer, folder, doctor="none", console=console)
     clock = _Clock()
     trainer.add_callback(clock)
-    trainer.train()
+    with contextlib.redirect_stdout(io.StringIO()):
+        trainer.train()
     trainer.remove_callback(clock)
     if handle is not None:
         handle.detach()

@@ -118,6 +118,7 @@ def _k1_term(trainer: Any) -> None:
             trainer.beta = before
         logp, ref = logp_of(getattr(trainer, SCORE), model, batch), reference_logp(batch)
         weights = token_weights(trainer, batch, logp.dtype)
+        assert ref is not None  # noqa: S101 - beta is above 0
         return loss + before * (weights * (logp - ref))[trained_on(batch)].sum()
 
     _wrap(trainer, LOSS, other)

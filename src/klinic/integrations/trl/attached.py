@@ -397,6 +397,7 @@ class Attached:
             batches,
             eos_ids=self.trainer.eos_token_ids,
             facts=facts,
+            caches=bool(self.trainer.args.use_vllm),
             round_trip=partial(comes_back, tokenizer) if self._answers else None,
         )
 
