@@ -4,11 +4,18 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0.dev0"
-__all__ = ["__version__", "train"]
+__all__ = ["KL", "Recovery", "__version__", "attach", "train"]
+
+# on demand: these need torch, which the rest of klinic does without
+LAZY = {
+    "KL": "klinic.recipe.given",
+    "Recovery": "klinic.recipe.given",
+    "attach": "klinic.integrations.trl.attaching",
+    "train": "klinic.loop.api",
+}
 
 
 def __getattr__(name: str) -> Any:
-    # on demand: training needs torch, which the rest of klinic does without
-    if name == "train":
-        return import_module("klinic.loop.api").train
+    if name in LAZY:
+        return getattr(import_module(LAZY[name]), name)
     raise AttributeError(f"module 'klinic' has no attribute {name!r}")

@@ -76,19 +76,23 @@ def scan(record: StepRecord, column: str) -> Scan:
     hit = np.nan_to_num(means) > LARGE
     tokens = known & hit[row_of_token(record.row_offsets)]
     share = float(hit.mean()) if hit.size else 0.0
-    gaps = {shift: _gap(old, other, record, tokens, shift) for shift in (0, *SHIFTS)}
-    gap = gaps.pop(0)
-    usable = {shift: value for shift, value in gaps.items() if value is not None}
-    if gap is None or not usable:
-        return Scan(rows=share, gap=gap or 0.0, shifted=gap or 0.0, shift=0)
-    best = min(usable, key=lambda shift: usable[shift])
-    return Scan(rows=share, gap=gap, shifted=usable[best], shift=best)
+    pairs = {shift: _gaps(old, other, record, tokens, shift) for shift in SHIFTS}
+    usable = {shift: pair for shift, pair in pairs.items() if pair is not None}
+    if not usable:
+        return Scan(rows=share, gap=0.0, shifted=0.0, shift=0)
+    best = min(usable, key=lambda shift: usable[shift][1] - REMOVED * usable[shift][0])
+    gap, shifted = usable[best]
+    return Scan(rows=share, gap=gap, shifted=shifted, shift=best)
 
 
-def _gap(
+def _gaps(
     old: np.ndarray, other: np.ndarray, record: StepRecord, tokens: np.ndarray, shift: int
-) -> float | None:
-    """Return the mean of |old[t + shift] - other[t]| over tokens whose other is in the same row."""
+) -> tuple[float, float] | None:
+    """Return the mean of |old[t] - other[t]| and of |old[t + shift] - other[t]|.
+
+    Both over the tokens whose other is in the same row: in a short row, a shift that merely leaves
+    the worst token out would seem to remove the gap.
+    """
     place = np.arange(len(old))
     row = row_of_token(record.row_offsets)
     moved = place + shift
@@ -97,7 +101,8 @@ def _gap(
     known = tokens & inside & (row[moved] == row) & np.isfinite(old[moved])
     if known.sum() < ENOUGH:
         return None
-    return float(np.abs(old[moved] - other)[known].mean())
+    stay, shifted = np.abs(old - other)[known].mean(), np.abs(old[moved] - other)[known].mean()
+    return float(stay), float(shifted)
 
 
 def share_filled(record: StepRecord, column: str) -> float:

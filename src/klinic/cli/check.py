@@ -1,12 +1,14 @@
 """`klinic check RECIPE`: every part on one batch, before any hour is spent; exit code for CI."""
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from klinic.cli.extras import require
 from klinic.cli.printing import Json, print_json, say
-from klinic.cli.train import Overrides, Recipe
+from klinic.cli.train import Overrides
+from klinic.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,8 +16,39 @@ if TYPE_CHECKING:
     from klinic.probe.single_batch import Checked
 
 
-def check(recipe: Recipe, overrides: Overrides = None, as_json: Json = False) -> None:
+Recipe = Annotated[
+    Path | None, typer.Argument(metavar="RECIPE", help="A YAML recipe.", show_default=False)
+]
+Trl = Annotated[
+    str | None,
+    typer.Option(
+        "--trl",
+        metavar="SCRIPT:FUNCTION",
+        help="Check the trl.GRPOTrainer that this function returns, instead of a recipe.",
+    ),
+]
+
+
+def check(
+    recipe: Recipe = None, overrides: Overrides = None, trl: Trl = None, as_json: Json = False
+) -> None:
     """Try every part of a recipe on two small batches, and every test of the first step."""
+    from rich.console import Console
+
+    if (recipe is None) == (trl is None):
+        raise ConfigError(
+            "check needs a recipe, or --trl with the function that makes a trainer, and not both: "
+            "klinic check recipes/arithmetic.yaml, or klinic check --trl train.py:make_trainer."
+        )
+    found = _checked_recipe(recipe, overrides) if recipe is not None else _checked_trainer(str(trl))
+    if as_json:
+        _print_json(found)
+    else:
+        _print(found, Console(highlight=False))
+    raise typer.Exit(0 if found.ok else 1)
+
+
+def _checked_recipe(recipe: Path, overrides: list[str] | None) -> "Checked":
     from rich.console import Console
 
     from klinic.recipe.loading import flags_to_overrides, load
@@ -25,12 +58,20 @@ def check(recipe: Recipe, overrides: Overrides = None, as_json: Json = False) ->
     with Console(stderr=True).status("Loading torch ...") as status:
         from klinic.probe.single_batch import single_batch
 
-        found = single_batch(loaded.recipe, lambda what: status.update(f"{what} ..."))
-    if as_json:
-        _print_json(found)
-    else:
-        _print(found, Console(highlight=False))
-    raise typer.Exit(0 if found.ok else 1)
+        return single_batch(loaded.recipe, lambda what: status.update(f"{what} ..."))
+
+
+def _checked_trainer(target: str) -> "Checked":
+    from rich.console import Console
+
+    from klinic.recipe.function import find_function
+
+    require("trl", "trl", "torch", "transformers", "peft", "safetensors", "datasets")
+    with Console(stderr=True).status("Loading torch ...") as status:
+        from klinic.integrations.trl.single_batch import single_batch
+
+        make = find_function(target, example="train.py:make_trainer")
+        return single_batch(make, target, lambda what: status.update(f"{what} ..."))
 
 
 def _print_json(found: "Checked") -> None:

@@ -12,6 +12,7 @@ from klinic.maths.arrays import row_of_token, segment_sum
 from klinic.maths.ratio import effective_sample_size, sequence_log_ratio
 
 TAIL = 0.001  # the share of tokens whose part in the KL is shown
+FAR = 1.0  # nats: a token beyond it is e times as likely under one policy as under the other
 
 
 def step_metrics(record: StepRecord) -> dict[str, float]:
@@ -165,6 +166,7 @@ def _spread(name: str, values: np.ndarray, record: StepRecord) -> dict[str, floa
         f"{name}/max": float(tokens.max()),
         f"{name}/p99": float(np.quantile(tokens, 0.99)),
         f"{name}/top_share": float(tail),
+        f"{name}/share_above": float((np.abs(tokens) > FAR).mean()),
         f"{name}/per_sequence": float(sums.mean()),
         f"{name}/per_sequence_max": float(sums.max()),
     }

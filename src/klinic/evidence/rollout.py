@@ -77,7 +77,7 @@ class Rollout:
     @property
     def token_ids(self) -> Int[np.ndarray, "N"]:
         """The tokens of all segments, end to end."""
-        return _join((s.token_ids for s in self.segments), np.int64)
+        return end_to_end((s.token_ids for s in self.segments), np.int64)
 
     @property
     def num_policy_tokens(self) -> int:
@@ -101,16 +101,16 @@ def flatten(rollouts: Sequence[Rollout], *, step: int) -> StepRecord:
     number = {index: group for group, index in enumerate(indices)}
     return StepRecord(
         step=step,
-        row_offsets=_offsets([sum(len(s.token_ids) for s in r.segments) for r in rollouts]),
+        row_offsets=offsets_of([sum(len(s.token_ids) for s in r.segments) for r in rollouts]),
         group=np.array([number[r.prompt.index] for r in rollouts], np.int64),
         prompt_index=np.array([r.prompt.index for r in rollouts], np.int64),
         sample=np.array([r.sample for r in rollouts], np.int64),
-        prompt_offsets=_offsets([len(r.prompt.token_ids) for r in rollouts]),
-        prompt_ids=_join((r.prompt.token_ids for r in rollouts), np.int64),
+        prompt_offsets=offsets_of([len(r.prompt.token_ids) for r in rollouts]),
+        prompt_ids=end_to_end((r.prompt.token_ids for r in rollouts), np.int64),
         finish_reason=np.array([r.finish_reason for r in rollouts], np.str_),
         prompt_ids_match=_prompt_ids_match(rollouts),
         cached_tokens=_cached_tokens(rollouts),
-        token_ids=_join((s.token_ids for s in segments), np.int64),
+        token_ids=end_to_end((s.token_ids for s in segments), np.int64),
         emitted_by=emitted_by,
         loss_mask=emitted_by == EmittedBy.POLICY,
         logp_sampler=_logp_sampler(segments),
@@ -145,10 +145,12 @@ def _per_token(segments: Sequence[Segment], values: Sequence[int], dtype: Any) -
     return np.repeat(np.array(values, dtype), lengths)
 
 
-def _offsets(lengths: Sequence[int]) -> np.ndarray:
+def offsets_of(lengths: Sequence[int]) -> np.ndarray:
+    """Return where rows of these lengths start when they lie end to end, and the end."""
     return np.cumsum([0, *lengths], dtype=np.int64)
 
 
-def _join(arrays: Iterable[np.ndarray], dtype: Any) -> np.ndarray:
+def end_to_end(arrays: Iterable[np.ndarray], dtype: Any) -> np.ndarray:
+    """Return the rows as one array."""
     joined: np.ndarray = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)
     return joined

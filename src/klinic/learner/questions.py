@@ -14,6 +14,7 @@ from torch import Tensor
 
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rows import some_rows
+from klinic.learner.comparing import Answer, apart, compared, cosine, is_kept, norm, sampled_entries
 from klinic.learner.objective import Objective, Targets, kl_inputs
 from klinic.learner.packing import MicroBatch, joined
 from klinic.learner.team import Team
@@ -22,14 +23,9 @@ from klinic.maths.kl_inputs import RATIO_CAP
 from klinic.model.adapters import is_adapted
 from klinic.model.reference import Reference
 from klinic.model.scorer import TokenScorer
-from klinic.model.weights import whole
 
 ROWS = 16  # completions that are asked about
 ALONE = 4  # of them that are scored one by one
-SAME = 0.01  # of a gradient: rounding of bf16 leaves as much
-SAMPLED = 4096  # entries of each tensor whose gradients are compared
-
-Answer = dict[str, float | str | None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +53,7 @@ def ask(learner: Asked, record: StepRecord, *, kl_coef: float) -> dict[str, Answ
     scored = learner.score(record, needs_reference=with_kl)
     logp = _logp(learner, record, scored.batches)
     answers = {
-        "rescore": _apart(logp, _logp(learner, record, scored.batches)),
+        "rescore": apart(logp, _logp(learner, record, scored.batches)),
         "rescore_alone": alone(learner, record, logp),
     }
     # another scorer would not gather the shards
@@ -79,13 +75,13 @@ def alone(learner: Asked, record: StepRecord, together: Tensor) -> Answer:
     rows = some_rows(record, few)
     one_by_one = _logp(learner, rows, learner.cut(rows, 1))
     ends = record.row_offsets
-    return _apart(one_by_one, torch.cat([together[ends[row] : ends[row + 1]] for row in few]))
+    return apart(one_by_one, torch.cat([together[ends[row] : ends[row + 1]] for row in few]))
 
 
 def float32(learner: Asked, scored: Any, logp: Tensor) -> Answer:
     """Score without the recipe's lower precision."""
     plain = replace(learner, scorer=TokenScorer(learner.lm, temperature=learner.scorer.temperature))
-    return _apart(logp, _logp(plain, scored.record, scored.batches))
+    return apart(logp, _logp(plain, scored.record, scored.batches))
 
 
 @torch.no_grad()
@@ -111,22 +107,16 @@ def kl_gradient(learner: Asked, scored: Any) -> Answer:
     assert name is not None  # noqa: S101 - asked only with a KL term
     found = _prepared(learner, scored, kl_coef=1.0, reward_scale=0.0)
     promised = _promised(learner, scored, name)
-    if _kept(found, promised):
-        return {**_compared(found, promised), "score_norm": None, "looks_like": name}
+    if is_kept(found, promised):
+        return {**compared(found, promised), "score_norm": None, "looks_like": name}
     found = found - _prepared(learner, scored, kl_coef=0.0, reward_scale=0.0)
     others = {key: _promised(learner, scored, key) for key in LIKELY if key != name}
-    alike = {key: abs(_cosine(found, v)) for key, v in {name: promised, **others}.items()}
+    alike = {key: abs(cosine(found, v)) for key, v in {name: promised, **others}.items()}
     return {
-        **_compared(found, promised),
-        "score_norm": _norm(promised if name == "k1" else others["k1"]),
+        **compared(found, promised),
+        "score_norm": norm(promised if name == "k1" else others["k1"]),
         "looks_like": max(alike, key=lambda key: alike[key]),
     }
-
-
-def _kept(found: Tensor, promised: Tensor) -> bool:
-    """Whether a promise is kept, to rounding."""
-    found, promised = _same_length(found, promised)
-    return _norm(found - promised) <= SAME * max(_norm(promised), _norm(found))
 
 
 def halved(learner: Asked, scored: Any, kl_coef: float) -> Answer:
@@ -135,7 +125,7 @@ def halved(learner: Asked, scored: Any, kl_coef: float) -> Answer:
     record: StepRecord = scored.record
     batches = learner.cut(record, max(1, min(learner.size, record.num_rows) // 2))
     parts = replace(scored, batches=batches, ref_hidden=[None] * len(batches))
-    return _compared(_prepared(learner, parts, kl_coef=kl_coef), whole)
+    return compared(_prepared(learner, parts, kl_coef=kl_coef), whole)
 
 
 def _weights(targets: Targets, logp: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -186,48 +176,15 @@ def _prepared(learner: Asked, scored: Any, **how: float) -> Tensor:
 
 def _sample(learner: Asked) -> Tensor:
     """Return evenly spaced entries of every gradient, end to end, and drop the gradients."""
-    parts = [whole(g.detach()).reshape(-1) for g in learner.gradients()]
-    flat = [p[:: max(1, p.numel() // SAMPLED)].double() for p in parts]
+    entries = sampled_entries(learner.gradients())
     learner.discard()
-    return torch.cat(flat) if flat else torch.zeros(1, dtype=torch.float64)
-
-
-def _compared(found: Tensor, expected: Tensor) -> Answer:
-    found, expected = _same_length(found, expected)
-    square = float((expected * expected).sum())
-    return {
-        "ratio": float((found * expected).sum()) / square if square else None,
-        "cosine": _cosine(found, expected) if square else None,
-        "norm": _norm(found),
-        "expected_norm": _norm(expected),
-    }
-
-
-def _same_length(found: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both of one length: a gradient that was cut off has no entries at all."""
-    length = max(len(found), len(expected))
-    grown = [torch.nn.functional.pad(v, (0, length - len(v))) for v in (found, expected)]
-    return grown[0], grown[1]
-
-
-def _cosine(one: Tensor, other: Tensor) -> float:
-    one, other = _same_length(one, other)
-    return float((one * other).sum()) / max(_norm(one) * _norm(other), 1e-300)
-
-
-def _norm(vector: Tensor) -> float:
-    return float(vector.norm())
+    return entries
 
 
 @torch.no_grad()
 def _logp(learner: Asked, record: StepRecord, batches: list[MicroBatch]) -> Tensor:
     logp = [learner.scorer(batch.layout).logp for batch in batches]
     return joined(logp, batches, record.num_tokens, learner.team)
-
-
-def _apart(one: Tensor, other: Tensor) -> Answer:
-    difference = (one - other).abs()
-    return {"largest": float(difference.max()), "mean": float(difference.mean())}
 
 
 def _suspects(record: StepRecord, logp: np.ndarray) -> set[int]:

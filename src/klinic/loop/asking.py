@@ -33,13 +33,14 @@ def round_trips(tokenizer: Any, rollouts: Sequence[Rollout]) -> Bool[np.ndarray,
 
 
 def _round_trips(tokenizer: Any, rollout: Rollout) -> bool:
-    for segment in rollout.segments:
-        if segment.emitted_by is EmittedBy.POLICY:
-            ids = segment.token_ids.tolist()
-            text = tokenizer.decode(ids, skip_special_tokens=False)
-            if tokenizer.encode(text, add_special_tokens=False) != ids:
-                return False
-    return True
+    own = [s.token_ids.tolist() for s in rollout.segments if s.emitted_by is EmittedBy.POLICY]
+    return all(comes_back(tokenizer, ids) for ids in own)
+
+
+def comes_back(tokenizer: Any, ids: list[int]) -> bool:
+    """Whether token ids are the same after decoding and encoding."""
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    return bool(tokenizer.encode(text, add_special_tokens=False) == ids)
 
 
 def regrade(

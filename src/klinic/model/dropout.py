@@ -19,6 +19,18 @@ def silence_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
+def largest_dropout(model: nn.Module) -> float:
+    """Return the largest rate of any dropout in the model."""
+    rates = [
+        float(value)
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if isinstance(value, float)
+        and ("drop" in name or (name == "p" and isinstance(module, nn.modules.dropout._DropoutNd)))
+    ]
+    return max(rates, default=0.0)
+
+
 def refuse_randomness(first: torch.Tensor, second: torch.Tensor, name: str) -> None:
     """Refuse a model whose forward gave two answers to one question."""
     if not (torch.isfinite(first).all() and torch.isfinite(second).all()):

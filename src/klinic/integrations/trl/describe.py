@@ -1,0 +1,193 @@
+"""What TRL's config says, in klinic's words: run.json, and as much of a recipe as it has words for.
+
+Sampling is what the user asked for in `GRPOConfig`. What a file beside the model, or
+`generation_kwargs`, makes of it is for checks to see.
+"""
+
+from typing import Any
+
+import torch
+
+from klinic.evidence.run_facts import SHARED
+from klinic.integrations.trl.reference import Reference, policy_of
+from klinic.loop.describe import begun
+from klinic.maths.surrogate import SURROGATES
+from klinic.model.adapters import policy_digest
+from klinic.model.dropout import largest_dropout
+from klinic.model.loading import num_experts, num_parameters
+
+ADVANTAGES = {"group": "group_std", "batch": "batch", "none": "group_mean"}
+
+
+def run_facts(trainer: Any, reference: Reference | None, estimator: str | None) -> dict[str, Any]:
+    """Return the contents of run.json."""
+    args, lm = trainer.args, policy_of(trainer)
+    return {
+        **begun(),
+        "seed": args.seed,
+        "threads": torch.get_num_threads(),
+        "sampling": sampling(args),
+        "logprob_mode": "processed",
+        "eos_ids": list(trainer.eos_token_ids),
+        "pad_id": trainer._tokenizer.pad_token_id,
+        "vocabulary_size": int(lm.get_output_embeddings().weight.shape[0]),
+        "policy": {
+            "name": name_of(lm),
+            "digest": policy_digest(lm),
+            "dtype": dtype_of(trainer),
+            "dropout": largest_dropout(lm),
+            "num_experts": num_experts(lm),
+            "untrained": False,
+            **num_parameters(lm),
+        },
+        "reference": _reference(args, reference),
+        "sampler": {
+            "kind": "vllm" if args.use_vllm else "transformers",
+            "dtype": dtype_of(trainer),
+            "max_version_lag": updates_per_generation(args) - 1,
+            "shares_weights": not args.use_vllm,
+        },
+        "shards": 1,
+        "estimator": estimator,
+        "loss": {
+            "name": loss_name(args),
+            "clip_low": args.epsilon,
+            "clip_high": clip_high(args),
+            "aggregation": _aggregation(args),
+        },
+        "advantage": advantage_name(args),
+        "group_size": args.num_generations,
+        "logp_old": SHARED if shares_forward(args) else "scored",
+    }
+
+
+def sampling(args: Any) -> dict[str, Any]:
+    """Return how completions are drawn, as the config says."""
+    return {
+        "temperature": args.temperature,
+        "top_p": args.top_p,
+        "top_k": args.top_k or 0,
+        "min_p": args.min_p or 0.0,
+        "repetition_penalty": args.repetition_penalty,
+        "max_new_tokens": args.max_completion_length,
+    }
+
+
+def _reference(args: Any, reference: Reference | None) -> dict[str, Any]:
+    if reference is None:
+        return {"kind": "none", "source": None, "digest": None, "wanted": None}
+    moves = args.sync_ref_model
+    return {
+        "kind": reference.kind,
+        "source": reference.source,
+        "digest": reference.digest,
+        "wanted": "start",
+        "sync_every": args.ref_model_sync_steps if moves else None,
+        "ema": 1 - args.ref_model_mixup_alpha if moves else None,
+    }
+
+
+def name_of(lm: Any) -> str:
+    """Return where a model was loaded from."""
+    return str(lm.config._name_or_path) or type(lm).__name__
+
+
+def dtype_of(trainer: Any) -> str:
+    """Return the precision that forward passes are computed in."""
+    if trainer.args.bf16:
+        return "bf16"
+    if trainer.args.fp16:
+        return "fp16"
+    dtype = next(policy_of(trainer).parameters()).dtype
+    short = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
+    return short.get(dtype, str(dtype).removeprefix("torch."))
+
+
+def updates_per_generation(args: Any) -> int:
+    """Return how many updates are made with the completions of one generation."""
+    batches = args.steps_per_generation * args.num_iterations
+    return max(1, int(batches // args.gradient_accumulation_steps))
+
+
+def cuts_groups(args: Any) -> bool:
+    """Whether an update may be made with some members of a group and not with others."""
+    return bool(args.steps_per_generation > args.gradient_accumulation_steps)
+
+
+def shares_forward(args: Any) -> bool:
+    """Whether the forward of the loss serves as that of the old policy: TRL's own condition."""
+    batches = args.steps_per_generation * args.num_iterations
+    return args.gradient_accumulation_steps % batches == 0 and not args.use_vllm
+
+
+def loss_name(args: Any) -> str:
+    """Return klinic's name of the loss where it has one, else TRL's."""
+    if args.importance_sampling_level == "sequence" and args.loss_type == "grpo":
+        return "gspo"
+    return str(args.loss_type)
+
+
+def advantage_name(args: Any) -> str | None:
+    """Return klinic's name of the advantage; None where no group need be whole or sum to 0."""
+    summed = getattr(args, "multi_objective_aggregation", "sum_then_normalize")
+    if summed != "sum_then_normalize" or cuts_groups(args):
+        return None
+    how = {True: "group", False: "none"}.get(args.scale_rewards, args.scale_rewards)
+    return ADVANTAGES.get(how)
+
+
+def estimator_name(args: Any) -> str | None:
+    """Return the name of TRL's KL term; one of its own where it weighs by whole sequences."""
+    if args.beta == 0:
+        return None
+    if not args.use_bias_correction_kl:
+        return "k3"
+    return "k3_ratio" if args.importance_sampling_level == "token" else "k3_sequence_ratio"
+
+
+def clip_high(args: Any) -> float:
+    """Return the upper half of the clip range."""
+    return float(args.epsilon if args.epsilon_high is None else args.epsilon_high)
+
+
+def _aggregation(args: Any) -> str | None:
+    known = SURROGATES.get(loss_name(args))
+    return None if known is None else known.aggregation
+
+
+def recipe_values(trainer: Any, folder: str) -> dict[str, Any]:
+    """Return the sections of a recipe that TRL's config has words for."""
+    args, lm = trainer.args, policy_of(trainer)
+    learner: dict[str, Any] = {
+        "clip_low": args.epsilon,
+        "clip_high": clip_high(args),
+        "learning_rate": args.learning_rate,
+        "weight_decay": args.weight_decay,
+        "max_grad_norm": args.max_grad_norm,
+        "updates_per_batch": updates_per_generation(args),
+        "micro_batch_size": args.per_device_train_batch_size,
+        "mask_truncated": args.mask_truncated_completions,
+    }
+    learner |= {"loss": loss_name(args)} if loss_name(args) in SURROGATES else {}
+    learner |= {"advantage": name} if (name := advantage_name(args)) is not None else {}
+    drawn = {k: v for k, v in sampling(args).items() if k != "repetition_penalty"}
+    kl = {"kl": {"coef": args.beta, "estimator": estimator_name(args)}} if args.beta else {}
+    return {
+        "seed": args.seed,
+        "model": {"name": name_of(lm), "dtype": dtype_of(trainer)},
+        **kl,
+        "sampling": drawn,
+        "loop": {
+            "max_steps": trainer.state.max_steps,
+            "prompts_per_step": prompts_per_step(args),
+            "group_size": args.num_generations,
+        },
+        "learner": learner,
+        "output": {"dir": folder},
+    }
+
+
+def prompts_per_step(args: Any) -> int:
+    """Return the prompts whose completions an update is made of."""
+    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
+    return max(1, int(rows // args.num_generations))

@@ -1,0 +1,108 @@
+"""Completions of one generation, by row, as they came out of TRL's sampler and rewards."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from klinic.evidence.record import EmittedBy
+from klinic.integrations.trl.generation import Heard
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drawn:
+    """One batch of completions; lists have a row a completion, in the order of generation."""
+
+    completion_ids: Sequence[np.ndarray]
+    sent: Sequence[np.ndarray] | None
+    """The prompts that the sampler was sent; None where that was not heard."""
+    emitted_by: Sequence[np.ndarray]
+    logp_sampler: Sequence[np.ndarray] | None
+    texts: Sequence[str]
+    version: int
+    """Updates that the weights had seen."""
+    fingerprint: str
+    """Of the trained weights that sampled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewarded:
+    """What the reward functions said of the rows."""
+
+    prompts: Sequence[str]
+    parts: dict[str, np.ndarray]
+    """Per function, before weights."""
+    total: np.ndarray
+    group: np.ndarray
+
+
+def drawn(generated: Sequence[Any], heard: Heard, *, version: int, fingerprint: str) -> Drawn:
+    """Return the batch of what TRL's `_generate` returned: prompts, completions, mask, texts."""
+    _, completion_ids, tool_mask, completions, logprobs = generated[:5]
+    rows = [np.asarray(ids, np.int64) for ids in completion_ids]
+    if tool_mask is None:
+        emitted = [np.full(len(ids), EmittedBy.POLICY, np.int8) for ids in rows]
+    else:
+        own = [np.asarray(mask, bool) for mask in tool_mask]
+        emitted = [np.where(mask, EmittedBy.POLICY, EmittedBy.TOOL).astype(np.int8) for mask in own]
+    reported = None if logprobs is None else [np.asarray(row, np.float32) for row in logprobs]
+    return Drawn(
+        completion_ids=rows,
+        sent=_sent(heard, len(rows)),
+        emitted_by=emitted,
+        logp_sampler=heard.logp(completion_ids) if reported is None else reported,
+        texts=[_text(completion) for completion in completions],
+        version=version,
+        fingerprint=fingerprint,
+    )
+
+
+def _sent(heard: Heard, num_rows: int) -> list[np.ndarray] | None:
+    if heard.prompt_ids is None or heard.num_generations != 1:
+        return None
+    ids = heard.prompt_ids.cpu().numpy()
+    return list(ids) if len(ids) == num_rows else None
+
+
+def _text(completion: Any) -> str:
+    """Return what was said: plain text, or the messages of a chat."""
+    if isinstance(completion, str):
+        return completion
+    return "\n".join(str(message.get("content", "")) for message in completion)
+
+
+def rewarded(
+    per_function: np.ndarray,
+    names: Sequence[str],
+    weights: np.ndarray,
+    prompts: Sequence[Any],
+    group_size: int,
+) -> Rewarded:
+    """Return the rewards of the rows and their weighted sum, NaN where no function gave one."""
+    wide = np.asarray(per_function, np.float64)
+    total = np.nansum(wide * weights, axis=1)
+    total[np.isnan(wide).all(axis=1)] = np.nan
+    return Rewarded(
+        prompts=[_text(prompt) for prompt in prompts],
+        parts={name: wide[:, i] for i, name in enumerate(names)},
+        total=total,
+        group=groups_of(prompts, group_size),
+    )
+
+
+def groups_of(prompts: Sequence[Any], size: int) -> np.ndarray:
+    """Return the group of each row: TRL compares `size` rows that follow one another.
+
+    Where those are not of one prompt, rows of one prompt belong together, and what TRL compares is
+    for a check to see.
+
+    >>> groups_of(["a", "a", "b", "b"], 2).tolist(), groups_of(["a", "b", "a", "b"], 2).tolist()
+    ([0, 0, 1, 1], [0, 1, 0, 1])
+    """
+    texts = [repr(prompt) for prompt in prompts]
+    blocks = [texts[i : i + size] for i in range(0, len(texts), size)]
+    if all(len(set(block)) == 1 for block in blocks):
+        return np.arange(len(texts)) // size
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(text, len(numbers)) for text in texts], np.int64)

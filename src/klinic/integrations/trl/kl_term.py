@@ -1,0 +1,105 @@
+"""klinic's KL term in TRL's loss: TRL computes its loss without one, and ours is added.
+
+    loss = TRL's loss at beta 0 + kl_coef * sum_t w_t kl_t
+
+The weights w are those that TRL's own term would have (`token_weights.py`). What the loss shows of
+the term is k3, whatever is differentiated: an estimator's own value may mean nothing.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from klinic.errors import ConfigError
+from klinic.evidence.metrics import mean_k1
+from klinic.evidence.record import StepRecord
+from klinic.integrations.trl.describe import loss_name
+from klinic.integrations.trl.scoring import Batch, kl_inputs, trained_on
+from klinic.integrations.trl.token_weights import KNOWN, token_weights
+from klinic.learner.objective import WHOLE_VOCABULARY
+from klinic.loop.kl_control import adapted
+from klinic.maths import kl
+from klinic.maths.kl_coef import KLCoefState, linear_warmup
+from klinic.maths.kl_estimators import kl_term
+from klinic.maths.surrogate import SURROGATES
+from klinic.recipe.kl import KLSection
+
+
+class KLTerm:
+    """A KL term with its coefficient, which a controller may move."""
+
+    def __init__(self, trainer: Any, section: KLSection) -> None:
+        _refuse(trainer, section)
+        self.section = section
+        self._trainer = trainer
+        self._state = KLCoefState(coef=section.coef)
+        self._done = 0
+        self._held: float | None = None
+
+    @property
+    def coef(self) -> float:
+        """The coefficient of the step that is being made."""
+        if self._held is not None:
+            return self._held
+        return linear_warmup(
+            self._state.coef, step=self._done, warmup_steps=self.section.warmup_steps
+        )
+
+    @contextmanager
+    def held(self, coef: float) -> Iterator[None]:
+        """Let the coefficient be another for a while."""
+        before, self._held = self._held, coef
+        try:
+            yield
+        finally:
+            self._held = before
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep TRL's own term out of its loss for a while."""
+        before, self._trainer.beta = self._trainer.beta, 0.0
+        try:
+            yield
+        finally:
+            self._trainer.beta = before
+
+    def add(self, loss: Tensor, logp: Tensor, batch: Batch) -> Tensor:
+        """Return the loss with the term; `logp` carries the gradient."""
+        if not self.coef:
+            return loss
+        inputs = kl_inputs(logp, batch)
+        weights = token_weights(self._trainer, batch, logp.dtype)[trained_on(batch)]
+        known = SURROGATES.get(loss_name(self._trainer.args))
+        how = "token_mean" if known is None else known.aggregation
+        term: Tensor = (weights * kl_term(self.section.estimator, inputs, aggregation=how)).sum()
+        with torch.no_grad():
+            shown: Tensor = (weights * kl.k3(**inputs.policy_and_ref)).sum()
+        return loss + self.coef * (term - term.detach() + shown)
+
+    def adapt(self, record: StepRecord) -> None:
+        """Move the coefficient by what the step has measured."""
+        after = adapted(self.section, self._state, mean_k1(record), done_steps=self._done)
+        self._state = self._state if after is None else after
+        self._done += 1
+
+
+def _refuse(trainer: Any, section: KLSection) -> None:
+    if section.estimator in WHOLE_VOCABULARY:
+        raise ConfigError(
+            f"KL(estimator) is {section.estimator}: it needs the log-probs of the whole "
+            "vocabulary, and TRL's scoring returns those of the tokens alone. Use unbiased, which "
+            "has the same expected gradient as exact."
+        )
+    if section.rollout_limit is not None:
+        raise ConfigError(
+            "KL(rollout_limit) leaves completions out before the update, which TRL has no place "
+            "for. Leave it out, or train with klinic."
+        )
+    if trainer.loss_type not in KNOWN:
+        raise ConfigError(
+            f"loss_type is {trainer.loss_type}, and klinic does not know what it multiplies a "
+            f"token by. Use one of {', '.join(KNOWN)}."
+        )

@@ -1,0 +1,226 @@
+"""The record of a step: the rows that an update was made of, out of TRL's padded batches.
+
+TRL pads prompts on the left and completions on the right, shuffles the rows of a generation and
+cuts them into micro-batches. A column of row numbers, which it carries along unseen, says which row
+of the generation each one is.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from klinic.evidence.record import EmittedBy, Fact, StepRecord
+from klinic.evidence.rollout import end_to_end, offsets_of
+from klinic.integrations.trl.drawn import Drawn, Rewarded
+from klinic.integrations.trl.scoring import reference_logp, trained_on
+
+ROW = "klinic_row"
+"""The column of row numbers in TRL's batches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trained:
+    """A micro-batch that the loss was computed on."""
+
+    inputs: Mapping[str, Any]
+    """As TRL gave them to its loss."""
+    logp: Tensor
+    entropy: Tensor | None
+    loss: Tensor
+    drawn: Drawn
+    rewarded: Rewarded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """Where a trained row stands: in its micro-batch, and in its generation."""
+
+    batch: Trained
+    at: int
+    number: int
+    length: int
+
+    def tokens(self, name: str, values: Any) -> np.ndarray:
+        """Return the row's part of a padded array, one entry a token."""
+        part = np.asarray(values[self.at])[: self.length]
+        if len(part) < self.length:  # what was trained on is shorter than what was drawn
+            raise ValueError(f"{name} has {len(part)} tokens of {self.length}")
+        return part
+
+
+def to_record(
+    step: int,
+    batches: Sequence[Trained],
+    *,
+    eos_ids: Sequence[int],
+    facts: Mapping[str, Fact],
+    caches: bool = False,
+    round_trip: Callable[[list[int]], bool] | None = None,
+) -> StepRecord:
+    """Return what the micro-batches of an update are, as one record.
+
+    `caches` says whether the sampler may keep prompts from call to call: then how many tokens came
+    out of its cache is not known. `round_trip` tells whether token ids would be encoded again as
+    they are; None: nobody asks.
+    """
+    arrays = {id(batch): _on_cpu(batch) for batch in batches}
+    rows = [row for batch in batches for row in _rows(batch, arrays[id(batch)])]
+    rows.sort(key=lambda row: row.number)  # as they were drawn: members of a group stand together
+
+    def flat(name: str) -> Any:
+        if any(arrays[id(row.batch)].get(name) is None for row in rows):
+            return None
+        return np.concatenate([row.tokens(name, arrays[id(row.batch)][name]) for row in rows])
+
+    def of_rows(pick: Callable[[Row], Any], dtype: Any) -> np.ndarray:
+        return np.array([pick(row) for row in rows], dtype)
+
+    prompts = [_prompt(row, arrays[id(row.batch)]) for row in rows]
+    group = of_rows(lambda row: row.batch.rewarded.group[row.number], np.int64)
+    numbers = np.unique(group, return_inverse=True)[1].astype(np.int64)
+    return StepRecord(
+        step=step,
+        group=numbers,
+        sample=_samples(numbers),
+        row_offsets=offsets_of([row.length for row in rows]),
+        prompt_offsets=offsets_of([len(prompt) for prompt in prompts]),
+        prompt_ids=end_to_end(prompts, np.int64),
+        prompt_ids_match=_prompts_match(rows, prompts),
+        cached_tokens=None if caches else np.zeros(len(rows), np.int64),
+        round_trip=None if round_trip is None else _round_trips(rows, round_trip),
+        finish_reason=of_rows(lambda row: _ended(row, eos_ids), np.str_),
+        reward=of_rows(lambda row: row.batch.rewarded.total[row.number], np.float64),
+        reward_parts={
+            name: of_rows(lambda row, name=name: row.batch.rewarded.parts[name][row.number], float)  # type: ignore[misc]
+            for name in rows[0].batch.rewarded.parts
+        },
+        advantage=_advantages(rows, arrays),
+        token_ids=flat("completion_ids"),
+        loss_mask=flat("loss_mask"),
+        emitted_by=end_to_end((row.batch.drawn.emitted_by[row.number] for row in rows), np.int8),
+        logp_sampler=_reported(rows),
+        logp=flat("logp"),
+        logp_old=flat("logp_old"),
+        logp_ref=flat("logp_ref"),
+        entropy=flat("entropy"),
+        weight_version=end_to_end(
+            (np.full(row.length, row.batch.drawn.version) for row in rows), np.int64
+        ),
+        facts=facts,
+    )
+
+
+def _on_cpu(batch: Trained) -> dict[str, np.ndarray | None]:
+    """Return the arrays of a micro-batch; where TRL has no old log-probs, the current are they."""
+    inputs = batch.inputs
+    old = inputs.get("old_per_token_logps")
+    advantages = inputs["advantages"]
+    found = {
+        "number": inputs[ROW],
+        "completion_ids": inputs["completion_ids"],
+        "loss_mask": trained_on(inputs),
+        "prompt_ids": inputs["prompt_ids"],
+        "prompt_mask": inputs["prompt_mask"].bool(),
+        "advantages": advantages if advantages.dim() == 1 else None,
+        "logp": batch.logp,
+        "logp_old": batch.logp if old is None else old,
+        "logp_ref": reference_logp(inputs),
+        "entropy": batch.entropy,
+    }
+    return {name: None if x is None else _array(x) for name, x in found.items()}
+
+
+def _array(tensor: Tensor) -> np.ndarray:
+    tensor = tensor.detach()
+    array: np.ndarray = (tensor.float() if tensor.is_floating_point() else tensor).cpu().numpy()
+    return array
+
+
+def _rows(batch: Trained, arrays: Mapping[str, np.ndarray | None]) -> list[Row]:
+    numbers, ids = arrays["number"], arrays["completion_ids"]
+    assert numbers is not None  # noqa: S101 - always there
+    assert ids is not None  # noqa: S101
+    return [
+        Row(
+            batch=batch,
+            at=at,
+            number=int(number),
+            length=min(len(batch.drawn.completion_ids[number]), ids.shape[1]),
+        )
+        for at, number in enumerate(numbers)
+    ]
+
+
+def _prompt(row: Row, arrays: Mapping[str, np.ndarray | None]) -> np.ndarray:
+    ids, mask = arrays["prompt_ids"], arrays["prompt_mask"]
+    assert ids is not None  # noqa: S101 - always there
+    assert mask is not None  # noqa: S101
+    prompt: np.ndarray = ids[row.at][mask[row.at]]
+    return prompt
+
+
+def _prompts_match(rows: Sequence[Row], scored: Sequence[np.ndarray]) -> np.ndarray | None:
+    """Tell of each row whether the sampler was sent the prompt that was scored."""
+    if any(row.batch.drawn.sent is None for row in rows):
+        return None
+    sent = [row.batch.drawn.sent[row.number] for row in rows]  # type: ignore[index]
+    return np.array(
+        [
+            len(padded) >= len(prompt)
+            and np.array_equal(padded[len(padded) - len(prompt) :], prompt)
+            for padded, prompt in zip(sent, scored, strict=True)
+        ],
+        np.bool_,
+    )
+
+
+def _ended(row: Row, eos_ids: Sequence[int]) -> str:
+    ids = row.batch.drawn.completion_ids[row.number]
+    return "stop" if len(ids) and int(ids[-1]) in eos_ids else "length"
+
+
+def _round_trips(rows: Sequence[Row], round_trip: Callable[[list[int]], bool]) -> np.ndarray:
+    said = [_by_policy(row.batch.drawn, row.number) for row in rows]
+    return np.array([all(round_trip(ids) for ids in parts) for parts in said], np.bool_)
+
+
+def _by_policy(drawn: Drawn, number: int) -> list[list[int]]:
+    """Return what the policy said of a row, in neighbouring tokens."""
+    own = drawn.emitted_by[number] == EmittedBy.POLICY
+    parts = np.split(drawn.completion_ids[number], np.flatnonzero(np.diff(own)) + 1)
+    return [part.tolist() for part in parts[0 if own[:1].all() else 1 :: 2]]
+
+
+def _advantages(
+    rows: Sequence[Row], arrays: Mapping[int, Mapping[str, np.ndarray | None]]
+) -> np.ndarray | None:
+    found = [arrays[id(row.batch)]["advantages"] for row in rows]
+    if any(values is None for values in found):
+        return None
+    return np.array([v[row.at] for v, row in zip(found, rows, strict=True)], np.float32)  # type: ignore[index]
+
+
+def _reported(rows: Sequence[Row]) -> np.ndarray | None:
+    if any(row.batch.drawn.logp_sampler is None for row in rows):
+        return None
+    return np.concatenate(
+        [row.batch.drawn.logp_sampler[row.number][: row.length] for row in rows]  # type: ignore[index]
+    )
+
+
+def _samples(group: np.ndarray) -> np.ndarray:
+    """Return which member of its group each row is."""
+    seen: dict[int, int] = {}
+    counted = []
+    for number in group.tolist():
+        seen[number] = seen.get(number, -1) + 1
+        counted.append(seen[number])
+    return np.array(counted, np.int64)
+
+
+def num_empty(batches: Sequence[Trained]) -> int:
+    """Count the micro-batches without a single trained token."""
+    return sum(not bool(batch.inputs["completion_mask"].any()) for batch in batches)

@@ -1,0 +1,112 @@
+"""What is done about trouble in a TRL run: an update is left out, the rate is cut, the run stops.
+
+`doctor.recovery` decides. TRL's loop cannot run a step again nor go back to a checkpoint, so each
+batch has one try; where klinic's own loop would roll back, the next batch is tried at a lower rate
+while the weights are sound, and the run stops where they are not, or the KL is beyond its limit.
+Steps are counted in updates that were made: one that is left out does not count.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from klinic.doctor.recovery import Brakes, Decision, Plan, decide
+from klinic.doctor.trouble import (
+    History,
+    Limits,
+    Trouble,
+    not_a_number,
+    of_batch,
+    of_gradient,
+    of_policy,
+    with_grad_norm,
+    with_kl,
+    with_reward,
+)
+from klinic.errors import ConfigError
+from klinic.evidence.metrics import mean_k1
+from klinic.evidence.record import StepRecord
+from klinic.learner.findings import finite_at
+from klinic.recipe.recovery import RecoverySection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What to do with an update that is ready to be made."""
+
+    lr_factor: float = 1.0
+    skip: bool = False
+    stop: bool = False
+    says: str = ""
+
+
+class Recovering:
+    """The limits of a run, what it remembers, and the plan."""
+
+    def __init__(self, section: RecoverySection) -> None:
+        if section.update_kl_limit is not None:
+            raise ConfigError(
+                "Recovery(update_kl_limit) ends the updates of a batch early, which TRL has no "
+                "place for. Leave it out; kl_limit and grad_norm_limit work."
+            )
+        self._limits = Limits(
+            kl=section.kl_limit, grad_norm=section.grad_norm_limit, reward_drop=section.reward_drop
+        )
+        self._brakes = Brakes(
+            lr_factor=section.lr_factor,
+            lr_steps=section.lr_steps,
+            max_consecutive=section.max_consecutive,
+        )
+        self._history = History()
+        self._plan = Plan()
+        self._made = 0
+
+    def judge(self, record: StepRecord, *, weights_sound: bool) -> Verdict:
+        """Say whether an update may be made, before it is; `record` is of its batches."""
+        trouble = self._trouble(record, weights_sound=weights_sound)
+        step = self._made + 1
+        if trouble is None:
+            self._made = step
+            return Verdict(lr_factor=self._plan.lr_factor(step))
+        place = record.step
+        tried = replace(self._plan, tried=(step, place))  # there is no second try
+        made = decide(
+            self._brakes, tried, trouble, step=step, places=(place,), checkpoint=self._made
+        )
+        self._plan = replace(made.plan, back_to=None)
+        return _verdict(made, trouble)
+
+    def _trouble(self, record: StepRecord, *, weights_sound: bool) -> Trouble | None:
+        loss, norm = (float(record.facts.get(name) or 0.0) for name in ("loss", "grad_norm"))
+        sites = {"weights": weights_sound, **finite_at(record, loss=loss, grad_norm=norm)}
+        found = not_a_number(sites)
+        reward = None if record.reward is None else float(np.nanmean(record.reward))
+        found = found or of_gradient(self._limits, self._history, norm)
+        found = found or of_batch(self._limits, self._history, reward)
+        if found is not None:
+            return found
+        self._history = with_reward(self._history, record.step, reward)
+        self._history = with_kl(self._history, mean_k1(record))
+        if (beyond := of_policy(self._limits, self._history)) is not None:
+            return beyond
+        self._history = with_grad_norm(self._history, norm)
+        return None
+
+
+def _verdict(made: Decision, trouble: Trouble) -> Verdict:
+    if made.act == "go on":
+        return Verdict()
+    if trouble.damaged or made.act == "stop":
+        why = "no earlier weights to go back to" if trouble.damaged else "too many in a row"
+        return Verdict(stop=True, skip=True, says=f"{trouble}. Stopped: {why}.")
+    cut = made.plan.cuts[-1]
+    rate = (
+        f"learning rate x {made.plan.lr_factor(cut.first):g} for {cut.last - cut.first + 1} updates"
+    )
+    return Verdict(skip=True, says=f"{trouble}. The update was left out; {rate}.")
+
+
+def drop_gradients(optimizer: Any) -> None:
+    """Let the next step of an optimizer change nothing, moments included."""
+    optimizer.zero_grad(set_to_none=True)

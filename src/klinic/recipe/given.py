@@ -1,0 +1,43 @@
+"""Sections of a recipe that are given from Python: `klinic.KL(...)` and `klinic.Recovery(...)`."""
+
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from klinic.errors import ConfigError
+from klinic.recipe.kl import KLSection
+from klinic.recipe.recovery import RecoverySection
+from klinic.recipe.section import Section
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def KL(**settings: Any) -> KLSection:  # noqa: N802 - a noun for users, like the section itself
+    """Return a KL term: the keys of a recipe's `kl` section.
+
+    >>> KL(coef=0.001).estimator
+    'unbiased'
+    """
+    return _made(KLSection, "KL", settings)
+
+
+def Recovery(**settings: Any) -> RecoverySection:  # noqa: N802
+    """Return what counts as trouble: the keys of a recipe's `recovery` section.
+
+    >>> Recovery(kl_limit=0.5).lr_factor
+    0.1
+    """
+    return _made(RecoverySection, "Recovery", settings)
+
+
+def _made(kind: type[AnySection], name: str, settings: dict[str, Any]) -> AnySection:
+    try:
+        return kind(**settings)
+    except ValidationError as error:
+        said = [
+            f"{name}({'.'.join(map(str, problem['loc']))}): "
+            f"{problem['msg'].removeprefix('Value error, ')}."
+            for problem in error.errors(include_url=False)
+        ]
+        known = ", ".join(kind.model_fields)
+        raise ConfigError(f"{' '.join(said)} Its keys are {known}.") from None

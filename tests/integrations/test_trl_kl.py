@@ -1,0 +1,154 @@
+"""klinic's KL term inside TRL's loss, and what is done about trouble there."""
+
+import io
+import math
+
+import pytest
+import torch
+from rich.console import Console
+
+from integrations.trainers import make_trainer, save_start, weights
+
+pytest.importorskip("trl")
+
+import klinic
+from klinic.errors import ConfigError, RunStoppedError
+from klinic.evidence import store
+from klinic.evidence.files import Journal
+from klinic.integrations.trl.kl_term import KLTerm
+
+pytestmark = pytest.mark.timeout(300)
+WORDS = 5
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return save_start(tmp_path_factory.mktemp("trl") / "start")
+
+
+def quiet():
+    return Console(file=io.StringIO())
+
+
+@pytest.mark.parametrize("estimator", ["unbiased", "k2", "k3_ratio", "k1_reward_immediate"])
+def test_the_expected_gradient_is_that_of_the_kl(start, tmp_path, estimator):
+    trainer = make_trainer(start, tmp_path / "out", beta=0.0, loss_type="dr_grpo")
+    trainer.current_gradient_accumulation_steps = 1
+    theta = torch.tensor([0.3, -0.2, 0.5, 0.1, -0.7], dtype=torch.float64, requires_grad=True)
+    logp_ref = torch.tensor([0.1, 0.4, -0.3, 0.2, -0.1], dtype=torch.float64).log_softmax(0)
+    term = KLTerm(trainer, klinic.KL(coef=0.7, estimator=estimator))
+    logp = theta.log_softmax(0)
+    exact = (logp.exp() * (logp - logp_ref)).sum()
+    (wanted,) = torch.autograd.grad(exact, theta, retain_graph=True)
+    found = torch.zeros_like(theta)
+    for word in range(WORDS):  # every completion of one token, as often as the policy says it
+        batch = {
+            "completion_mask": torch.ones(1, 1, dtype=torch.int64),
+            "ref_per_token_logps": logp_ref[word].reshape(1, 1),
+        }
+        loss = term.add(torch.zeros((), dtype=torch.float64), logp[word].reshape(1, 1), batch)
+        (gradient,) = torch.autograd.grad(loss, theta, retain_graph=True)
+        found += logp[word].exp().detach() * gradient
+    share = 0.7 / trainer.max_completion_length  # what dr_grpo divides by
+    torch.testing.assert_close(found, share * wanted, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("loss_type", ["dr_grpo", "grpo", "dapo"])
+def test_k3_at_the_same_coefficient_is_trls_own_term(start, tmp_path, loss_type):
+    def trained(name, beta, **how):
+        trainer = make_trainer(
+            start,
+            tmp_path / name,
+            beta=beta,
+            use_bias_correction_kl=False,
+            loss_type=loss_type,
+            optim="sgd",  # so that weights move as gradients say
+            learning_rate=0.1,
+        )
+        if how:
+            klinic.attach(trainer, tmp_path / f"{name}-run", console=quiet(), **how)
+        trainer.train()
+        return weights(trainer), [line["loss"] for line in trainer.state.log_history[:-1]]
+
+    theirs, losses = trained("theirs", 0.5)
+    ours, same = trained("ours", 0.0, kl=klinic.KL(coef=0.5, estimator="k3"))
+    assert same == pytest.approx(losses, abs=2e-5)
+    for name, p in theirs.items():
+        torch.testing.assert_close(ours[name], p, rtol=1e-5, atol=1e-6, msg=name)
+    replaced, _ = trained("replaced", 0.1, kl=klinic.KL(coef=0.5, estimator="k3"))
+    for name, p in theirs.items():  # TRL's own coefficient has no say any more
+        torch.testing.assert_close(replaced[name], p, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def test_a_controller_moves_the_coefficient_and_the_doctor_looks_at_our_term(start, tmp_path):
+    trainer = make_trainer(start, tmp_path / "out", beta=0.0, max_steps=6)
+    term = klinic.KL(coef=0.01, controller="dual_ascent", target=0.001)
+    klinic.attach(trainer, tmp_path / "run", kl=term, console=quiet())
+    trainer.train()
+    used = [store.read_record(tmp_path / "run", step).facts["kl_coef"] for step in range(1, 7)]
+    assert used[0] == 0.01
+    assert used[-1] > 0.01
+    assert [line["kl_coef"] for line in trainer.state.log_history[:-1]] == pytest.approx(used)
+    asked = Journal(tmp_path / "run" / "probes.jsonl").entries()
+    answers = {a["step"]: a for a in asked if a["probe"] == "kl_gradient"}
+    assert answers[4]["looks_like"] == "unbiased"
+    assert answers[4]["ratio"] == pytest.approx(1.0, abs=1e-3)
+
+
+def test_what_cannot_be_had_in_trl_is_refused(start, tmp_path):
+    trainer = make_trainer(start, tmp_path / "out")
+    with pytest.raises(ConfigError, match="the whole vocabulary"):
+        klinic.attach(trainer, tmp_path / "a", kl=klinic.KL(estimator="exact"))
+    with pytest.raises(ConfigError, match="update_kl_limit"):
+        klinic.attach(trainer, tmp_path / "b", recovery=klinic.Recovery(update_kl_limit=1.0))
+    with pytest.raises(ConfigError, match=r"KL\(coef\).*Its keys are coef, estimator"):
+        klinic.KL(coef=-1.0)
+    with pytest.raises(ConfigError, match=r"KL\(beta\)"):
+        klinic.KL(beta=0.1)
+
+
+def poison(trainer, at):
+    """Let one weight's gradient be no number in some steps."""
+    weight = next(trainer.model.parameters())
+    weight.register_hook(lambda g: g * math.nan if trainer.state.global_step + 1 in at else g)
+
+
+def test_an_update_that_is_no_number_is_left_out(start, tmp_path):
+    trainer = make_trainer(start, tmp_path / "out", max_steps=4)
+    poison(trainer, {2})
+    klinic.attach(trainer, tmp_path / "run", recovery=klinic.Recovery(lr_steps=1), console=quiet())
+    trainer.train()
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+    lines = list(Journal(tmp_path / "run" / "metrics.jsonl").entries())
+    assert [line["discarded"] for line in lines] == [0.0, 1.0, 0.0, 0.0]
+    rates = [line["learning_rate"] for line in lines]
+    assert rates == pytest.approx([1e-2, 1e-2, 1e-3, 1e-2])
+    (event,) = [
+        e for e in Journal(tmp_path / "run" / "events.jsonl").entries() if e["event"] == "trouble"
+    ]
+    assert "The update was left out; learning rate x 0.1 for 1 updates" in event["says"]
+
+
+def test_too_many_in_a_row_stop_the_run(start, tmp_path):
+    trainer = make_trainer(start, tmp_path / "out", max_steps=9)
+    poison(trainer, {2, 3, 4, 5, 6})
+    klinic.attach(
+        trainer, tmp_path / "run", recovery=klinic.Recovery(max_consecutive=3), console=quiet()
+    )
+    with pytest.raises(RunStoppedError, match="too many in a row"):
+        trainer.train()
+    assert trainer.state.global_step == 4
+
+
+def test_a_kl_beyond_its_limit_stops_the_run(start, tmp_path):
+    trainer = make_trainer(start, tmp_path / "out", beta=0.0, learning_rate=0.05, max_steps=20)
+    klinic.attach(
+        trainer,
+        tmp_path / "run",
+        monitor_kl_every=1,
+        recovery=klinic.Recovery(kl_limit=0.5),
+        console=quiet(),
+    )
+    with pytest.raises(RunStoppedError, match=r"KL .* nats per token, limit 0\.5"):
+        trainer.train()
+    assert 1 < trainer.state.global_step < 20
