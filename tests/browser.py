@@ -4,6 +4,7 @@ import base64
 import json
 import subprocess
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 
@@ -26,7 +27,11 @@ class Browser:
             assert time.monotonic() < limit, "the browser does not start"
             time.sleep(0.1)
         port, path = place.read_text().split()
-        self._socket = connect(f"ws://127.0.0.1:{port}{path}", max_size=None)
+        self._open = ExitStack()
+        self._open.callback(self._end)
+        self._socket = self._open.enter_context(
+            connect(f"ws://127.0.0.1:{port}{path}", max_size=None)
+        )
         self._number, self._session = 0, None
         self.logged, self.asked, self.dialogs = [], [], []
         target = self.tell("Target.createTarget", url="about:blank")["targetId"]
@@ -97,6 +102,8 @@ class Browser:
         return self
 
     def __exit__(self, *_):
-        self._socket.close()
+        self._open.close()
+
+    def _end(self):
         self._process.terminate()
         self._process.wait(30)

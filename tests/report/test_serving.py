@@ -2,6 +2,7 @@
 
 import http.client
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,12 +11,14 @@ import time
 import pytest
 from made import record, run_folder
 
+from browser import Browser
 from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import METRICS
 from klinic.evidence.store import write_record
 from klinic.report import serving
 from listening import listening
 
+PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
 WATCH = [sys.executable, "-P", "-m", "klinic.cli", "watch"]
 
 
@@ -151,3 +154,33 @@ def test_a_run_that_has_not_begun_is_waited_for(tmp_path, made):
     run_folder(tmp_path / "<b>run")
     time.sleep(0.3)
     assert "KL, token by token" in live.page().decode()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(PROGRAM is None, reason="needs chromium")
+def test_a_browser_stays_at_the_step_it_looks_at(served, tmp_path):
+    pytest.importorskip("websockets")
+    run, process, ask = served
+    token = ask.__kwdefaults__["token"]
+    with Browser(PROGRAM, tmp_path / "browser") as browser:
+        browser.look_like(width=900, height=700)
+        browser.open(f"http://127.0.0.1:{listening_port(process.pid)}/{token}/")
+        choose = "(s => { s.value = 1; s.dispatchEvent(new Event('input')); scrollTo(0, 150); })"
+        browser.run(f"{choose}(document.getElementById('slider-0'))")
+        whole = "document.readyState === 'complete' && document.documentElement.dataset.version"
+        first = browser.run(whole)
+        write_record(run, record(4))
+        Journal(run / METRICS).append({"step": 4, "reward": 1.0})
+        limit = time.monotonic() + 200
+        while browser.run(whole) in (first, False):
+            assert time.monotonic() < limit
+            time.sleep(0.5)
+        seen = "[document.getElementById('step-0')?.textContent, scrollY, runs[0].steps.length]"
+        assert browser.run(seen) == ["step 2", 150, 4]
+        process.kill()
+        while "does not answer" not in browser.run("document.getElementById('live').textContent"):
+            assert time.monotonic() < limit
+            time.sleep(0.5)
+        refused = "Failed to load resource: net::ERR_CONNECTION_REFUSED"
+        assert set(browser.logged) <= {refused}
