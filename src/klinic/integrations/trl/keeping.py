@@ -11,9 +11,15 @@ from rich.text import Text
 from klinic.errors import RunStoppedError
 from klinic.evidence.files import Journal, write_atomically
 from klinic.evidence.record import StepRecord
-from klinic.evidence.run_facts import METRICS, PROBES, write_run_facts, write_tokens
+from klinic.evidence.run_facts import (
+    EVENTS,
+    METRICS,
+    PROBES,
+    RECIPE,
+    write_run_facts,
+    write_tokens,
+)
 from klinic.evidence.store import RecordWriter
-from klinic.loop.folder import EVENTS, RECIPE
 from klinic.loop.live_doctor import LiveDoctor
 from klinic.recipe import yaml_text
 
