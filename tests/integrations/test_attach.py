@@ -190,7 +190,7 @@ def test_a_model_that_was_changed_in_memory_has_another_reference(taught, tmp_pa
 
     changed = AutoModelForCausalLM.from_pretrained(taught)
     with torch.no_grad():
-        changed.model.layers[0].mlp.up_proj.weight.mul_(1.5)
+        changed.model.layers[0].mlp.up_proj.weight.mul_(1.1)
     trainer = make_trainer(taught, tmp_path / "out", model=changed, max_steps=3, learning_rate=1e-4)
     _, said = trained(trainer, tmp_path / "run")
     assert "its weights are another's" in said
@@ -203,6 +203,14 @@ def test_dropout_is_named_and_can_stop_the_run(shaky_start, tmp_path):
     with pytest.raises(RunStoppedError, match="dropout-in-scoring"):
         trained(trainer, tmp_path / "run", doctor="stop")
     assert trainer.state.global_step < 4
+
+
+def test_completions_that_are_used_twice_are_no_moved_reference(taught, tmp_path):
+    trainer = make_trainer(taught, tmp_path / "out", max_steps=4, num_iterations=2, **MANY)
+    trained(trainer, tmp_path / "run")
+    records = [store.read_record(tmp_path / "run", step) for step in (1, 2, 3, 4)]
+    assert [record.facts["weights_published"] is None for record in records] == [False, True] * 2
+    assert diagnose(read_cases(tmp_path / "run"), CHECKS).cause is None
 
 
 def test_dropout_of_a_fresh_adapter_is_not_taken_for_a_wrong_scale(start, tmp_path):
