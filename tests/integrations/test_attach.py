@@ -191,7 +191,7 @@ def test_a_model_that_was_changed_in_memory_has_another_reference(taught, tmp_pa
     changed = AutoModelForCausalLM.from_pretrained(taught)
     with torch.no_grad():
         changed.model.layers[0].mlp.up_proj.weight.mul_(1.1)
-    trainer = make_trainer(taught, tmp_path / "out", model=changed, max_steps=3, learning_rate=1e-4)
+    trainer = make_trainer(taught, tmp_path / "out", model=changed, max_steps=3, **MANY)
     _, said = trained(trainer, tmp_path / "run")
     assert "its weights are another's" in said
     assert "Cause: wrong-reference" in said
