@@ -44,7 +44,8 @@ def judge(case: Case) -> Finding:
             )
         return no_data("policy and reference agree, so no term has a gradient yet")
     simple = cosine > ALONG and any(abs(ratio - m) < OFF for m in MULTIPLES if m)
-    if abs(ratio) < OFF or simple or cosine < FLIPPED:
+    flipped = cosine < FLIPPED and (like != "k1" or name == "k1")
+    if abs(ratio) < OFF or simple or flipped:
         return passed(f"{ratio:.3f} times what {name} promises: another check names it")
     wrong = abs(ratio - 1) > OFF or cosine < TURNED
     summary = (

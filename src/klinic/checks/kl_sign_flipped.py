@@ -14,21 +14,24 @@ def judge(case: Case) -> Finding:
         With a small coefficient the run looks well; with a larger one it collapses, and the
         coefficient is raised further because the KL is too high.
     Confirmed when
-        The cosine of the two is below -0.9.
+        The cosine of the two is below -0.9, and the term is not rather that of k1: the gradient of
+        a score, which may point anywhere by chance.
     Ruled out when
         It is not.
     Confused with
         step-too-big (the term pulls back, and too little); kl-gradient-wrong (it points neither
         way).
     """
-    cosine = case.answers["kl_gradient"]["cosine"]
+    answer = case.answers["kl_gradient"]
+    cosine, like = answer["cosine"], answer.get("looks_like")
     if cosine is None:
         return no_data("policy and reference agree, so no term has a gradient yet")
     summary = (
         f"the KL term's gradient has a cosine of {cosine:.4f} with what it should be (limit "
-        f"{OPPOSITE:g})"
+        f"{OPPOSITE:g}); it looks like {like}"
     )
-    return (failed if cosine < OPPOSITE else passed)(summary, cosine=float(cosine))
+    flipped = cosine < OPPOSITE and (like != "k1" or case.run.get("estimator") == "k1")
+    return (failed if flipped else passed)(summary, cosine=float(cosine))
 
 
 CHECK = Check(

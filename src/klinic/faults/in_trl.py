@@ -209,8 +209,9 @@ def _random_weights(trainer: Any) -> None:
             theirs.copy_(mine)
 
 
-def _missing(completions: Any, **_: Any) -> list[float | None]:
-    return [None if row % 2 else float(len(text)) for row, text in enumerate(completions)]
+def _out_of_order(completions: Any, **_: Any) -> list[float]:
+    """Return rewards in the order of the last completion to the first."""
+    return [float(sum(map(ord, text)) % 7) for text in reversed(completions)]
 
 
 def _fault(cause: str, mechanism: str, **how: Any) -> TrlFault:
@@ -256,7 +257,7 @@ TRL_FAULTS = (
     _fault("prompt-mismatch", "the sampler's prompts lack a token", sabotage=_cut_prompts),
     _fault("step-too-big", "a hundred times the rate", settings={"learning_rate": 3e-2}),
     _fault("policy-does-not-move", "the loss is multiplied by 0", sabotage=_frozen),
-    _fault("broken-reward", "every second reward is missing", reward=_missing),
+    _fault("broken-reward", "rewards in the opposite order", reward=_out_of_order),
     _fault("moved-reference", "the reference follows the policy", sabotage=_following_reference),
     _fault("broken-sampler", "members of a group are copies", sabotage=_copies),
     _fault("context-truncated", "two tokens at most", settings={"max_completion_length": 2}),

@@ -255,12 +255,14 @@ class Attached:
 
     def _begin_step(self, model: Any, inputs: Any) -> None:
         """Note what holds before the update, and ask what records will not tell."""
-        reference = self.reference
+        reference, drawn = self.reference, self._drawn
+        # an update with completions of before has no weights handed out for it
+        fresh = drawn is not None and drawn.version == self._step - 1
         self._facts = {
             "kl_coef": self.kl_coef,
             "entropy_coef": float(getattr(self.trainer, "entropy_coef", None) or 0.0),
             "learner_version": self._step - 1,
-            "weights_published": fingerprint(policy_of(self.trainer)),
+            "weights_published": drawn.fingerprint if drawn is not None and fresh else None,
             "micro_batch_size": len(inputs["completion_ids"]),
             "scoring_batch_size": self.trainer.args.per_device_train_batch_size,
             "reference_digest": None if reference is None else reference.digest,
