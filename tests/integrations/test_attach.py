@@ -1,6 +1,7 @@
 """klinic beside TRL: it reads everything, changes nothing, and says what is wrong."""
 
 import io
+import itertools
 import json
 
 import numpy as np
@@ -60,9 +61,18 @@ def trained(trainer, run=None, **how):
     return weights(trainer), said.getvalue()
 
 
-@pytest.mark.parametrize("beta", [0.0, 0.04])
-@pytest.mark.parametrize("peft", [False, True])
-@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize(
+    ("beta", "peft", "dropout"),
+    [
+        (0.04, False, False),
+        (0.0, True, True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in itertools.product([0.0, 0.04], [False, True], [False, True])
+            if case not in ((0.04, False, False), (0.0, True, True))
+        ),
+    ],
+)
 def test_training_is_the_same_to_the_last_bit(start, shaky_start, tmp_path, beta, peft, dropout):
     def trainer(name):
         return make_trainer(

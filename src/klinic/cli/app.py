@@ -75,6 +75,8 @@ def main() -> None:
     except KlinicError as error:
         typer.echo(harmless(f"{type(error).__name__}: {error}", keep=KEPT), err=True)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:  # where typer's own net does not reach
+        sys.exit(130)
     except Exception as error:
         if "KLINIC_DEBUG" in os.environ:
             raise
