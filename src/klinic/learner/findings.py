@@ -13,7 +13,8 @@ from klinic.learner.packing import MicroBatch, joined
 from klinic.learner.team import Team
 from klinic.learner.update import norm
 from klinic.maths import kl
-from klinic.model.scorer import RefHidden, TokenScores
+from klinic.model.scorer import RefHidden
+from klinic.model.token_scores import TokenScores
 from klinic.model.weights import whole
 
 
@@ -26,12 +27,6 @@ def first_of_groups(
     lengths = np.diff(record.row_offsets)[batch.rows]
     chosen = np.repeat(record.sample[batch.rows] == 0, lengths)
     return hidden.at(torch.from_numpy(np.flatnonzero(chosen)).to(hidden.hidden.device))
-
-
-def detached(scores: TokenScores) -> TokenScores:
-    """Return the scores without their graph."""
-    kl_exact = None if scores.kl_exact is None else scores.kl_exact.detach()
-    return replace(scores, logp=scores.logp.detach(), kl_exact=kl_exact, kl_topk=None)
 
 
 def detached_parts(parts: Parts) -> Parts:

@@ -24,7 +24,7 @@ from klinic.model.reference import Reference
 from klinic.model.scorer import TokenScorer
 from klinic.model.weights import Weights, fingerprint, whole
 
-ENTRANCES = ("hidden", "score", "logits")
+ENTRANCES = ("hidden", "score", "learn", "logits")
 """What is called on a scorer beside its forward: there the weights must be gathered as well."""
 
 

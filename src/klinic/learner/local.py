@@ -6,7 +6,6 @@ what they find out about the tokens is put together on all of them.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from klinic.learner import checkpoint, questions
 from klinic.learner.findings import (
     completed,
     denominator,
-    detached,
     detached_parts,
     finite_at,
     first_of_groups,
@@ -54,7 +52,8 @@ from klinic.maths.kl import k1
 from klinic.model.loading import Policy
 from klinic.model.moving_reference import MovingReference
 from klinic.model.reference import Reference
-from klinic.model.scorer import RefHidden, TokenScores
+from klinic.model.scorer import RefHidden
+from klinic.model.token_scores import TokenScores
 from klinic.model.weights import Weights, fingerprint, trained
 
 LOOK_EVERY = 10  # steps between two looks at what costs a second backward pass or a copy
@@ -85,6 +84,22 @@ class Scored:
     """Under the policy as the run started, where the reference has left it and it is time."""
     reference_fingerprint: str | None = None
     """Which weights the reference really had."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Loss:
+    """The loss of some tokens of a micro-batch, as the scorer asks for it."""
+
+    targets: Targets
+    objective: Objective
+    number_of: Callable[[Parts], Tensor]
+
+    def __call__(self, scores: TokenScores, tokens: slice) -> Tensor:
+        return self.number_of(loss_parts(scores, self.targets.of(tokens), self.objective))
+
+
+def _kl_of(parts: Parts) -> Tensor:
+    return 0 * parts.policy if parts.kl is None else parts.kl
 
 
 class LocalLearner:
@@ -201,54 +216,46 @@ class LocalLearner:
         objective = self._objective if kl_coef else replace(self._objective, estimator=None)
         found: list[TokenScores] = []
         parts: list[Parts] = []
-        for forward in self._forwards(scored, objective, kl_coef):
-            scores, part = forward()
+
+        def noted(part: Parts) -> Parts:
             # the term and not the advantage, which stays in the record as it is
             part = replace(part, policy=reward_scale * part.policy)
-            self._backward(part, kl_coef, apart)
-            found.append(detached(scores))
             parts.append(detached_parts(part))
+            return part
+
+        now = 0.0 if apart is not None else kl_coef
+        for batch, reference in self._compared(scored, kl_coef):
+            targets = scored.targets.cut(batch)
+            loss = _Loss(targets, objective, lambda part: noted(part).total(now))
+            found.append(self._learn(batch, reference, loss))
         share = {}
         if apart is not None:
             apart.put_policy_aside()
-            for forward in self._forwards(scored, objective, kl_coef):
-                kl = forward()[1].kl
-                if kl is not None:
-                    torch.autograd.backward(kl)
+            for batch, reference in self._compared(scored, kl_coef):
+                self._learn(batch, reference, _Loss(scored.targets.cut(batch), objective, _kl_of))
             share = apart.join(kl_coef)
         self._grad_norm = norm(self._gradients())
         return self._prepared(scored, found, parts, kl_coef, share)
 
-    def _forwards(
-        self, scored: Scored, objective: Objective, kl_coef: float
-    ) -> Iterator[Callable[[], tuple[TokenScores, Parts]]]:
-        """Yield the forward pass of each micro-batch, with what it compares with at hand."""
+    def _compared(
+        self, scored: Scored, kl_coef: float
+    ) -> Iterator[tuple[MicroBatch, RefHidden | None]]:
+        """Yield the micro-batches, with the reference's states that each is compared with."""
+        whole = kl_coef and self._objective.needs_vocabulary
         for batch, sample in zip(scored.batches, scored.ref_hidden, strict=True):
-            reference = self._ref_hidden(batch, sample, kl_coef)
-            yield partial(self._forward, scored.targets, objective, batch, reference)
+            if not whole or self._reference is None:
+                yield batch, sample
+                continue
+            states = self._reference.hidden(batch.layout)
+            yield batch, replace(states, topk=self._objective.estimator == "topk")
 
-    def _forward(
-        self,
-        targets: Targets,
-        objective: Objective,
-        batch: MicroBatch,
-        reference: RefHidden | None,
-    ) -> tuple[TokenScores, Parts]:
-        scores = self._scorer(batch.layout, reference)
-        return scores, loss_parts(scores, targets.cut(batch), objective)
-
-    def _ref_hidden(
-        self, batch: MicroBatch, sample: RefHidden | None, kl_coef: float
-    ) -> RefHidden | None:
-        if kl_coef and self._objective.needs_vocabulary and self._reference is not None:
-            return self._reference.hidden(batch.layout)
-        return sample
-
-    def _backward(self, parts: Parts, kl_coef: float, apart: KLApart | None) -> None:
-        if parts.kl is None or apart is not None:
-            torch.autograd.backward(parts.policy)
-        else:
-            torch.autograd.backward(parts.policy + kl_coef * parts.kl)
+    def _learn(self, batch: MicroBatch, reference: RefHidden | None, loss: _Loss) -> TokenScores:
+        """Run a micro-batch forward and backward."""
+        scores, number = self._scorer.learn(
+            batch.layout, reference, loss, token_by_token=loss.objective.token_by_token
+        )
+        torch.autograd.backward(number)
+        return scores
 
     def _prepared(
         self,

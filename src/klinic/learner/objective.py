@@ -16,15 +16,20 @@ from torch import Tensor
 from klinic.evidence.record import StepRecord
 from klinic.learner.packing import MicroBatch
 from klinic.maths.arrays import sum_after
-from klinic.maths.kl_estimators import kl_term
+from klinic.maths.kl_estimators import ESTIMATORS, kl_term
 from klinic.maths.kl_gradient import others_at_position
 from klinic.maths.kl_inputs import RATIO_CAP, KLInputs, num_saturated
 from klinic.maths.masked import aggregation_weights, weighted_sum, without_rows
 from klinic.maths.ratio import truncated_weight
 from klinic.maths.surrogate import SURROGATES, PolicyInputs
-from klinic.model.scorer import TokenScores
+from klinic.model.token_scores import TokenScores
 
 WHOLE_VOCABULARY = {"exact", "topk", "sequence"}
+BY_TOKEN = (
+    *("loss_mask", "policy_weight", "kl_weight"),
+    *("logp_sampler", "logp_old", "logp_ref", "kl_baseline"),
+)
+"""The columns of the targets that have a value for every token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +49,13 @@ class Objective:
     def needs_vocabulary(self) -> bool:
         """Whether the KL term needs the reference's log-probs of every outcome."""
         return self.estimator in WHOLE_VOCABULARY
+
+    @property
+    def token_by_token(self) -> bool:
+        """Whether no token's part of the loss looks at the other tokens of its row."""
+        if SURROGATES[self.loss].along_the_row:
+            return False
+        return self.estimator is None or not ESTIMATORS[self.estimator].along_the_row
 
     @property
     def needs_baseline(self) -> bool:
@@ -73,10 +85,7 @@ class Targets:
         by_row = {"group": self.group[batch.rows], "advantage": self.advantage[batch.rows]}
         by_token: dict[str, Any] = {
             name: None if (x := getattr(self, name)) is None else x[batch.tokens]
-            for name in (
-                *("loss_mask", "policy_weight", "kl_weight"),
-                *("logp_sampler", "logp_old", "logp_ref", "kl_baseline"),
-            )
+            for name in BY_TOKEN
         }
         if not batch.counts:
             by_token |= {
@@ -85,14 +94,28 @@ class Targets:
             }
         return replace(self, row_offsets=offsets - offsets[0], **by_row, **by_token)
 
+    def of(self, tokens: slice) -> "Targets":
+        """Return the part of some neighbouring tokens; rows may be cut, or have none of them."""
+        if tokens == slice(0, len(self.loss_mask)):
+            return self
+        offsets = (self.row_offsets - tokens.start).clamp(0, tokens.stop - tokens.start)
+        by_token: dict[str, Any] = {
+            name: None if (x := getattr(self, name)) is None else x[tokens] for name in BY_TOKEN
+        }
+        return replace(self, row_offsets=offsets, **by_token)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The two sums of the loss over a micro-batch; no KL where none is asked for."""
+    """The two sums of the loss over some tokens; no KL where none is asked for."""
 
     policy: Tensor
     kl: Tensor | None
     num_saturated: int
+
+    def total(self, kl_coef: float) -> Tensor:
+        """Return what is minimised."""
+        return self.policy if self.kl is None or not kl_coef else self.policy + kl_coef * self.kl
 
 
 def targets_of(record: StepRecord, objective: Objective, scores_like: Tensor) -> Targets:

@@ -41,6 +41,11 @@ class Estimator:
     """What a person should know before choosing it."""
     term: Callable[[KLInputs], Any]
 
+    @property
+    def along_the_row(self) -> bool:
+        """Whether the term of a token looks at other tokens of its row."""
+        return self.name in ("sequence", "k1_reward", "exp_k1_reward")
+
 
 def _offered(name: str, gradient: Gradient, term: Any, sentence: str) -> Estimator:
     return Estimator(name=name, kind="offered", gradient=gradient, term=term, sentence=sentence)

@@ -136,6 +136,8 @@ class Surrogate:
 
     term: Callable[[PolicyInputs], Any]
     aggregation: Aggregation
+    along_the_row: bool = False
+    """Whether the term of a token looks at other tokens of its row."""
 
 
 SURROGATES = {
@@ -143,6 +145,6 @@ SURROGATES = {
     "dr_grpo": Surrogate(term=clipped, aggregation="constant"),
     "bnpo": Surrogate(term=clipped, aggregation="token_mean"),
     "dapo": Surrogate(term=clipped, aggregation="token_mean"),
-    "gspo": Surrogate(term=clipped_sequence, aggregation="sequence_mean"),
+    "gspo": Surrogate(term=clipped_sequence, aggregation="sequence_mean", along_the_row=True),
     "cispo": Surrogate(term=clipped_weight, aggregation="token_mean"),
 }

@@ -30,6 +30,11 @@ class Head(nn.Module):
         self.scale = _scale(config)
         self.softcap = getattr(config, "final_logit_softcapping", None)
 
+    @property
+    def weights(self) -> list[Tensor]:
+        """The parameters of it that are trained."""
+        return [p for p in self._embedding[0].parameters() if p.requires_grad]
+
     def forward(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
         """Return the logits, computed in the precision of the weights and at least in fp32."""
         (embedding,) = self._embedding

@@ -1,13 +1,14 @@
 """The one log-prob function: every logp, logp_old and logp_ref of klinic comes from here.
 
 At least fp32 log-softmax, one temperature, explicit positions, no dropout. The vocabulary is walked
-through in chunks of tokens, and with gradients each chunk is recomputed in the backward pass, so
-logits of all tokens never exist at once. Entropy, rank and, when a reference is given, the KL over
-the whole vocabulary come from the same chunks.
+through in chunks of tokens, so logits of all tokens never exist at once: `learn` takes the gradient
+of each chunk on the way (fused.py), `forward` with gradients makes it again in the backward pass.
+Entropy, rank and, when a reference is given, the KL over the whole vocabulary come from the same
+chunks.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,24 +18,13 @@ from torch.utils.checkpoint import checkpoint
 
 from klinic.maths import kl
 from klinic.maths.entropy import entropy
+from klinic.model.fused import Loss, fused
 from klinic.model.head import Head
 from klinic.model.layout import Layout
+from klinic.model.token_scores import TokenScores, joined_scores
 
 CHUNK_ELEMENTS = 2**25  # logits at a time: 128 MiB in fp32
 TOP_K = 64  # outcomes that the estimator `topk` keeps apart; the rest share a bucket
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenScores:
-    """What a forward pass says about each completion token."""
-
-    logp: Float[Tensor, "n"]
-    entropy: Float[Tensor, "n"]
-    rank: Int[Tensor, "n"]
-    """How many outcomes are likelier than the token."""
-    kl_exact: Float[Tensor, "n"] | None = None
-    kl_topk: Float[Tensor, "n"] | None = None
-    logp_ref: Float[Tensor, "n"] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,11 +34,21 @@ class RefHidden:
     hidden: Float[Tensor, "m H"]
     logits: Callable[[Tensor], Tensor]
     tokens: Int[Tensor, "m"] | None = None
-    """Which of the tokens these are; None for all of them."""
+    """Which of the tokens these are, in order; None for all of them."""
+    topk: bool = False
+    """Whether the KL over the likeliest outcomes is wanted, beside the exact one."""
 
     def at(self, tokens: Int[Tensor, "k"]) -> "RefHidden":
         """Return the same for some of its tokens."""
         return replace(self, hidden=self.hidden[tokens], tokens=tokens)
+
+    def within(self, tokens: slice) -> "RefHidden":
+        """Return what it has of neighbouring tokens, counted from the first of them."""
+        if self.tokens is None:
+            return replace(self, hidden=self.hidden[tokens])
+        chosen = (self.tokens >= tokens.start) & (self.tokens < tokens.stop)
+        some = self.tokens[chosen] - tokens.start
+        return replace(self, hidden=self.hidden[chosen], tokens=some)
 
 
 class TokenScorer(nn.Module):
@@ -88,16 +88,29 @@ class TokenScorer(nn.Module):
         A reference that covers only some tokens is for looking, not for training: there
         `kl_exact` has no gradient, and it is NaN elsewhere.
         """
+        return self.score(self.hidden(layout), layout.target_ids, reference)
+
+    def learn(
+        self, layout: Layout, reference: RefHidden | None, loss: Loss, *, token_by_token: bool
+    ) -> tuple[TokenScores, Float[Tensor, ""]]:
+        """Return the scores and the loss, whose gradient was taken on the way to it.
+
+        `token_by_token` says that no token's part of the loss looks at another token.
+        """
         hidden = self.hidden(layout)
-        if reference is None or reference.tokens is None:
-            return self.score(hidden, layout.target_ids, reference)
-        scores = self.score(hidden, layout.target_ids)
-        kl_exact = torch.full_like(scores.logp, torch.nan, requires_grad=False)
-        with torch.no_grad():
-            some = reference.tokens
-            looked = self.score(hidden[some], layout.target_ids[some], reference)
-            kl_exact[some] = _given(looked.kl_exact)
-        return replace(scores, kl_exact=kl_exact)
+
+        def score(some: Tensor, tokens: slice) -> TokenScores:
+            ref = None if reference is None else reference.within(tokens)
+            return self._chunk(some, layout.target_ids[tokens], ref)
+
+        return fused(
+            hidden,
+            self.head.weights,
+            score,
+            loss,
+            chunks=self._chunks(len(hidden)),
+            token_by_token=token_by_token,
+        )
 
     def score(
         self,
@@ -106,20 +119,24 @@ class TokenScorer(nn.Module):
         reference: RefHidden | None = None,
     ) -> TokenScores:
         """Score tokens from their hidden states, a chunk at a time."""
-        vocabulary = self.lm.get_output_embeddings().weight.shape[0]
-        size = max(1, self.chunk_elements // vocabulary)
-        tokens = torch.split(torch.arange(len(target_ids), device=hidden.device), size)
+        chunks = self._chunks(len(target_ids))
         # one chunk has nothing to free before the backward pass, so nothing to recompute
-        again = torch.is_grad_enabled() and len(tokens) > 1
+        again = torch.is_grad_enabled() and len(chunks) > 1
         parts = []
-        for chunk in tokens:
-            ref = None if reference is None else reference.at(chunk)
+        for chunk in chunks:
+            ref = None if reference is None else reference.within(chunk)
             arguments = (hidden[chunk], target_ids[chunk], ref)
             if again:
                 parts.append(checkpoint(self._chunk, *arguments, use_reentrant=False))
             else:
                 parts.append(self._chunk(*arguments))
-        return _joined(parts)
+        return joined_scores(parts)
+
+    def _chunks(self, num_tokens: int) -> list[slice]:
+        vocabulary = self.lm.get_output_embeddings().weight.shape[0]
+        size = max(1, self.chunk_elements // vocabulary)
+        starts = range(0, max(num_tokens, 1), size)
+        return [slice(start, min(start + size, num_tokens)) for start in starts]
 
     def logits(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
         """Return the logits of hidden states, when asked from outside a forward pass."""
@@ -128,7 +145,8 @@ class TokenScorer(nn.Module):
 
     def log_softmax(self, logits: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Return log-probs at the run's temperature."""
-        return torch.log_softmax(logits / self.temperature, dim=-1)
+        tempered = logits if self.temperature == 1 else logits / self.temperature
+        return torch.log_softmax(tempered, dim=-1)
 
     def _chunk(
         self, hidden: Tensor, target_ids: Tensor, reference: RefHidden | None
@@ -139,31 +157,27 @@ class TokenScorer(nn.Module):
         with torch.no_grad():
             undecided = entropy(logp_all)
             rank = (logp_all > logp[:, None]).sum(-1)
+        scores = TokenScores(logp=logp, entropy=undecided, rank=rank)
         if reference is None:
-            return TokenScores(logp=logp, entropy=undecided, rank=rank)
+            return scores
         with torch.no_grad():
             ref_all = self.log_softmax(reference.logits(reference.hidden))
+        if reference.tokens is not None:
+            return replace(scores, kl_exact=self._looked(hidden, ref_all, reference.tokens))
         both = {"logp_p": logp_all, "logp_q": ref_all}
-        return TokenScores(
-            logp=logp,
-            entropy=undecided,
-            rank=rank,
+        likeliest = min(TOP_K, logp_all.shape[-1] - 1)
+        return replace(
+            scores,
             kl_exact=kl.exact(**both),
-            kl_topk=kl.topk(**both, k=min(TOP_K, logp_all.shape[-1] - 1)),
+            kl_topk=kl.topk(**both, k=likeliest) if reference.topk else None,
             logp_ref=ref_all.gather(-1, target_ids[:, None])[:, 0],
         )
 
-
-def _given(values: Tensor | None) -> Tensor:
-    assert values is not None  # noqa: S101 - a reference was given
-    return values
-
-
-def _joined(parts: list[TokenScores]) -> TokenScores:
-    if len(parts) == 1:
-        return parts[0]
-    columns: dict[str, Any] = {}
-    for field in fields(TokenScores):
-        values = [getattr(part, field.name) for part in parts]
-        columns[field.name] = None if values[0] is None else torch.cat(values)
-    return TokenScores(**columns)
+    @torch.no_grad()
+    def _looked(self, hidden: Tensor, ref_all: Tensor, tokens: Tensor) -> Tensor:
+        """Return the exact KL at some tokens, and NaN elsewhere: for looking, without gradient."""
+        kl_exact = ref_all.new_full((len(hidden),), torch.nan)
+        # logits of their own, in the shape of the reference's: equal policies differ by 0, exactly
+        logp_some = self.log_softmax(self.head(hidden[tokens]))
+        kl_exact[tokens] = kl.exact(logp_p=logp_some, logp_q=ref_all)
+        return kl_exact
