@@ -1,11 +1,13 @@
 """Which terms look at other tokens of their row: what is declared is what is so."""
 
 import pytest
-import torch
 
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.maths.kl_inputs import KLInputs
 from klinic.maths.surrogate import SURROGATES, PolicyInputs
+
+pytestmark = pytest.mark.torch
+torch = pytest.importorskip("torch")
 
 TOKENS = {
     "logp": torch.tensor([0.5, 0.2, 0.9, 0.4, 0.3]).log(),

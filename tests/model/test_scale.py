@@ -1,5 +1,6 @@
 """The arithmetic of scale: by hand, against torch's own count, and against what is really sent."""
 
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -83,6 +84,12 @@ def test_a_shape_is_read_off_a_model(section):
     assert shape.trains_all is not bool(section)
 
 
+class NoModules(nullcontext):
+    """Counting by module hangs hooks on them that `torch.autograd.grad` does not run with."""
+
+    parents = frozenset({"Global"})
+
+
 def rows_of(num, prompt, completion):
     ids = [np.full(prompt + completion, 3)] * num
     return lay_out(
@@ -90,12 +97,13 @@ def rows_of(num, prompt, completion):
     )
 
 
+@pytest.mark.parametrize("along_the_row", [False, True])
 @pytest.mark.parametrize(
     ("section", "apart"),
     [({}, 0.01), ({"gradient_checkpointing": True}, 0.07), ({"lora_rank": 2}, 0.06)],
     ids=["full", "checkpointing", "lora"],
 )
-def test_products_are_those_that_torch_counts(section, apart):
+def test_products_are_those_that_torch_counts(section, apart, along_the_row):
     policy = small_policy(model=llama(), **section)
     shape = shape_of(policy.lm, **num_parameters(policy.lm))
     policy.scorer.chunk_elements = 8 * shape.vocabulary  # several chunks, as a real one has
@@ -105,6 +113,7 @@ def test_products_are_those_that_torch_counts(section, apart):
         prompt_length=8,
         completion_length=16,
         checkpointing="gradient_checkpointing" in section,
+        along_the_row=along_the_row,
     )
     layout = rows_of(4, 8, 16)
     masked = shape.attention(4 * (24**2 - causal_pairs(24)))  # pairs that eager attention makes too
@@ -113,8 +122,12 @@ def test_products_are_those_that_torch_counts(section, apart):
     assert scored(shape, sizes).total + masked == pytest.approx(
         forward.get_total_flops(), rel=apart
     )
-    with FlopCounterMode(display=False) as update:
-        policy.scorer(layout).logp.sum().backward()
+    counter = FlopCounterMode(display=False)
+    counter.mod_tracker = NoModules()
+    with counter as update:
+        policy.scorer.learn(
+            layout, None, lambda scores, _: scores.logp.sum(), token_by_token=not along_the_row
+        )[1].backward()
     again = 4 if sizes.checkpointing else 3
     expected = trained(shape, sizes).total + again * masked
     assert expected == pytest.approx(update.get_total_flops(), rel=apart)
@@ -136,7 +149,7 @@ def test_a_step_by_hand():
     work = work_of(shape, sizes)
     # 2 rows of 3 tokens: 200 each, and 6 pairs of 8 each; 4 tokens with a head of 30 each
     assert scored(shape, sizes) == Flop(layers=2 * (3 * 200 + 6 * 8), head=4 * 30)
-    assert work.updating == Flop(layers=3 * 2 * (3 * 200 + 6 * 8), head=4 * 4 * 30)
+    assert work.updating == Flop(layers=3 * 2 * (3 * 200 + 6 * 8), head=3 * 4 * 30)
     # the exact KL of one row in two, policy and reference
     assert work.reference == Flop(layers=2 * (3 * 200 + 6 * 8), head=4 * 30 + 4 * 30)
     assert work.reading == Flop(layers=200 + 8, head=30)
@@ -147,7 +160,7 @@ def test_a_step_by_hand():
 def test_adapters_save_the_gradient_of_what_is_under_them():
     adapted = replace(LLAMA_8B, num_trained=10**7)
     full, thin = (trained(shape, SIZES) for shape in (LLAMA_8B, adapted))
-    assert thin.head == 3 / 4 * full.head
+    assert thin.head == 2 / 3 * full.head
     assert 2 / 3 < thin.layers / full.layers < 0.7
 
 

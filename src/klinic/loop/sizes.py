@@ -26,4 +26,5 @@ def step_sizes(recipe: Recipe, lengths: Lengths, *, tied: bool, trained: bool) -
         whole_vocabulary=vocabulary,
         apart=1 / LOOK_EVERY if trained else 0,
         checkpointing=recipe.model.gradient_checkpointing,
+        along_the_row=not objective.token_by_token,
     )

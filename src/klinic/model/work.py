@@ -1,8 +1,9 @@
 """The matrix products of a step, by what they are for.
 
 All rows are as long as the longest: prompts of P tokens, completions of C. The head is applied to
-completion tokens alone, and in chunks, so that with gradients its forward pass is made twice. With
-checkpointing so is that of the layers, but for the last product of each, which is counted here.
+completion tokens alone, in chunks whose gradient is taken on the way; where the loss looks along
+rows, its forward pass is made twice. With checkpointing so is that of the layers, but for the last
+product of each, which is counted here.
 """
 
 from dataclasses import dataclass
@@ -30,6 +31,8 @@ class StepSizes:
     apart: int | float = 0
     """Share of the steps in which the gradient of the KL is taken apart."""
     checkpointing: bool = False
+    along_the_row: bool = False
+    """Whether the loss of a token looks at other tokens of its row."""
 
     @property
     def rows(self) -> int:
@@ -141,7 +144,8 @@ def trained(shape: Shape, sizes: StepSizes) -> Flop:
     backward = 2 if shape.trains_all else 1
     layers = (1 + backward) * matrices + 3 * attention
     again = matrices + attention if sizes.checkpointing else 0
-    head = (2 + backward) * shape.head(sizes.num_completion_tokens)
+    forward = 2 if sizes.along_the_row else 1
+    head = (forward + backward) * shape.head(sizes.num_completion_tokens)
     return Flop(layers=layers + again, head=head)
 
 
