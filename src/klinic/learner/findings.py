@@ -26,7 +26,7 @@ def first_of_groups(
         return None
     lengths = np.diff(record.row_offsets)[batch.rows]
     chosen = np.repeat(record.sample[batch.rows] == 0, lengths)
-    return hidden.at(torch.from_numpy(np.flatnonzero(chosen)).to(hidden.hidden.device))
+    return hidden.at(np.flatnonzero(chosen))
 
 
 def detached_parts(parts: Parts) -> Parts:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from klinic.model.weights import whole
 
@@ -64,8 +65,18 @@ def norm(tensors: Iterable[Tensor]) -> float:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether every entry is a number; the largest one is not where any is not."""
-    largest = torch.nn.utils.get_total_norm(list(tensors), norm_type=math.inf)
+    """Whether every entry is a number.
+
+    A sum is read at the speed of memory, and is a number only where all entries are. One of large
+    numbers may overflow: where it is none, and where tensors are shards, the largest entry decides.
+    """
+    every = list(tensors)
+    if not any(isinstance(tensor, DTensor) for tensor in every):
+        wide = (torch.promote_types(tensor.dtype, torch.float32) for tensor in every)
+        sums = [tensor.sum(dtype=dtype) for tensor, dtype in zip(every, wide, strict=True)]
+        if all(math.isfinite(float(total)) for total in sums):
+            return True
+    largest = torch.nn.utils.get_total_norm(every, norm_type=math.inf)
     return bool(torch.isfinite(whole(largest)))
 
 

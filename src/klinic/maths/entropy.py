@@ -6,6 +6,8 @@ from jaxtyping import Float
 
 from klinic.maths.arrays import namespace
 
+FAR = -1e4  # its exponential is 0 in every precision
+
 
 def entropy(logp: Float[Any, "*shape V"]) -> Float[Any, "*shape"]:
     """Return the entropy of each row of log-probs, in nats.
@@ -21,4 +23,5 @@ def entropy(logp: Float[Any, "*shape V"]) -> Float[Any, "*shape"]:
     """
     xp = namespace(logp)
     p = xp.exp(logp)
-    return -(p * xp.where(p > 0, logp, 0.0)).sum(-1)
+    # where p is 0, any number will do for its logarithm, but not -inf
+    return -(p * xp.clip(logp, FAR, None)).sum(-1)

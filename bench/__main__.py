@@ -1,0 +1,71 @@
+"""`python -m bench NAME` or `all`: measured ratios, with `--json` and with `--out` for raw files."""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench import loss, padding, rollout, step
+from bench.harness import versions
+
+BENCHES: Mapping[str, Callable[..., dict[str, Any]]] = {
+    **{f"step-{size}": partial(step.step, size) for size in ("1M", "10M", "124M")},
+    "kl-10M": partial(step.kl_cost, "10M"),
+    **{f"evidence-{size}": partial(step.evidence, size) for size in ("1M", "10M", "124M")},
+    "rollout": rollout.rollout,
+    "loss-memory": loss.memory,
+    "loss-time": loss.seconds,
+    "padding": padding.padding,
+}
+
+
+def main() -> None:
+    """Measure what is asked for, and print one table."""
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("name", choices=[*BENCHES, "all"])
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--out", type=Path, help="a folder for the raw seconds of every round")
+    parser.add_argument("--seconds", type=float, default=600.0, help="for each measurement")
+    parser.add_argument("--threads", type=int, default=1)
+    given = parser.parse_args()
+    torch.set_num_threads(given.threads)
+    ratios: dict[str, Any] = {}
+    for name in BENCHES if given.name == "all" else [given.name]:
+        load = os.getloadavg()[0]
+        print(f"{name} (load {load:.2f})", file=sys.stderr, flush=True)  # noqa: T201
+        found = BENCHES[name](seconds=given.seconds, tell=_tell)
+        ratios |= found["ratios"]
+        if given.out is not None:
+            given.out.mkdir(parents=True, exist_ok=True)
+            facts = {"versions": versions(), "threads": given.threads, "load": load}
+            (given.out / f"{name}.json").write_text(json.dumps(facts | found, indent=1))
+    print(json.dumps({"ratios": ratios}) if given.json else _table(ratios))  # noqa: T201
+
+
+def _tell(line: str) -> None:
+    print(f"  {line}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _table(ratios: Mapping[str, Mapping[str, Any]]) -> str:
+    lines = [
+        "| ratio | median | 95% interval | must be | A/A control | shown |",
+        "|---|---|---|---|---|---|",
+    ]
+    for name, found in ratios.items():
+        span = "" if "low" not in found else f"{found['low']:.3f} to {found['high']:.3f}"
+        control = f"{found['aa_low']:.3f} to {found['aa_high']:.3f}" if "aa_low" in found else ""
+        lines.append(
+            f"| {name} | {found['median']:.3f} | {span} | {found['side']} {found['must']} | "
+            f"{control} | {'yes' if found['ok'] else 'no'} |"
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

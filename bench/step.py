@@ -1,0 +1,120 @@
+"""What a step of klinic costs beside a bare one and one of TRL, without and with a KL."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench.harness import Claim, measure
+from bench.models import SIZES, saved_model
+from bench.steps import Arm, Bare, Klinic, Sizes, Trl
+
+KL_COEF = 0.04
+PROMPTS = {"1M": 4, "10M": 4, "124M": 1}
+"""So that a step of the largest takes seconds."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """The model of a measurement, and where its runs may write."""
+
+    model: Path
+    sizes: Sizes
+    folder: Path
+
+    def klinic(self, name: str, kl_coef: float | None, **settings: Any) -> Klinic:
+        """Return klinic's step; it has its recovery, its records and its doctor."""
+        return Klinic(self.model, self.sizes, kl_coef, self.folder / name, **settings)
+
+
+@contextlib.contextmanager
+def opened(size: str) -> Iterator[Bench]:
+    """Make a model, and forget it afterwards."""
+    with TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        sizes = Sizes(vocabulary=SIZES[size]["vocab_size"], prompts=PROMPTS[size])
+        yield Bench(model=saved_model(size, folder / "model"), sizes=sizes, folder=folder)
+
+
+def step(size: str, **how: Any) -> dict[str, Any]:
+    """Compare the steps of one size, without a KL and with one."""
+    found: dict[str, Any] = {"ratios": {}, "raw": {}}
+    for kl_coef in (0.0, KL_COEF):
+        with opened(size) as bench:
+            arms: dict[str, Arm] = {
+                "bare": Bare(bench.model, bench.sizes, kl_coef),
+                "klinic": (ours := bench.klinic("klinic", kl_coef or None)),
+                "trl": Trl(bench.model, bench.sizes, kl_coef, bench.folder / "trl"),
+            }
+            with_kl = "kl" if kl_coef else "no kl"
+            claims = [
+                Claim(
+                    name=f"step {size}, {with_kl}: klinic / bare",
+                    arm="klinic",
+                    over="bare",
+                    must=1.03,
+                ),
+                Claim(
+                    name=f"step {size}, {with_kl}: klinic / TRL",
+                    arm="klinic",
+                    over="trl",
+                    must=1.0,
+                    side="below",
+                ),
+            ]
+            measured = measure(arms, claims, **how)
+            ours.close()
+        found["ratios"] |= measured.pop("ratios")
+        found["raw"][with_kl] = measured
+    return found
+
+
+def kl_cost(size: str, **how: Any) -> dict[str, Any]:
+    """Compare klinic's step with a KL and without, and one that only looks every tenth step."""
+    with opened(size) as bench:
+        runs = {
+            "without": bench.klinic("without", None),
+            "with": bench.klinic("with", KL_COEF),
+        }
+        claims = [Claim(name=f"KL {size}: with / without", arm="with", over="without", must=1.25)]
+        measured = measure(runs, claims, **how)
+        looking = bench.klinic("looking", 0.0, **{"kl.monitor_every": 10})
+        blocks = {"without": _ten(runs["without"]), "looking": _ten(looking)}
+        name = f"KL {size}: looking every 10 steps / without"
+        claims = [Claim(name=name, arm="looking", over="without", must=1.05)]
+        looked = measure(blocks, claims, **how)
+        for run in (*runs.values(), looking):
+            run.close()
+    ratios = measured.pop("ratios") | looked.pop("ratios")
+    return {"ratios": ratios, "raw": {"with": measured, "looking": looked}}
+
+
+def evidence(size: str, **how: Any) -> dict[str, Any]:
+    """Compare klinic's step with records and live checks, and without them."""
+    off = {"output.doctor": "none", "output.records_every": 0}
+    with opened(size) as bench:
+        arms = {
+            "off": bench.klinic("off", KL_COEF, **off),
+            "on": bench.klinic("on", KL_COEF),
+        }
+        for arm in arms.values():  # questions are asked after 1, 2, 4, 8, ... steps: get past some
+            for _ in range(9):
+                arm()
+        claims = [Claim(name=f"evidence {size}: on / off", arm="on", over="off", must=1.01)]
+        measured = measure(arms, claims, **how)
+        for run in arms.values():
+            run.close()
+    cpu = measured["cpu"]
+    apart = [(a - b) / 2 for a, b in zip(cpu["on"], cpu["off"], strict=True)]
+    ratios = measured.pop("ratios")
+    return {"ratios": ratios, "cpu_seconds_a_step": apart, "raw": measured}
+
+
+def _ten(run: Klinic) -> Arm:
+    def ten() -> None:
+        for _ in range(10):
+            run()
+
+    return ten
