@@ -1,4 +1,4 @@
-"""`python -m bench NAME` or `all`: measured ratios, with `--json` and with `--out` for raw files."""
+"""`python -m bench NAME` or `all`: measured ratios; `--json`, and `--out` for raw files."""
 
 import argparse
 import json

@@ -110,7 +110,7 @@ def measure(
 
 def _one_round(arms: Mapping[str, Callable[[], Any]], rounds: Rounds) -> None:
     wall, cpu = dict.fromkeys(arms, 0.0), dict.fromkeys(arms, 0.0)
-    for name in (*arms, *reversed(arms)):
+    for name in (*arms, *reversed(list(arms))):
         gc.collect()
         began = time.perf_counter(), time.process_time()
         arms[name]()

@@ -74,7 +74,7 @@ class Bare:
                 logp_ref = self._logp(self._reference, rows)
             d = logp_ref - logp
             loss = loss + self._kl_coef * (d.exp() - 1 - d).mean()
-        loss.backward()
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(self._lm.parameters(), 1.0)
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
@@ -180,7 +180,7 @@ class Trl:
 
         go, done = threading.Semaphore(0), threading.Semaphore(0)
 
-        class Gate(TrainerCallback):
+        class Gate(TrainerCallback):  # type: ignore[misc]
             def on_step_begin(self, *_: Any, **__: Any) -> None:
                 go.acquire()
 

@@ -17,19 +17,19 @@ def first_rows(record: StepRecord, num: int) -> StepRecord:
 def some_rows(record: StepRecord, rows: Sequence[int]) -> StepRecord:
     """Return the completions at these places, in this order."""
     picked = np.asarray(rows, dtype=np.int64)
-    tokens, offsets = _inside(record.row_offsets, picked)
+    tokens, offsets = places_of(record.row_offsets, picked)
     cut: dict[str, Any] = {"row_offsets": offsets}
     cut |= {name: _at(record, name, picked) for name in ROW_FIELDS}
     cut |= {name: _at(record, name, tokens) for name in TOKEN_FIELDS}
     cut["reward_parts"] = {name: part[picked] for name, part in record.reward_parts.items()}
     if record.prompt_offsets is not None and record.prompt_ids is not None:
-        within, cut["prompt_offsets"] = _inside(record.prompt_offsets, picked)
+        within, cut["prompt_offsets"] = places_of(record.prompt_offsets, picked)
         cut["prompt_ids"] = record.prompt_ids[within]
     assert cut.keys() <= {field.name for field in fields(record)}  # noqa: S101 - all are columns
     return replace(record, **cut)
 
 
-def _inside(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def places_of(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the places of the rows' entries, and where each row begins and ends among them."""
     lengths = np.diff(offsets)[rows]
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(offsets.dtype)

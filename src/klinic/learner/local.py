@@ -286,17 +286,16 @@ class LocalLearner:
         return float(self.team.sum(summed))
 
     def _facts(self, scored: Scored, kl_coef: float) -> dict[str, Any]:
-        record, size = scored.record, self._settings.micro_batch_size
-        edges = record.row_offsets[[*range(0, record.num_rows, size), record.num_rows]]
-        trained = np.diff(np.concatenate([[0], np.cumsum(record.loss_mask)])[edges])
+        counted = [batch.tokens for batch in scored.batches if batch.counts]
+        empty = sum(not bool(scored.targets.loss_mask[tokens].any()) for tokens in counted)
         return {
             "kl_coef": kl_coef,
             "learner_version": self._num_updates,
             "loss_denominator": denominator(scored.targets.policy_weight),
             "micro_batch_size": self._settings.micro_batch_size,
             "scoring_batch_size": self._settings.micro_batch_size,
-            "num_micro_batches": len(trained),
-            "num_empty_micro_batches": int((trained == 0).sum()),
+            "num_micro_batches": int(self._total(float(len(counted)))),
+            "num_empty_micro_batches": int(self._total(float(empty))),
             "grad_norm": self._grad_norm,
             "reference_digest": None if self._reference is None else self._reference.digest,
             "reference_fingerprint": scored.reference_fingerprint,

@@ -81,8 +81,9 @@ class Targets:
 
     def cut(self, batch: MicroBatch) -> "Targets":
         """Return the part of one micro-batch; one that does not count has no trained token."""
-        offsets = self.row_offsets[batch.rows.start : batch.rows.stop + 1]
-        by_row = {"group": self.group[batch.rows], "advantage": self.advantage[batch.rows]}
+        rows = torch.from_numpy(batch.rows).to(self.group.device)
+        offsets = torch.from_numpy(batch.offsets).to(self.row_offsets)
+        by_row = {"group": self.group[rows], "advantage": self.advantage[rows]}
         by_token: dict[str, Any] = {
             name: None if (x := getattr(self, name)) is None else x[batch.tokens]
             for name in BY_TOKEN
@@ -92,7 +93,7 @@ class Targets:
                 name: torch.zeros_like(by_token[name])
                 for name in ("loss_mask", "policy_weight", "kl_weight")
             }
-        return replace(self, row_offsets=offsets - offsets[0], **by_row, **by_token)
+        return replace(self, row_offsets=offsets, **by_row, **by_token)
 
     def of(self, tokens: slice) -> "Targets":
         """Return the part of some neighbouring tokens; rows may be cut, or have none of them."""

@@ -1,9 +1,13 @@
-"""Cut a step into micro-batches of rows, each laid out for a forward pass.
+"""Cut a step into micro-batches of rows of similar length, each laid out for a forward pass.
 
-Several processes take neighbouring micro-batches each, in the order of their ranks, so that what
-they write down one after the other is in the order of the step. All run equally many: a sharded
-model gathers its weights from everybody in every forward pass. Who has none left repeats one that
-does not count.
+Rows are padded to the longest of their micro-batch, so long ones go with long ones: with lengths
+that differ as those of completions do, a tenth is padding where it would be two thirds among
+neighbours of the step. A micro-batch has at most as many tokens, padding included, as `size` rows
+of the longest length: of short rows there are more in one.
+
+Several processes take neighbouring rows each, so that what they write down one after the other is
+in the order of the step. All run equally many micro-batches: a sharded model gathers its weights
+from everybody in every forward pass. Who has none left repeats one that does not count.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,20 +15,27 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 
 from klinic.evidence.record import StepRecord
+from klinic.evidence.rows import places_of
 from klinic.learner.team import ALONE, Team
 from klinic.model.layout import Layout, lay_out
+
+PASS = 128  # tokens of padding that are cheaper than one more pass through the model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatch:
-    """Some neighbouring rows of a step."""
+    """Some rows of a step, in the step's order."""
 
     layout: Layout
-    rows: slice
-    tokens: slice
+    rows: Int[np.ndarray, "r"]
+    tokens: Int[Tensor, "n"]
+    """The places of their tokens among those of the step."""
+    offsets: Int[np.ndarray, "r+1"]
+    """Where each row begins and ends among these tokens."""
     counts: bool = True
     """False for one that only keeps this process in step with the others."""
 
@@ -32,49 +43,66 @@ class MicroBatch:
 def micro_batches(
     record: StepRecord, *, size: int, pad_id: int, device: torch.device, team: Team = ALONE
 ) -> list[MicroBatch]:
-    """Return the rows of a step that are this process's, at most `size` at a time."""
+    """Return the rows of a step that are this process's, in passes of `size` longest rows."""
     assert record.prompt_ids is not None and record.prompt_offsets is not None  # noqa: S101, PT018
     prompts = np.split(record.prompt_ids, record.prompt_offsets[1:-1])
     completions = np.split(record.token_ids, record.row_offsets[1:-1])
-    cuts = []
-    for rows, counts in _dealt(record.num_rows, size, team):
-        cuts.append(
+    lengths = np.diff(record.row_offsets) + np.diff(record.prompt_offsets)
+    batches = []
+    for rows, counts in _dealt(lengths, size, team):
+        tokens, offsets = places_of(record.row_offsets, rows)
+        batches.append(
             MicroBatch(
-                layout=lay_out(prompts[rows], completions[rows], pad_id=pad_id, device=device),
-                rows=rows,
-                tokens=slice(
-                    int(record.row_offsets[rows.start]), int(record.row_offsets[rows.stop])
+                layout=lay_out(
+                    [prompts[row] for row in rows],
+                    [completions[row] for row in rows],
+                    pad_id=pad_id,
+                    device=device,
                 ),
+                rows=rows,
+                tokens=torch.from_numpy(tokens).to(device),
+                offsets=offsets,
                 counts=counts,
             )
         )
-    return cuts
+    return batches
 
 
-def own_rows(num_rows: int, *, size: int, team: Team) -> slice:
-    """Return the rows of a step that are this process's."""
-    own = [rows for rows, counts in _dealt(num_rows, size, team) if counts]
-    return slice(own[0].start, own[-1].stop) if own else slice(num_rows, num_rows)
+def own_rows(num_rows: int, *, rank: int, size: int) -> slice:
+    """Return the rows of a step that are one process's of so many."""
+    share = -(-num_rows // size)
+    start = min(rank * share, num_rows)
+    return slice(start, min(start + share, num_rows))
 
 
 def joined(
     parts: Sequence[Tensor], batches: Sequence[MicroBatch], num_tokens: int, team: Team = ALONE
 ) -> Tensor:
     """Return a value for every token of the step, from what each process has of its own."""
-    if team.size == 1:
-        return torch.cat(list(parts))
     whole = parts[0].new_zeros(num_tokens)
     for part, batch in zip(parts, batches, strict=True):
         if batch.counts:
             whole[batch.tokens] = part
-    return team.sum(whole)
+    return whole if team.size == 1 else team.sum(whole)
 
 
-def _dealt(num_rows: int, size: int, team: Team) -> Iterator[tuple[slice, bool]]:
-    """Yield the cuts of one process, and whether each counts."""
-    size = min(size, -(-num_rows // team.size))  # so that there is something for everybody
-    cuts = [slice(row, min(row + size, num_rows)) for row in range(0, num_rows, size)]
-    share = -(-len(cuts) // team.size)
-    own = cuts[team.rank * share : (team.rank + 1) * share]
+def _dealt(lengths: np.ndarray, size: int, team: Team) -> Iterator[tuple[np.ndarray, bool]]:
+    """Yield the rows of each micro-batch of one process, and whether it counts."""
+    room = size * int(lengths.max())
+    shares = [own_rows(len(lengths), rank=rank, size=team.size) for rank in range(team.size)]
+    every = [list(_similar(np.arange(len(lengths))[share], lengths, room)) for share in shares]
+    own = every[team.rank]
     yield from ((rows, True) for rows in own)
-    yield from ((cuts[0], False) for _ in range(share - len(own)))
+    yield from ((every[0][0], False) for _ in range(max(map(len, every)) - len(own)))
+
+
+def _similar(rows: np.ndarray, lengths: np.ndarray, room: int) -> Iterator[np.ndarray]:
+    """Yield rows of similar length together, the longest first, each in the order of the step."""
+    longest_first = rows[np.argsort(-lengths[rows], kind="stable")]
+    while len(longest_first):
+        longest = int(lengths[longest_first[0]])
+        fits = longest_first[: max(1, room // longest)]
+        padding = np.cumsum(longest - lengths[fits])
+        num = int((padding <= PASS).sum())
+        yield np.sort(longest_first[:num])
+        longest_first = longest_first[num:]

@@ -156,7 +156,8 @@ def _promised(learner: Asked, scored: Any, name: str) -> Tensor:
         targets = scored.targets.cut(batch)
         if name in ("exact", "topk"):
             assert learner.reference is not None  # noqa: S101 - asked only with a reference
-            scores = learner.scorer(batch.layout, learner.reference.hidden(batch.layout))
+            states = replace(learner.reference.hidden(batch.layout), topk=name == "topk")
+            scores = learner.scorer(batch.layout, states)
             terms = scores.kl_exact if name == "exact" else scores.kl_topk
         elif name in WRITTEN:
             logp = learner.scorer(batch.layout).logp

@@ -48,7 +48,9 @@ class PartWriter:
             complete_step(pending.run, pending.record.step, parts, pending.record.facts)
 
     def _write(self, run: Path, record: StepRecord) -> Part | None:
-        own = range(record.num_rows)[own_rows(record.num_rows, size=1, team=self._team)]
+        own = range(record.num_rows)[
+            own_rows(record.num_rows, rank=self._team.rank, size=self._team.size)
+        ]
         return write_part(run, some_rows(record, own), self._team.rank) if own else None
 
     def _gathered(self, part: Part | None) -> list[Part]:

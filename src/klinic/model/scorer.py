@@ -24,7 +24,8 @@ from klinic.model.head import Head
 from klinic.model.layout import Layout
 from klinic.model.token_scores import TokenScores, joined_scores
 
-CHUNK_ELEMENTS = 2**25  # logits at a time: 128 MiB in fp32
+CHUNK_ELEMENTS = 2**24  # logits at a time: 64 MiB in fp32
+BLOCK_ELEMENTS = 2**18  # looked at at a time: 1 MiB, which stays in a cache
 TOP_K = 64  # outcomes that the estimator `topk` keeps apart; the rest share a bucket
 
 
@@ -156,11 +157,7 @@ class TokenScorer(nn.Module):
         logp_all = self.log_softmax(self.head(hidden))
         # a copy, no view: FSDP2 hangs its hook on what a forward returns
         logp = logp_all.gather(-1, target_ids[:, None])[:, 0].clone()
-        with torch.no_grad():
-            undecided = entropy(logp_all)
-            # summed in int32, in half the time; a vocabulary is far from its end
-            rank = (logp_all > logp[:, None]).sum(-1, dtype=torch.int32).long()
-        scores = TokenScores(logp=logp, entropy=undecided, rank=rank)
+        scores = TokenScores(logp=logp, **_seen(logp_all.detach(), logp.detach()))
         if reference is None:
             return scores
         with torch.no_grad():
@@ -185,3 +182,16 @@ class TokenScorer(nn.Module):
         logp_some = self.log_softmax(self.head(hidden[tokens]))
         kl_exact[tokens] = kl.exact(logp_p=logp_some, logp_q=ref_all)
         return kl_exact
+
+
+@torch.no_grad()
+def _seen(logp_all: Tensor, logp: Tensor) -> dict[str, Tensor]:
+    """Return entropy and rank, some rows at a time: what they take beside the logits is little."""
+    rows = max(1, BLOCK_ELEMENTS // logp_all.shape[-1])
+    undecided, rank = torch.empty_like(logp), torch.empty_like(logp, dtype=torch.int64)
+    for start in range(0, len(logp), rows):
+        some = slice(start, start + rows)
+        undecided[some] = entropy(logp_all[some])
+        # summed in int32, in half the time; a vocabulary is far from its end
+        rank[some] = (logp_all[some] > logp[some, None]).sum(-1, dtype=torch.int32)
+    return {"entropy": undecided, "rank": rank}

@@ -22,7 +22,7 @@ from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import METRICS, PROBES, RECIPE
-from klinic.learner.packing import MicroBatch, micro_batches
+from klinic.learner.packing import MicroBatch, joined, micro_batches
 from klinic.loop import checkpoint
 from klinic.loop.run import Run
 from klinic.loop.source import Given, Source, find_source
@@ -116,7 +116,8 @@ class Replay:
         """Return the log-probs of a batch under these weights, in batches of another size."""
         with torch.no_grad():
             scorer = self.run.policy.scorer
-            return joined([scorer(batch.layout).logp for batch in self.batches(record, size=size)])
+            batches = self.batches(record, size=size)
+            return in_order([scorer(batch.layout).logp for batch in batches], batches)
 
     def batches(self, record: StepRecord, *, size: int | None = None) -> list[MicroBatch]:
         """Return a record as the learner lays it out, or in batches of another size."""
@@ -166,9 +167,10 @@ class Replay:
             scorer.temperature = before
 
 
-def joined(parts: Sequence[Tensor]) -> np.ndarray:
+def in_order(parts: Sequence[Tensor], batches: Sequence[MicroBatch]) -> np.ndarray:
     """Return a column of a record from those of its batches."""
-    return np.asarray(torch.cat([*parts]).double().cpu().numpy())
+    whole = joined(parts, batches, sum(len(part) for part in parts))
+    return np.asarray(whole.double().cpu().numpy())
 
 
 def kl_coef(record: StepRecord) -> float:

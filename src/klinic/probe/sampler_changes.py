@@ -15,7 +15,7 @@ from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import flatten
 from klinic.probe.proof import Measured
 from klinic.probe.recorded import rollouts_of
-from klinic.probe.replay import Replay, joined
+from klinic.probe.replay import Replay, in_order
 from klinic.sampler.drawing import Drawing, kept
 
 
@@ -66,11 +66,12 @@ def fitted_temperature(replay: Replay) -> Measured:
     slope = known[side].slope
     before = rms(gap(record, side, "logp_old"))
     near = scorer.temperature / (1 + slope)
-    states = [(scorer.hidden(b.layout), b.layout.target_ids) for b in replay.batches(record)]
+    batches = replay.batches(record)
+    states = [(scorer.hidden(b.layout), b.layout.target_ids) for b in batches]
     tried = []
     for factor in np.linspace(0.85, 1.15, 13):
         with replay.temperature(near * factor):
-            logp = joined([scorer.score(*state).logp for state in states])
+            logp = in_order([scorer.score(*state).logp for state in states], batches)
         tried.append(rms(gap(replace(record, logp_old=logp), side, "logp_old")))
     return before, min(tried)
 
@@ -103,14 +104,15 @@ def narrowed(replay: Replay) -> Measured:
     tried = [Drawing(top_p=float(p)) for p in np.arange(0.5, 1.0, 0.05)]
     tried += [Drawing(top_k=k) for k in (1, 2, 3, 5, 10, 20, 50)]
     parts: list[list[Tensor]] = [[] for _ in tried]
-    for batch in replay.batches(record):
+    batches = replay.batches(record)
+    for batch in batches:
         logp = scorer.log_softmax(scorer.head(scorer.hidden(batch.layout)))
         for part, how in zip(parts, tried, strict=True):
             fewer = torch.log_softmax(logp.masked_fill(~kept(logp, how), -torch.inf), -1)
             part.append(fewer.gather(-1, batch.layout.target_ids[:, None])[:, 0])
     found = []
     for part in parts:
-        other = joined(part)
+        other = in_order(part, batches)
         usable = np.where(np.isfinite(other), other, wide(record.logp_old))
         found.append(_sampler_gap(record, usable))
     return _sampler_gap(record), min(found)

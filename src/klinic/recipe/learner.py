@@ -37,7 +37,8 @@ class LearnerSection(Section):
     updates_per_batch: Count = 1
     """Updates made on the completions of one step."""
     micro_batch_size: Count = 8
-    """Completions in one forward and backward pass: memory, not the result."""
+    """Completions of the longest length in one forward and backward pass, and more of shorter
+    ones: memory, not the result."""
     shards: Count = 1
     """Processes that share the weights by FSDP2; 1 is this one alone."""
     mask_truncated: bool = False
