@@ -126,6 +126,19 @@ def test_coefficient_zero_is_no_kl_at_all_and_asks_no_reference(made, estimator)
     assert same(snapshot(without), watched)
 
 
+@pytest.mark.parametrize(("updates", "runs"), [(1, 1), (2, 3)])
+@pytest.mark.parametrize("estimator", ["unbiased", "exact", "topk", "sequence"])
+def test_the_reference_runs_once_where_a_batch_is_used_once(made, estimator, updates, runs):
+    policy = small_policy()
+    reference = drifted_reference(policy)
+    learner = learner_of(policy, reference, estimator=estimator, updates_per_batch=updates)
+    scored = learner.score(batch_of(made), needs_reference=True)
+    for _ in range(updates):
+        learner.prepare(scored, kl_coef=0.1)
+        learner.commit()
+    assert reference.num_forwards == (1 if estimator == "unbiased" else runs)
+
+
 def test_gradients_are_clipped_to_the_norm_and_both_norms_are_told(made):
     policy = small_policy()
     learner = learner_of(policy, None, estimator=None, max_grad_norm=1e-3)

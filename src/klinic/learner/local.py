@@ -79,7 +79,7 @@ class Scored:
     """Those of this process."""
     targets: Targets
     ref_hidden: list[RefHidden | None]
-    """A sample of the reference's hidden states, a part a micro-batch."""
+    """The reference's hidden states or a sample of them, a part a micro-batch."""
     logp_start: Tensor | None = None
     """Under the policy as the run started, where the reference has left it and it is time."""
     reference_fingerprint: str | None = None
@@ -152,12 +152,15 @@ class LocalLearner:
                 if h is not None
             ]
             targets = replace(targets, logp_ref=self._joined(logp_ref, batches, record))
-        sample = [first_of_groups(record, b, h) for b, h in zip(batches, hidden, strict=True)]
+        # all states where the one update needs them: the reference then runs once
+        if not (self._objective.needs_vocabulary and self._settings.updates_per_batch == 1):
+            pairs = zip(batches, hidden, strict=True)
+            hidden = [first_of_groups(record, b, h) for b, h in pairs]
         return Scored(
             record=record,
             batches=batches,
             targets=targets,
-            ref_hidden=sample,
+            ref_hidden=hidden,
             logp_start=self._logp_start(record, batches),
             reference_fingerprint=None if self._reference is None else self._reference.now(),
         )
@@ -242,11 +245,13 @@ class LocalLearner:
     ) -> Iterator[tuple[MicroBatch, RefHidden | None]]:
         """Yield the micro-batches, with the reference's states that each is compared with."""
         whole = kl_coef and self._objective.needs_vocabulary
-        for batch, sample in zip(scored.batches, scored.ref_hidden, strict=True):
+        for batch, known in zip(scored.batches, scored.ref_hidden, strict=True):
             if not whole or self._reference is None:
-                yield batch, sample
+                yield batch, known
                 continue
-            states = self._reference.hidden(batch.layout)
+            states = known
+            if states is None or states.tokens is not None:
+                states = self._reference.hidden(batch.layout)
             yield batch, replace(states, topk=self._objective.estimator == "topk")
 
     def _learn(self, batch: MicroBatch, reference: RefHidden | None, loss: _Loss) -> TokenScores:

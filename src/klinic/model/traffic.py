@@ -74,7 +74,7 @@ def gathered_bytes(shape: Shape, sizes: StepSizes, *, num: int) -> float:
     passes = -(-sizes.rows // (sizes.micro_batch * num))
     forward = FP32 * shape.num_parameters
     update = 2 * forward + FP32 * shape.num_trained
-    scored = sizes.scores_old + sizes.reference + sizes.whole_vocabulary * sizes.updates
+    scored = sizes.scores_old + sizes.reference + sizes.reference_again
     per_pass = scored * forward + sizes.updates * (1 + sizes.apart) * update
     return passes * per_pass * (num - 1) / num
 

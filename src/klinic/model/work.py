@@ -27,12 +27,17 @@ class StepSizes:
     reference: bool = False
     """Whether the step is compared with a reference."""
     whole_vocabulary: bool = False
-    """Whether the KL term needs every outcome under the reference, in every update."""
+    """Whether the KL term needs every outcome under the reference."""
     apart: int | float = 0
     """Share of the steps in which the gradient of the KL is taken apart."""
     checkpointing: bool = False
     along_the_row: bool = False
     """Whether the loss of a token looks at other tokens of its row."""
+
+    @property
+    def reference_again(self) -> int:
+        """How often the reference runs after it has scored: its states are kept for one update."""
+        return self.updates if self.whole_vocabulary and self.updates > 1 else 0
 
     @property
     def rows(self) -> int:
@@ -117,8 +122,9 @@ def work_of(shape: Shape, sizes: StepSizes) -> Work:
         looked = head.times(2 * sizes.updates / sizes.group)
         reference = forward + looked
     if sizes.whole_vocabulary:
-        again = Flop(layers=forward.layers) + head.times(2)
-        reference = forward + again.times(sizes.updates)
+        compared = head.times(sizes.updates * (2 if sizes.along_the_row else 1))
+        again = Flop(layers=forward.layers * sizes.reference_again)
+        reference = forward + again + compared
     return Work(
         reading=_read(shape, sizes),
         sampling=_sampled(shape, sizes),
