@@ -8,7 +8,7 @@ import typer
 
 from klinic.cli.extras import require
 from klinic.cli.printing import Json, print_json, say
-from klinic.errors import ConfigError
+from klinic.errors import ConfigError, EvidenceError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,13 +38,13 @@ Prove = Annotated[
 
 def diagnose(run: Run, prove: Prove = False, json: Json = False) -> None:
     """Name the root cause of a run, with evidence, what was ruled out, and the fix."""
-    from klinic.evidence.readers.find import has_records
-
-    if not has_records(run):
-        diagnose_other(run, prove=prove, json=json)
-    from klinic.doctor.reading import read_cases
-
-    found = judged(read_cases(run))
+    try:
+        found = found_in(run, prove=prove, json=json)
+    except OSError as error:
+        raise EvidenceError(
+            f"{error.filename or run}: cannot be read ({error.strerror}). Check that it is there "
+            "and yours to read."
+        ) from error
     proof = proof_of(run, found) if prove else None
     if json:
         proved = {} if not prove else {"proof": None if proof is None else asdict(proof)}
@@ -56,6 +56,17 @@ def diagnose(run: Run, prove: Prove = False, json: Json = False) -> None:
         if prove:
             print_proof(found, proof, Console(highlight=False))
     raise typer.Exit(0 if found.cause is None else 1)
+
+
+def found_in(run: Path, *, prove: bool, json: bool) -> "Diagnosis":
+    """Return the diagnosis of a run's records; what has none is diagnosed otherwise."""
+    from klinic.evidence.readers.find import has_records
+
+    if not has_records(run):
+        diagnose_other(run, prove=prove, json=json)
+    from klinic.doctor.reading import read_cases
+
+    return judged(read_cases(run))
 
 
 def diagnose_other(run: Path, *, prove: bool, json: bool) -> NoReturn:

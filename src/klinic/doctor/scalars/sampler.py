@@ -50,9 +50,10 @@ def far_apart(log: ScalarLog) -> Heard:
             f"{limit:g})"
         )
         return (well if highest <= doubtful else warn)(said)
-    at_start = beyond == 0
-    step = known[beyond][0]
-    since = "from the start" if at_start else f"from step {step} on, {shown(medians[0])} before"
+    # a sampler that never gets new weights is right in the first step, and in no other
+    at_start = beyond == 0 and values[0] > limit
+    step = next(step for step, value in known[beyond:] if (value or 0.0) > limit)
+    since = "from the start" if at_start else f"from step {step} on, {shown(values[0])} before"
     return fail(
         f"`{written}` is {shown(medians[beyond])} {unit} {since} (median of {size} logged steps, "
         f"limit {limit:g})",

@@ -43,7 +43,7 @@ def masked_crc(data: bytes) -> int:
     """Return the checksum of a record's bytes.
 
     >>> hex(masked_crc(b"123456789"))
-    '0x5df2de3'
+    '0xc78ab0e5'
     """
     crc, table = 0xFFFFFFFF, TABLE
     for byte in data:
