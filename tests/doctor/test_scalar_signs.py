@@ -222,6 +222,14 @@ def test_a_norm_of_0_of_a_policy_that_moves_is_a_wrong_norm():
     assert heard(entries, "no-gradient").could_be == ("wrong-metric",)
 
 
+def test_a_norm_of_0_without_a_kl_may_be_either():
+    def change(entry, _):
+        entry.update(grad_norm=0.0)
+        del entry["kl"]
+
+    assert heard(sick(change), "no-gradient").could_be == ("policy-does-not-move", "wrong-metric")
+
+
 def test_a_gap_from_the_start_has_other_causes_than_one_that_comes():
     gap = put(sampling__sampling_logp_difference__mean=0.2)
     at_once = heard(sick(gap), "sampler-far-from-learner")

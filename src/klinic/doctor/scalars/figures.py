@@ -148,7 +148,10 @@ def no_gradient(log: ScalarLog) -> Heard:
     moved = [abs(value) for value in finite(log.column("kl")[start:])]
     if moved and max(moved) - min(moved) > MOVED:
         return fail(f"{said}, and yet the KL moves: the norm is wrong", step, "wrong-metric")
-    return fail(f"{said} ({end - start} logged steps or more)", step, "policy-does-not-move")
+    said = f"{said} ({end - start} logged steps or more)"
+    if not moved:  # some engines log 0 where they have no norm, and nothing says that it stands
+        return fail(said, step, "policy-does-not-move", "wrong-metric")
+    return fail(f"{said}, and the KL stands still", step, "policy-does-not-move")
 
 
 def _rewards_differ(log: ScalarLog) -> list[bool]:
