@@ -6,10 +6,12 @@ summary. It is a process of its own, as the command is: nothing here checks type
 
 import contextlib
 import copy
+import faulthandler
 import io
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import struct
@@ -24,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from foreign_logs import record, write_all
 
 LIMIT = 2.0  # seconds
+MEMORY = 4 << 30  # bytes of addresses: what wants more is at fault
+LARGEST = 1 << 24  # bytes of a file that is damaged further
 HUGE = [10**400, -(10**400), 1e308, -1e308, 2**63, 2**53 + 1, 1e-320, 0, -1, 0.5]
 ODD = [None, True, "", "text", "\ud800", "\x1b[2J\u202e", "NaN", [], {}, [[]], {"a": {"b": 1}}]
 NOT_NUMBERS = [float("nan"), float("inf"), float("-inf")]
@@ -61,7 +65,7 @@ class Mutator:
         for _ in range(self.chance.choice((1, 1, 1, 2, 3))):
             file = self.chance.choice(files)
             ways = [self.bytes, self.bytes, self.shape, self.place]
-            if file.is_file() and not file.is_symlink():
+            if file.is_file() and not file.is_symlink() and file.stat().st_size < LARGEST:
                 if file.suffix in (".json", ".jsonl"):
                     ways += [self.values] * 6
                 if ".tfevents." in file.name or file.suffix in (".wandb", ".parquet"):
@@ -245,7 +249,7 @@ def told(path, *, as_json):
     out, err = io.StringIO(), io.StringIO()
     sys.argv = ["klinic", "diagnose", str(path), *(["--json"] if as_json else [])]
     start = time.perf_counter()
-    signal.alarm(60)
+    signal.alarm(60)  # the end, should it hang
     code = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -301,7 +305,18 @@ def main_of(count, seed):
     }
 
 
+def hanging(*_):
+    """Say where it hangs."""
+    sys.stderr = sys.__stderr__
+    faulthandler.dump_traceback()
+    sys.__stderr__.write(f"hangs: {sys.argv}\n")
+    sys.__stderr__.flush()
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    signal.signal(signal.SIGALRM, hanging)
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     found = main_of(int(sys.argv[1]), int(sys.argv[2]))
     sys.stdout.write(json.dumps(found, indent=1) + "\n")
     sys.exit(1 if found["faults"] else 0)

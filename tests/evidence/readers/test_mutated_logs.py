@@ -70,3 +70,22 @@ def test_300_damaged_logs_in_processes_of_their_own(tmp_path):
         slowest = max(slowest, time.perf_counter() - start)
         assert not wrong_with(ended.returncode, ended.stdout, ended.stderr, as_json=as_json), path
     sys.stderr.write(f"slowest process: {slowest:.2f} s (limit in one process {LIMIT} s)\n")
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (3, "", "TypeError: x\nThis is a mistake in klinic"),
+        (2, "", "Traceback (most recent call last)"),
+        (2, "", ""),
+        (2, "half of an answer", "EvidenceError: x"),
+        (0, "\x1b[2J", ""),
+    ],
+)
+def test_what_must_not_be_would_be_seen(answer):
+    assert wrong_with(*answer, as_json=False)
+
+
+def test_json_that_is_none_would_be_seen():
+    with pytest.raises(ZeroDivisionError):
+        wrong_with(0, '{"kl": NaN}', "", as_json=True)
