@@ -11,7 +11,6 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "evidence" / "readers"))
 from foreign_logs import healthy, trl_entries
 
 from klinic.checks import CHECKS
-from klinic.doctor.scalars import kl
 from klinic.doctor.scalars.examine import SIGNS, examine
 from klinic.doctor.scalars.sign import Says, Sign
 from klinic.evidence import fields
@@ -160,9 +159,14 @@ def test_causes_are_those_of_the_catalogue():
             assert bool(said.could_be) == (said.says is Says.FAIL)
 
 
-def test_what_is_behind_a_drift_is_what_the_catalogue_says():
-    explain = {check.name for check in CHECKS if "step-too-big" in check.explains}
-    assert set(kl.BEHIND_DRIFT) == explain | {"step-too-big"}
+@pytest.mark.parametrize(
+    "name", ["equal-rewards", "cut-off", "kl-at-step-0", "drift-without-reward"]
+)
+def test_what_the_catalogue_knows_behind_a_cause_is_listed(name):
+    change, since, first = FAULTS[name]
+    said = heard(sick(change, since=since, steps=320), name)
+    behind = {check.name for check in CHECKS if first in check.explains}
+    assert behind | {first} <= set(said.could_be)
 
 
 def test_a_cause_is_named_only_where_one_is_left():

@@ -27,7 +27,7 @@ BACK = 150  # logged steps before the KL is far, from which the reward is watche
 
 FROM_STEP_0 = (
     *("wrong-reference", "temperature-on-one-side", "dropout-in-scoring", "layout-changes-logp"),
-    *("misaligned-logp", "imprecise-logp", "wrong-metric"),
+    *("misaligned-logp", "prompt-mismatch", "imprecise-logp", "wrong-metric"),
 )
 BEHIND_DRIFT = (
     *("step-too-big", "stale-sampler", "samples-too-old", "temperature-on-one-side"),

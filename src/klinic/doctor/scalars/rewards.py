@@ -35,11 +35,12 @@ def missing_rewards(log: ScalarLog) -> Heard:
     share = len(lost) / max(logged, 1)
     if not lost:
         return well(f"rewards are numbers in all {logged} steps that have one")
-    said = f"no reward of step {log.steps[lost[0]]} is a number; so are {len(lost)} of {logged}"
+    step = log.steps[lost[0]]
+    said = f"no reward of step {step} is a number, as in {len(lost)} of {logged} logged steps"
     if share > MISSING or _in_a_row(lost) >= IN_A_ROW:
         limit = f"(limit {MISSING:.0%})"
-        return fail(f"{said} {limit}", log.steps[lost[0]], "broken-reward", share=share)
-    return warn(f"{said}, {share:.1%} (limit {MISSING:.0%})", log.steps[lost[0]], share=share)
+        return fail(f"{said} {limit}", step, "broken-reward", share=share)
+    return warn(f"{said} (limit {MISSING:.0%})", step, share=share)
 
 
 def _in_a_row(places: Sequence[int]) -> int:
@@ -82,7 +83,7 @@ def equal_rewards(log: ScalarLog) -> Heard:
         said,
         log.steps[start],
         *("equal-rewards", "broken-reward", "malformed-output", "context-truncated"),
-        *("broken-sampler", "random-weights", "reward-hacking"),
+        *("broken-sampler", "random-weights", "reward-hacking", "step-too-big"),
         reward=level,
     )
 
@@ -138,7 +139,11 @@ def cut_off(log: ScalarLog) -> Heard:
             step,
         )
     return fail(
-        said, step, *("context-truncated", "stop-token-fault", "random-weights"), share=CUT_OFF
+        said,
+        step,
+        *("context-truncated", "stop-token-fault", "random-weights", "prompt-mismatch"),
+        *("reward-hacking", "step-too-big"),
+        share=CUT_OFF,
     )
 
 
