@@ -108,6 +108,14 @@ def test_what_cannot_be_read_exits_2_with_the_reason(tmp_path, name, content, sa
     assert "\x1b" not in ended.stderr
 
 
+def test_a_sign_is_explained():
+    ended = subprocess.run(
+        [*KLINIC, "explain", "kl-at-step-0"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "Look for a KL before the first update" in ended.stdout
+    assert "record.logp_ref" in ended.stdout
+
+
 def test_nothing_of_a_log_can_be_proved():
     ended = diagnose(FIXTURES / "trl", "--prove")
     assert ended.returncode == 2

@@ -54,6 +54,8 @@ def lines(found: "ScalarDiagnosis") -> list[str]:
             said.append(f"    could be: {', '.join(heard.could_be)}")
     said += ["", f"Would decide {'which' if failed else 'more'}: {', '.join(found.missing)}"]
     said.append(log.trainer.klinic_records)
+    if failed:
+        said.append("klinic explain NAME says what a sign or a cause is.")
     return said
 
 
