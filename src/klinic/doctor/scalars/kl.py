@@ -53,7 +53,7 @@ def at_step_0(log: ScalarLog) -> Heard:
     alone = log.steps[0] <= 1
     span = f"step {log.steps[0]}" if alone else f"the mean over steps 1 to {log.steps[0]}"
     said = f"the KL is {shown(first)} nats per token in {span} (limit {AT_START:g})"
-    if abs(first) <= NOISE:
+    if abs(first) <= (NOISE if alone else AT_START):
         return well(said, kl=first)
     if not alone:
         # some of it may have been learnt: only the first step would tell
