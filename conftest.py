@@ -29,7 +29,7 @@ NEED_TORCH = (
     *("verify", "model", "integrations", "sampler", "learner", "loop", "bench"),
     *("faults", "lab", "probe", "cluster"),
 )
-WITHOUT_TORCH = ["write-evidence.md"]  # pages that promise to need none
+WITHOUT_TORCH = ["write-evidence.md", "other-trainers.md"]  # pages that promise to need none
 AS_SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 # pytest-xdist uses the other cores; for commands that tests start as well

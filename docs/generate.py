@@ -6,7 +6,7 @@ where a table is not what the source says.
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,8 @@ import typer
 
 from klinic.checks import CHECKS
 from klinic.cli.app import app
+from klinic.doctor.scalars.examine import SIGNS
+from klinic.evidence.readers.names import KLINIC, OPENRLHF, PRIME_RL, TINKER, TRL, VERL
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.recipe.aliases import ALIASES, REFUSED, meaning
 
@@ -86,6 +88,32 @@ def checks() -> str:
     return "\n".join([*table(("cause", "stage", "what the check does"), rows), ""])
 
 
+def signs() -> str:
+    """Return what scalars can show, and what would tell more."""
+    rows = (
+        (f"`{s.name}`", s.text.removeprefix("Look for ").rstrip("."), listed(s.decided_by))
+        for s in SIGNS
+    )
+    return "\n".join([*table(("sign", "looks for", "its causes are told apart by"), rows), ""])
+
+
+def names() -> str:
+    """Return what each trainer calls what klinic knows."""
+    trainers = (TRL, VERL, OPENRLHF, PRIME_RL, TINKER, KLINIC)
+    known = dict.fromkeys(name for trainer in trainers for name in trainer.names.values())
+    rows = (
+        (f"`{name}`", *(listed(k for k, v in t.names.items() if v == name) for t in trainers[:-1]))
+        for name in known
+    )
+    heads = ("klinic", *(trainer.name for trainer in trainers[:-1]))
+    return "\n".join([*table(heads, rows), ""])
+
+
+def listed(words: Iterable[str]) -> str:
+    """Return words as a table has them."""
+    return ", ".join(f"`{word}`" for word in words)
+
+
 def aliases() -> str:
     """Return the names of other trainers, and what each is here."""
     rows = sorted((written_as(name), said(name)) for name in ALIASES)
@@ -136,6 +164,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "estimators": estimators,
     "checks": checks,
+    "signs": signs,
+    "names": names,
     "aliases": aliases,
     "refused": refused,
 }

@@ -2,22 +2,30 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from klinic.cli.extras import require
 from klinic.cli.printing import Json, print_json, say
-from klinic.errors import ConfigError
+from klinic.errors import ConfigError, EvidenceError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from rich.console import Console
 
+    from klinic.checks.base import Case
     from klinic.doctor.diagnosis import Diagnosis
     from klinic.probe.proof import Proof
 
 Run = Annotated[
-    Path, typer.Argument(metavar="RUN", help="The folder of a run.", show_default=False)
+    Path,
+    typer.Argument(
+        metavar="RUN",
+        help="The folder of a run, or the log that another trainer left.",
+        show_default=False,
+    ),
 ]
 Prove = Annotated[
     bool,
@@ -30,25 +38,81 @@ Prove = Annotated[
 
 def diagnose(run: Run, prove: Prove = False, json: Json = False) -> None:
     """Name the root cause of a run, with evidence, what was ruled out, and the fix."""
-    from rich.console import Console
-
-    from klinic.checks import CHECKS
-    from klinic.doctor.diagnosis import diagnose as judge
-    from klinic.doctor.reading import read_cases
-
-    if not run.is_dir():
-        raise ConfigError(f"{run} is no folder. Give the folder of a run, such as runs/arithmetic.")
-    with Console(stderr=True).status("Reading the records ..."):
-        found = judge(read_cases(run), CHECKS)
+    try:
+        found = found_in(run, prove=prove, json=json)
+    except OSError as error:
+        raise EvidenceError(
+            f"{error.filename or run}: cannot be read ({error.strerror}). Check that it is there "
+            "and yours to read."
+        ) from error
     proof = proof_of(run, found) if prove else None
     if json:
         proved = {} if not prove else {"proof": None if proof is None else asdict(proof)}
-        print_json("diagnose", ok=found.cause is None, **found.to_json(), **proved)
+        print_found(found, **proved)
     else:
+        from rich.console import Console
+
         _print(found, Console(highlight=False))
         if prove:
             print_proof(found, proof, Console(highlight=False))
     raise typer.Exit(0 if found.cause is None else 1)
+
+
+def found_in(run: Path, *, prove: bool, json: bool) -> "Diagnosis":
+    """Return the diagnosis of a run's records; what has none is diagnosed otherwise."""
+    from klinic.evidence.readers.find import has_records
+
+    if not has_records(run):
+        diagnose_other(run, prove=prove, json=json)
+    from klinic.doctor.reading import read_cases
+
+    return judged(read_cases(run))
+
+
+def diagnose_other(run: Path, *, prove: bool, json: bool) -> NoReturn:
+    """Diagnose what another trainer left behind: its tokens, or else its scalars."""
+    from klinic.evidence.readers import prime_rl_files
+
+    if not run.exists():
+        raise ConfigError(f"{run}: there is nothing. Give the folder of a run, or a log.")
+    if prove:
+        raise ConfigError(
+            f"{run} has no records of klinic, and --prove makes a recorded step again. Leave it "
+            "out."
+        )
+    tokens = prime_rl_files.find(run)
+    if tokens is None:
+        from klinic.cli.scalars import diagnose_scalars
+
+        raise typer.Exit(diagnose_scalars(run, json=json))
+    from klinic.doctor.reading import foreign_cases
+
+    found = judged(foreign_cases(tokens))
+    if json:
+        print_found(found, read={"format": "prime-rl token export", "files": [str(tokens)]})
+    else:
+        from rich.console import Console
+
+        typer.echo(f"Token export of prime-rl, {tokens}: no rewards, no reference.\n")
+        _print(found, Console(highlight=False))
+    raise typer.Exit(0 if found.cause is None else 1)
+
+
+def judged(cases: "Iterator[Case]") -> "Diagnosis":
+    """Apply every check to every case."""
+    from rich.console import Console
+
+    from klinic.checks import CHECKS
+    from klinic.doctor.diagnosis import diagnose as judge
+
+    with Console(stderr=True).status("Reading the records ..."):
+        return judge(cases, CHECKS)
+
+
+def print_found(found: "Diagnosis", **more: object) -> None:
+    """Print a diagnosis of records as JSON."""
+    content = {"evidence": "records", **found.to_json(), **more}
+    print_json("diagnose", ok=found.cause is None, **content)
 
 
 def proof_of(run: Path, found: "Diagnosis") -> "Proof | None":

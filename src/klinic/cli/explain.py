@@ -23,8 +23,6 @@ All = Annotated[bool, typer.Option("--all", help="Print every check, as a page o
 
 def explain(name: Name = None, every: All = False) -> None:
     """Say what a check looks for, when it is confirmed or ruled out, and the fix."""
-    from difflib import get_close_matches
-
     from klinic.checks import CHECKS, HYPOTHESES
 
     checks = {check.name: check for check in CHECKS}
@@ -40,11 +38,28 @@ def explain(name: Name = None, every: All = False) -> None:
     if name.upper() in HYPOTHESES:
         _explain_all([checks[each] for each in HYPOTHESES[name.upper()]])
         return
-    if name not in checks:
-        near = get_close_matches(name, checks, n=1)
+    if name in checks:
+        _explain_all([checks[name]])
+    else:
+        _explain_sign(name, list(checks))
+
+
+def _explain_sign(name: str, checks: list[str]) -> None:
+    """Say what a sign in a log of scalars looks for, and what tells its causes apart."""
+    from difflib import get_close_matches
+
+    from klinic.doctor.scalars.examine import SIGNS
+
+    signs = {sign.name: sign for sign in SIGNS}
+    if name not in signs:
+        near = get_close_matches(name, [*checks, *signs], n=1)
         hint = f"Did you mean {near[0]}?" if near else "`klinic explain` lists them."
         raise ConfigError(f"{name!r} is no check. {hint}")
-    _explain_all([checks[name]])
+    sign = signs[name]
+    fields = ", ".join(sign.decided_by)
+    typer.echo(
+        f"{name}, a sign in scalars\n\n{sign.text}\n\nIts causes are told apart by {fields}."
+    )
 
 
 def _explain_all(checks: "list[Check]") -> None:

@@ -36,6 +36,15 @@ def read_cases(run: Path) -> Iterator[Case]:
         yield cases.next(store.read_record(run, step), asked)
 
 
+def foreign_cases(exports: Path) -> Iterator[Case]:
+    """Yield a case for every step of prime-rl's token export, in order."""
+    from klinic.evidence.readers import prime_rl
+
+    cases = Cases(prime_rl.RUN)
+    for record in prime_rl.read_records(exports):
+        yield cases.next(record, {})
+
+
 class Cases:
     """Cases in the order of their steps, of a run that goes on or of one that is read."""
 

@@ -1,20 +1,20 @@
 """Durable small files: a reader sees the old content or the new one, never a half."""
 
-import contextlib
 import hashlib
 import json
 import math
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import IO, Any
 
 from klinic.errors import EvidenceError
 
 CHUNK = 1 << 20  # bytes hashed at a time: checkpoints do not fit in memory twice
+LARGEST = 1 << 28  # bytes of a JSON file: 300,000 logged steps
+LONGEST = 1 << 26  # bytes of a line: the tokens of a completion of 200,000, in fifteen columns
 
 
 def sha256_of(path: Path) -> str:
@@ -44,12 +44,15 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the JSON object in a file; what cannot be read is an `EvidenceError` naming it."""
+    with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size > LARGEST:
+            raise EvidenceError(
+                f"{path}: is larger than {LARGEST >> 20} MB, and no JSON of a run is. Check that "
+                "it is the file you mean."
+            )
+        data = file.read()
     try:
-        value = json.loads(path.read_bytes())
-    except OSError as error:
-        raise EvidenceError(
-            f"{path}: cannot be read ({error.strerror}). Check that the folder is that of a run."
-        ) from error
+        value = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise EvidenceError(
             f"{path}: is not JSON ({error}). It was cut short or edited; restore it from a copy."
@@ -62,9 +65,38 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def open_file(path: Path) -> IO[bytes]:
+    """Return a file that is open for reading; a folder, a pipe or a loop is an `EvidenceError`."""
+    try:
+        # a pipe would wait for a writer that never comes
+        if stat.S_ISREG(path.stat().st_mode):
+            return path.open("rb")
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or str(error)
+        raise EvidenceError(
+            f"{path}: cannot be read ({said}). Check that it is there and yours to read."
+        ) from error
+    raise EvidenceError(f"{path}: is no file. Put the file there that a run writes, or remove it.")
+
+
+def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a file with their numbers; one without an end is an `EvidenceError`."""
+    with open_file(path) as file:
+        number = 0
+        while line := file.readline(LONGEST + 1):
+            number += 1
+            if len(line) > LONGEST:
+                raise EvidenceError(
+                    f"{path}, line {number}: is longer than {LONGEST >> 20} MB, so it is no line "
+                    "of a log. Check that it is the file you mean."
+                )
+            yield number, line
+
+
 def json_bytes(value: Mapping[Any, Any]) -> bytes:
     """Return one line of strict JSON. NaN and infinity become null, NumPy numbers plain ones.
 
+    >>> import numpy as np
     >>> json_bytes({"loss": float("nan"), "step": np.int64(3)})
     b'{"loss": null, "step": 3}'
     """
@@ -92,16 +124,15 @@ class Journal:
         """Yield the entries. A torn last line is skipped, a broken one before it is an error."""
         if not self.path.exists():
             return
-        with self.path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                entry = parse_line(line)
-                if entry is not None:
-                    yield entry
-                elif line.endswith(b"\n"):
-                    raise EvidenceError(
-                        f"{self.path}, line {number}: is not a JSON object. The file was damaged "
-                        "after it was written; restore it from a copy or delete the line."
-                    )
+        for number, line in lines_of(self.path):
+            entry = parse_line(line)
+            if entry is not None:
+                yield entry
+            elif line.endswith(b"\n"):
+                raise EvidenceError(
+                    f"{self.path}, line {number}: is not a JSON object. The file was damaged "
+                    "after it was written; restore it from a copy or delete the line."
+                )
 
     def rewind(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Rewrite the file with the entries to keep; a torn last line goes as well."""
@@ -120,15 +151,15 @@ class Journal:
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
     """Return the entry on a line of a journal; None where it is not one JSON object."""
-    with contextlib.suppress(ValueError, RecursionError):
+    try:
         entry = json.loads(line)
-        if isinstance(entry, dict):
-            return entry
-    return None
+    except (ValueError, RecursionError):
+        return None
+    return entry if isinstance(entry, dict) else None
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic | np.ndarray):
+    if hasattr(value, "tolist"):  # NumPy's, which a log of plain numbers need not wait for
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}

@@ -9,6 +9,7 @@ Nothing is ever changed in place, so a run can be read while it goes on and kill
 import hashlib
 import json
 import math
+import os
 import re
 import shutil
 from collections import deque
@@ -16,20 +17,21 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from klinic.errors import EvidenceError
 from klinic.evidence.columns import from_table, to_table
-from klinic.evidence.files import json_bytes, read_json, write_atomically
+from klinic.evidence.files import LONGEST, json_bytes, open_file, read_json, write_atomically
 from klinic.evidence.record import SCHEMA, Fact, StepRecord
 
 MANIFEST = "complete.json"
 MANIFEST_KEYS = {"schema", "step", "parts", "facts"}
 NON_FINITE = ("NaN", "Infinity", "-Infinity")
 """How a fact that is no finite number is written: JSON has no NaN, and null says "not recorded"."""
+MARK = b"PAR1"  # at the end of a Parquet file
 WAITING = 4
 """Records that may wait for the disk before training waits for it as well."""
 
@@ -206,13 +208,12 @@ def _parts_of(manifest: Mapping[str, Any], path: Path) -> list[Part]:
 def _read_part(folder: Path, part: Part) -> Any:
     path = folder / part.file
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise EvidenceError(
-            f"{path}: cannot be read ({error.strerror}), but the manifest names it. Restore it "
-            "from a copy, or delete the step's folder."
-        ) from error
-    if hashlib.sha256(data).hexdigest() != part.sha256:
+        with open_file(path) as file:
+            endless = _endless(file)
+            data = b"" if endless else file.read()
+    except EvidenceError as error:
+        raise EvidenceError(f"{error} It is missing, but the manifest names it.") from error
+    if endless or hashlib.sha256(data).hexdigest() != part.sha256:
         raise EvidenceError(
             f"{path}: is not the file its manifest describes: the SHA-256 differs. It was damaged "
             "or cut short; restore it from a copy, or delete the step's folder."
@@ -227,6 +228,17 @@ def _read_part(folder: Path, part: Part) -> Any:
             "again."
         )
     return table
+
+
+def _endless(file: IO[bytes]) -> bool:
+    """Whether a large file does not end as Parquet does: nobody should wait for its digest."""
+    size = os.fstat(file.fileno()).st_size
+    if size <= LONGEST:
+        return False
+    file.seek(-len(MARK), os.SEEK_END)
+    end = file.read()
+    file.seek(0)
+    return end != MARK
 
 
 def _join(tables: Sequence[Any], folder: Path) -> Any:

@@ -1,0 +1,81 @@
+"""All signs of a log, and what is said of it: certain, possible, and what would decide."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from klinic.doctor.scalars import figures, kl, rewards, sampler
+from klinic.doctor.scalars.sign import Heard, Says, Sign, to_json
+from klinic.evidence.readers.log import ScalarLog
+
+SIGNS: tuple[Sign, ...] = (*figures.SIGNS, *rewards.SIGNS, *kl.SIGNS, *sampler.SIGNS)
+
+TOKENS = (
+    *("record.logp_sampler", "record.logp_old", "record.logp_ref", "record.loss_mask"),
+    *("record.reward", "record.advantage", "record.entropy"),
+)
+"""What the tests of most causes need."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalarDiagnosis:
+    """What a log of scalars says."""
+
+    log: ScalarLog
+    heard: tuple[tuple[Sign, Heard], ...]
+
+    def of(self, says: Says) -> list[tuple[Sign, Heard]]:
+        """Return the signs that say so, the earliest first."""
+        found = [(sign, heard) for sign, heard in self.heard if heard.says is says]
+        return sorted(found, key=lambda pair: pair[1].step or 0)
+
+    @property
+    def decided(self) -> tuple[Sign, Heard] | None:
+        """The earliest sign, if it leaves one cause."""
+        failed = self.of(Says.FAIL)
+        return failed[0] if failed and len(failed[0][1].could_be) == 1 else None
+
+    @property
+    def cause(self) -> str | None:
+        """The cause that is left, if it is one."""
+        return None if self.decided is None else self.decided[1].could_be[0]
+
+    @property
+    def sick(self) -> bool:
+        """Whether a sign failed."""
+        return bool(self.of(Says.FAIL))
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Token-level fields that would decide more, those of the signs that failed first."""
+        wanted = [name for sign, _ in self.of(Says.FAIL) for name in sign.decided_by]
+        return tuple(dict.fromkeys(wanted or TOKENS))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as `--json` prints it."""
+        failed = self.of(Says.FAIL)
+        return {
+            "evidence": "scalars",
+            "read": self.log.to_json(),
+            "cause": self.cause,
+            "confidence": 0.0 if self.cause is None else 1.0,
+            "findings": [to_json(sign, heard) for sign, heard in self.heard],
+            "ruled_out": [],
+            "missing": list(self.missing),
+            "fix": fix_of(self.cause),
+            "change": {},
+            "first_step": failed[0][1].step if failed else None,
+        }
+
+
+def examine(log: ScalarLog) -> ScalarDiagnosis:
+    """Look for every sign."""
+    return ScalarDiagnosis(log=log, heard=tuple((sign, sign(log)) for sign in SIGNS))
+
+
+def fix_of(cause: str | None) -> str | None:
+    """Return what the catalogue says to do about a cause."""
+    if cause is None:
+        return None
+    from klinic.checks import CHECKS
+
+    return next(check.fix for check in CHECKS if check.name == cause)

@@ -1,0 +1,180 @@
+"""Rewards and completions: missing, all the same, or cut off."""
+
+import math
+from collections.abc import Sequence
+
+from klinic.doctor.scalars.sign import (
+    IN_A_ROW,
+    Heard,
+    Sign,
+    fail,
+    finite,
+    flags_of,
+    is_number,
+    no_data,
+    shown,
+    stretch,
+    warn,
+    well,
+)
+from klinic.evidence.readers.log import ScalarLog
+
+MISSING = 0.2  # of the logged steps, as of the completions in `checks/broken_reward.py`
+EQUAL = 0.9  # of the groups, as in `checks/equal_rewards.py`
+LEARNT = 0.1  # of the reward by which it rose before: a task that is solved has nothing to compare
+CUT_OFF = 0.95  # of the completions; `checks/context_truncated.py` has tokens and can say 0.8
+GREW = 0.4  # cut off in the beginning: then they grew by training
+SAME = 0.5  # of the completions that are another one of their group again
+
+
+def missing_rewards(log: ScalarLog) -> Heard:
+    """Look for steps in which no completion got a reward that is a number."""
+    column = log.column("reward")
+    lost = [place for place, v in enumerate(column) if v is not None and not math.isfinite(v)]
+    logged = sum(value is not None for value in column)
+    share = len(lost) / max(logged, 1)
+    if not lost:
+        return well(f"rewards are numbers in all {logged} steps that have one")
+    step = log.steps[lost[0]]
+    said = f"no reward of step {step} is a number, as in {len(lost)} of {logged} logged steps"
+    if share > MISSING or _in_a_row(lost) >= IN_A_ROW:
+        limit = f"(limit {MISSING:.0%})"
+        return fail(f"{said} {limit}", step, "broken-reward", share=share)
+    return warn(f"{said} (limit {MISSING:.0%})", step, share=share)
+
+
+def _in_a_row(places: Sequence[int]) -> int:
+    longest = count = 0
+    last = -2
+    for place in places:
+        count = count + 1 if place == last + 1 else 1
+        longest, last = max(longest, count), place
+    return longest
+
+
+def equal_rewards(log: ScalarLog) -> Heard:
+    """Look for many steps in a row in which hardly any group has two different rewards."""
+    flags = _equal(log)
+    found = stretch(flags)
+    if found is None:
+        known = [flag for flag in flags if flag is not None]
+        if not known:
+            return no_data("nothing logged says whether rewards differ")
+        return well(
+            f"rewards are all the same in {sum(known)} of {len(known)} logged steps, and "
+            f"never in {min(IN_A_ROW, len(known))} in a row"
+        )
+    start, end = found
+    rewards = log.column("reward")
+    there = finite(rewards[start:end])
+    level = sum(there) / len(there) if there else math.nan
+    said = (
+        f"hardly any group has two different rewards (limit {EQUAL:.0%} equal) from step "
+        f"{log.steps[start]} on, for {end - start} logged steps or more; the mean reward is "
+        f"{shown(level)}"
+    )
+    before = finite(rewards[: min(start, IN_A_ROW)])
+    if before and level - sum(before) / len(before) > LEARNT * max(abs(level), 1e-9):
+        return warn(
+            f"{said}, and it had risen to that: solved, so nothing is left to learn",
+            log.steps[start],
+        )
+    return fail(
+        said,
+        log.steps[start],
+        *("equal-rewards", "broken-reward", "malformed-output", "context-truncated"),
+        *("broken-sampler", "random-weights", "reward-hacking", "step-too-big"),
+        reward=level,
+    )
+
+
+def _equal(log: ScalarLog) -> list[bool | None]:
+    """Return whether hardly any group differed, by the most exact metric of each step."""
+    share = flags_of(log.column("frac_reward_zero_std"), lambda v: v > EQUAL)
+    mixed = flags_of(log.column("frac_mixed"), lambda v: v < 1 - EQUAL)
+    std = flags_of(log.column("reward_std"), lambda v: v == 0)
+    # of a whole batch: equal there is equal in every group
+    flat = [gap if gap is None else gap == 0 for gap in _width(log, "reward")]
+    none = [gap if gap is None else gap == 0 for gap in _width(log, "advantage")]
+    columns = zip(share, mixed, none, std, flat, strict=True)
+    return [next((flag for flag in flags if flag is not None), None) for flags in columns]
+
+
+def _width(log: ScalarLog, name: str) -> list[float | None]:
+    """Return largest less smallest; None where one of them is no number."""
+    ends = zip(log.column(f"{name}/min"), log.column(f"{name}/max"), strict=True)
+    return [b - a if is_number(a) and is_number(b) else None for a, b in ends]
+
+
+def equal_completions(log: ScalarLog) -> Heard:
+    """Look for groups whose completions are the same text over and over."""
+    column = log.column("completions/equal_ratio")
+    found = stretch(flags_of(column, lambda share: share > SAME))
+    if found is None:
+        return well(f"more than {SAME:.0%} of the completions of a group are different ones")
+    step = log.steps[found[0]]
+    return fail(
+        f"more than {SAME:.0%} of the completions are another one of their group again, from step "
+        f"{step} on: the random streams are equal, or the policy is sure of itself",
+        step,
+        *("broken-sampler", "hidden-sampling-transform", "reward-hacking"),
+    )
+
+
+def cut_off(log: ScalarLog) -> Heard:
+    """Look for many steps in a row in which almost every completion ran into the length limit."""
+    column = log.column("completions/clipped_ratio")
+    found = stretch(flags_of(column, lambda share: share >= CUT_OFF))
+    known = finite(column)
+    if found is None:
+        return well(
+            f"{min(known):.0%} to {max(known):.0%} of the completions were cut off, and "
+            f"never {CUT_OFF:.0%} for long"
+        )
+    step = log.steps[found[0]]
+    said = f"{CUT_OFF:.0%} or more of the completions are cut off from step {step} on"
+    if min(known[:IN_A_ROW]) < GREW:
+        return warn(
+            f"{said}; {min(known[:IN_A_ROW]):.0%} were in the beginning, so they grew by training",
+            step,
+        )
+    return fail(
+        said,
+        step,
+        *("context-truncated", "stop-token-fault", "random-weights", "prompt-mismatch"),
+        *("reward-hacking", "step-too-big"),
+        share=CUT_OFF,
+    )
+
+
+SIGNS = (
+    Sign(
+        name="missing-rewards",
+        needs=(),
+        look=missing_rewards,
+        decided_by=("record.reward", "record.reward_parts"),
+    ),
+    Sign(
+        name="equal-rewards",
+        needs=("frac_reward_zero_std|frac_mixed|reward_std|reward/max|advantage/max",),
+        look=equal_rewards,
+        decided_by=(
+            *("record.reward", "record.group", "record.token_ids", "record.finish_reason"),
+            *("record.entropy", "probes.regrade"),
+        ),
+    ),
+    Sign(
+        name="equal-completions",
+        needs=("completions/equal_ratio",),
+        look=equal_completions,
+        decided_by=("record.token_ids", "record.entropy", "record.logp_sampler"),
+    ),
+    Sign(
+        name="cut-off",
+        needs=("completions/clipped_ratio",),
+        look=cut_off,
+        decided_by=(
+            *("record.token_ids", "record.finish_reason", "run.eos_ids", "record.entropy"),
+        ),
+    ),
+)

@@ -1,0 +1,77 @@
+"""The sampler against the learner: how far apart their log-probs are, and since when."""
+
+from klinic.doctor.scalars.sign import (
+    Heard,
+    Sign,
+    fail,
+    finite,
+    median,
+    shown,
+    warn,
+    well,
+)
+from klinic.evidence.readers.log import ScalarLog
+
+LIMITS = {
+    "sampler/gap": (0.1, 0.04, "nats per token"),
+    "sampler/kl": (0.1, 0.03, "nats per token"),
+    "sampler/prob_gap": (0.1, 0.04, "in probability"),
+}
+"""Fail and warn. Healthy in bf16: a gap of 0.010 to 0.018 nats, one of 0.03 with a bf16 head; a
+sampler that missed one update had 0.2 (TRL #5312). As a KL 0.01 is advised and up to 0.1 was seen
+in mixtures of experts (tinker-feedback #22)."""
+WINDOW = 5  # logged steps
+
+FROM_START = (
+    *("temperature-on-one-side", "hidden-sampling-transform", "misaligned-logp", "retokenised"),
+    *("prompt-mismatch", "layout-changes-logp", "dropout-in-scoring", "imprecise-logp"),
+    "routing-mismatch",
+)
+LATER = (
+    *("stale-sampler", "samples-too-old", "stale-prefix-cache", "routing-mismatch"),
+    *("hidden-sampling-transform", "temperature-on-one-side", "retokenised"),
+)
+
+
+def far_apart(log: ScalarLog) -> Heard:
+    """Look for log-probs of the sampler that are not those of the learner."""
+    name = next(name for name in LIMITS if log.has(name))
+    limit, doubtful, unit = LIMITS[name]
+    known = [(s, v) for s, v in zip(log.steps, log.column(name), strict=True) if finite([v])]
+    values = [value or 0.0 for _, value in known]
+    size = min(WINDOW, len(values))
+    medians = [median(values[end - size : end]) for end in range(size, len(values) + 1)]
+    beyond = next((place for place, value in enumerate(medians) if value > limit), None)
+    highest = max(medians)
+    written = log.written_as[name]
+    if beyond is None:
+        said = (
+            f"`{written}` is at most {shown(highest)} {unit} (median of {size} logged steps, limit "
+            f"{limit:g})"
+        )
+        return (well if highest <= doubtful else warn)(said)
+    # a sampler that never gets new weights is right in the first step, and in no other
+    at_start = beyond == 0 and values[0] > limit
+    step = next(step for step, value in known[beyond:] if (value or 0.0) > limit)
+    since = "from the start" if at_start else f"from step {step} on, {shown(values[0])} before"
+    return fail(
+        f"`{written}` is {shown(medians[beyond])} {unit} {since} (median of {size} logged steps, "
+        f"limit {limit:g})",
+        step,
+        *(FROM_START if at_start else LATER),
+        gap=medians[beyond],
+    )
+
+
+SIGNS = (
+    Sign(
+        name="sampler-far-from-learner",
+        needs=("sampler/gap|sampler/kl|sampler/prob_gap",),
+        look=far_apart,
+        decided_by=(
+            *("record.logp_sampler", "record.logp_old", "record.entropy", "record.rank"),
+            *("record.weight_version", "record.round_trip", "record.prompt_ids_match"),
+            *("facts.learner_version", "facts.weights_loaded", "run.sampling"),
+        ),
+    ),
+)

@@ -1,0 +1,153 @@
+"""What a sign is, and how a column is looked at."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, TypeGuard
+
+from klinic.evidence.readers.log import Column, ScalarLog
+
+IN_A_ROW = 20  # logged steps: one prompt a step has equal rewards half of the time
+AT_LEAST = 3  # where the whole log is shorter
+
+
+class Says(StrEnum):
+    """What a sign says: the words of a check's verdict."""
+
+    PASS = "pass"  # noqa: S105 - a verdict
+    WARN = "warn"
+    FAIL = "fail"
+    NO_DATA = "no data"
+
+    @property
+    def mark(self) -> str:
+        """One character for a list of many."""
+        return {"fail": "✗", "warn": "!", "pass": "✓", "no data": "?"}[self]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """What a sign says of a log."""
+
+    says: Says
+    summary: str
+    """One sentence with the figure and its limit."""
+    step: int | None = None
+    """Where it was first seen."""
+    could_be: tuple[str, ...] = ()
+    """Causes that leave these scalars, the likeliest first; one alone is decided."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """Something that scalars can show."""
+
+    name: str
+    needs: tuple[str, ...]
+    """Columns without which nothing is said; `a|b` where one of them is enough."""
+    look: Callable[[ScalarLog], Heard]
+    decided_by: tuple[str, ...] = ()
+    """Token-level fields that tell its causes apart."""
+
+    @property
+    def text(self) -> str:
+        """What it looks for: the first line of the docstring of `look`."""
+        return (self.look.__doc__ or "").strip().splitlines()[0]
+
+    def __call__(self, log: ScalarLog) -> Heard:
+        """Look at a log, or say what is missing."""
+        missing = [need for need in self.needs if not any(map(log.has, need.split("|")))]
+        if missing:
+            names = " and ".join(need.replace("|", " or ") for need in missing)
+            why = [said for name, said in log.trainer.why_none.items() if name in names.split()]
+            return no_data(f"not logged: {names}{''.join(f' ({said})' for said in why)}")
+        return self.look(log)
+
+
+def fail(summary: str, step: int, *could_be: str, **measured: float) -> Heard:
+    """Return that something is wrong, and what leaves such scalars."""
+    return Heard(says=Says.FAIL, summary=summary, step=step, could_be=could_be, measured=measured)
+
+
+def warn(summary: str, step: int | None = None, **measured: float) -> Heard:
+    """Return what is worth knowing and may well be healthy."""
+    return Heard(says=Says.WARN, summary=summary, step=step, measured=measured)
+
+
+def well(summary: str, **measured: float) -> Heard:
+    """Return that the sign is not there."""
+    return Heard(says=Says.PASS, summary=summary, measured=measured)
+
+
+def no_data(summary: str) -> Heard:
+    """Return that the log does not say."""
+    return Heard(says=Says.NO_DATA, summary=summary)
+
+
+def finite(column: Sequence[float | None]) -> list[float]:
+    """Return the numbers of a column that are numbers."""
+    return [value for value in column if value is not None and math.isfinite(value)]
+
+
+def is_number(value: float | None) -> TypeGuard[float]:
+    """Whether a figure was logged and is a number."""
+    return value is not None and math.isfinite(value)
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the middle of values that are there; the upper one of two.
+
+    >>> median([3.0, 1.0, 2.0])
+    2.0
+    """
+    return sorted(values)[len(values) // 2]
+
+
+def stretch(flags: Sequence[bool | None], length: int = IN_A_ROW) -> tuple[int, int] | None:
+    """Return the first so many flags in a row that are up, as (start, end).
+
+    None counts for nothing. In a shorter log all of them must be up.
+
+    >>> stretch([False, True, True, None, True], length=3), stretch([True, False, True])
+    ((1, 5), None)
+    """
+    known = [(place, flag) for place, flag in enumerate(flags) if flag is not None]
+    wanted = min(length, max(len(known), AT_LEAST))
+    start = count = 0
+    for place, flag in known:
+        if not flag:
+            count = 0
+            continue
+        start = place if count == 0 else start
+        count += 1
+        if count == wanted:
+            return start, place + 1
+    return None
+
+
+def flags_of(column: Column, test: Callable[[float], bool]) -> list[bool | None]:
+    """Return a test of every figure; None where there is none."""
+    return [None if value is None or math.isnan(value) else test(value) for value in column]
+
+
+def shown(value: float) -> str:
+    """Return a figure as a sentence has it."""
+    return f"{value:.3g}"
+
+
+def to_json(sign: Sign, heard: Heard) -> dict[str, Any]:
+    """Return a finding as `--json` prints it."""
+    failed = heard.says is Says.FAIL
+    status = {"fail": "confirmed", "pass": "not seen"}.get(heard.says, "undecided")
+    return {
+        "name": sign.name,
+        "status": status,
+        "verdict": str(heard.says),
+        "summary": heard.summary,
+        "measured": dict(heard.measured),
+        "first_step": heard.step,
+        "could_be": list(heard.could_be),
+        "decided_by": list(sign.decided_by) if failed else [],
+    }

@@ -1,0 +1,54 @@
+"""Logs of one JSON object a line, under the names of any trainer that klinic knows.
+
+The step is `step` or what some trainers call it; verl puts the metrics one level down, in `data`.
+Several lines of one step are one.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from klinic.errors import EvidenceError
+from klinic.evidence.files import Journal
+from klinic.evidence.readers.log import Gathered, ScalarLog
+from klinic.evidence.readers.trainer_state import of_training
+
+STEP_NAMES = (
+    "train/global_step",  # before `_step`, which counts the calls of W&B
+    "training/global_step",
+    "global_step",
+    "step",
+    "progress/batch",
+    "iteration",
+    "_step",
+)
+NESTED = "data"
+
+
+def read(path: Path) -> ScalarLog:
+    """Return a log of JSON lines."""
+    gathered = Gathered()
+    for entry in Journal(path).entries():
+        add(gathered, entry)
+    return gathered.log(format="JSON lines", files=(path,))
+
+
+def add(gathered: Gathered, entry: dict[str, Any]) -> None:
+    """Take in a line, if it is of training."""
+    nested = entry.get(NESTED)
+    values = {**nested, "step": entry.get("step")} if isinstance(nested, dict) else entry
+    if of_training(values):
+        gathered.add(step_of(values), values)
+
+
+def step_of(values: Mapping[str, Any]) -> Any:
+    """Return the step of an entry under whichever name it has; None where it has none."""
+    return next((values[name] for name in STEP_NAMES if name in values), None)
+
+
+def first_entry(path: Path) -> dict[str, Any]:
+    """Return the first line; nothing where the file has none."""
+    try:
+        return next(Journal(path).entries(), {})
+    except EvidenceError:
+        return {}

@@ -1,0 +1,180 @@
+"""A log of scalars, whoever wrote it: steps, and columns under klinic's names."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from klinic.errors import EvidenceError
+from klinic.evidence.readers.names import Trainer, trainer_of
+
+LAST_STEP = 2**53  # beyond it, floats skip whole numbers
+LONGEST_NUMBER = 40  # characters: some writers quote their numbers
+
+ABSENT: Any = object()
+
+Column = tuple[float | None, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalarLog:
+    """What a run said of itself: one figure a metric and logged step."""
+
+    format: str
+    """Of the file, in words."""
+    trainer: Trainer
+    files: tuple[Path, ...]
+    steps: tuple[int, ...]
+    """The logged ones, in order."""
+    columns: Mapping[str, Column]
+    """By klinic's name: None where nothing was logged, NaN where it was no number."""
+    written_as: Mapping[str, str]
+    """What the log calls each column."""
+    counted: bool = False
+    """True where the log has no steps and its lines were counted."""
+    num_skipped: int = 0
+    """Lines without a step among others with one, and values that are no numbers."""
+    also: tuple[str, ...] = ()
+    """What is there as well and was not read."""
+
+    @property
+    def every(self) -> int:
+        """Steps from one logged step to the next, as a rule; an entry is the mean over them."""
+        gaps = sorted(b - a for a, b in zip(self.steps, self.steps[1:], strict=False))
+        return gaps[len(gaps) // 2] if gaps else max(self.steps[0], 1)
+
+    def column(self, name: str) -> Column:
+        """Return a column; nothing but None where the log does not have it."""
+        return self.columns.get(name) or (None,) * len(self.steps)
+
+    def has(self, name: str) -> bool:
+        """Whether a metric was logged as a number at least once."""
+        return any(v is not None and not math.isnan(v) for v in self.columns.get(name, ()))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what was read, for those who must know."""
+        return {
+            "format": self.format,
+            "trainer": self.trainer.name,
+            "files": [str(path) for path in self.files],
+            "logged_steps": len(self.steps),
+            "first_step": self.steps[0],
+            "last_step": self.steps[-1],
+            "every": self.every,
+            "metrics": dict(self.written_as),
+            "skipped": self.num_skipped,
+            "not_read": list(self.also),
+        }
+
+
+class Gathered:
+    """Entries of a log as they are read; several of one step are one."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, dict[str, Any]] = {}
+        self._stepless: list[dict[str, Any]] = []
+        self._num_skipped = 0
+
+    def add(self, step: Any, values: Mapping[str, Any]) -> None:
+        """Take in what was logged of a step; None where nothing says which."""
+        whole = whole_step(step)
+        if whole is None:
+            self._stepless.append(dict(values))
+        elif whole in self._entries:
+            self._entries[whole].update(values)
+        else:
+            self._entries[whole] = dict(values)
+
+    def log(
+        self,
+        *,
+        format: str,  # noqa: A002 - JSON's name
+        files: tuple[Path, ...],
+        trainer: Trainer | None = None,
+    ) -> ScalarLog:
+        """Return the columns that klinic knows; a log without any is an `EvidenceError`."""
+        counted = not self._entries
+        if counted:
+            self._entries = dict(enumerate(self._stepless, start=1))
+        else:
+            self._num_skipped += len(self._stepless)
+        found: dict[str, Any] = {}
+        for entry in self._entries.values():
+            found.update(entry)
+        trainer = trainer or trainer_of(found)
+        written_as = {trainer.klinic_name(name): name for name in reversed(found)}
+        written_as.pop(None, None)
+        if not written_as:
+            raise EvidenceError(_nothing_known(files[0], tuple(found)))
+        steps = tuple(sorted(self._entries))
+        entries = [self._entries[step] for step in steps]
+        return ScalarLog(
+            format=format,
+            trainer=trainer,
+            files=files,
+            steps=steps,
+            columns={name: self._column(entries, key) for name, key in written_as.items()},  # type: ignore[misc]
+            written_as=written_as,  # type: ignore[arg-type]
+            counted=counted,
+            num_skipped=self._num_skipped,
+        )
+
+    def _column(self, entries: list[dict[str, Any]], key: str) -> Column:
+        values = []
+        for entry in entries:
+            value = entry.get(key, ABSENT)
+            if type(value) is not float:
+                value = self._converted(value)
+            values.append(value)
+        return tuple(values)
+
+    def _converted(self, value: Any) -> float | None:
+        if value is ABSENT:
+            return None
+        converted = number(value)
+        self._num_skipped += converted is None
+        return converted
+
+
+def _nothing_known(path: Path, found: tuple[str, ...]) -> str:
+    if not found:
+        return f"{path}: has no entries, so there is nothing to diagnose. Give a log with steps."
+    shown = ", ".join(name[:40] for name in found[:5])
+    return (
+        f"{path}: has no metric that klinic knows, only {shown} and so on. Give the log of a run "
+        "of reinforcement learning; docs/how-to/other-trainers.md lists the names."
+    )
+
+
+def whole_step(value: Any) -> int | None:
+    """Return a step as a whole number, or None where it is none.
+
+    >>> whole_step(3.0), whole_step("3"), whole_step(-1), whole_step(1e300), whole_step(True)
+    (3, None, None, None, None)
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    if not 0 <= value <= LAST_STEP or value != int(value):
+        return None
+    return int(value)
+
+
+def number(value: Any) -> float | None:
+    """Return a logged value as a number: null is how JSON spells NaN. None where it is none.
+
+    >>> number(3), number("NaN"), number(None), number("0.5"), number([1]), number(10**400)
+    (3.0, nan, nan, 0.5, None, inf)
+    """
+    if value is None:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    if isinstance(value, str) and len(value) > LONGEST_NUMBER:
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf  # type: ignore[operator]
+    except ValueError:
+        return None

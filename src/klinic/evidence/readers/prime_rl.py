@@ -1,0 +1,108 @@
+"""prime-rl's token export (`enable_token_export`): token_exports/step_N/rank_R.jsonl.
+
+A line is a sequence: prompt and completion end to end, with a list a column. Position t holds the
+log-prob of token t, as here. What stands before the first trained token is the prompt; sequences
+of a step with the same prompt are a group. The trainer scores once a step, before its update, so
+`trainer_logprobs` are `logp` and `logp_old` alike. Neither rewards nor a reference are exported.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from klinic.errors import EvidenceError
+from klinic.evidence.files import Journal
+from klinic.evidence.readers.prime_rl_files import ranks, steps
+from klinic.evidence.record import StepRecord
+from klinic.evidence.run_facts import SHARED
+
+SCHEMA = 1
+RUN = {"logp_old": SHARED}
+"""What run.json would say of such a run."""
+NUMBERS = ("advantages", "inference_logprobs", "trainer_logprobs", "entropy")
+ADVICE = "It was cut short or edited; restore it from a copy, or remove the step's folder"
+
+
+def read_records(folder: Path) -> Iterator[StepRecord]:
+    """Yield the record of every step, in order."""
+    for step, child in steps(folder):
+        rows = [_sequence(entry, path, n) for path in ranks(child) for n, entry in _lines(path)]
+        if rows:
+            yield _record(step, rows)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    return enumerate(Journal(path).entries(), 1)
+
+
+def _sequence(entry: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
+    """Return the columns of a line as arrays over its tokens."""
+    where = f"{path}, line {line}"
+    if entry.get("schema_version") != SCHEMA:
+        raise EvidenceError(
+            f"{where}: has schema {str(entry.get('schema_version'))[:20]}, and klinic reads "
+            f"{SCHEMA}. Export with a prime-rl that writes it."
+        )
+    columns = {"token_ids": _whole(entry, "token_ids", where)}
+    columns["loss_mask"] = _whole(entry, "loss_mask", where) != 0
+    for name in NUMBERS:
+        columns[name] = _floats(entry, name, where)
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1 or not columns["loss_mask"].any():
+        raise EvidenceError(
+            f"{where}: columns have {lengths} entries, and a sequence has as many of each, some of "
+            f"them trained on. {ADVICE}."
+        )
+    return columns
+
+
+def _listed(entry: dict[str, Any], name: str, where: str) -> list[Any]:
+    values = entry.get(name)
+    kinds = (int, float, type(None))
+    if not isinstance(values, list) or not all(isinstance(value, kinds) for value in values):
+        raise EvidenceError(f"{where}: `{name}` is no list of numbers. {ADVICE}.")
+    return values
+
+
+def _whole(entry: dict[str, Any], name: str, where: str) -> Any:
+    values = _listed(entry, name, where)
+    try:
+        return np.array([int(value) for value in values], np.int64)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise EvidenceError(f"{where}: `{name}` has what is no id ({error}). {ADVICE}.") from error
+
+
+def _floats(entry: dict[str, Any], name: str, where: str) -> Any:
+    values = _listed(entry, name, where)
+    try:
+        return np.array([np.nan if value is None else float(value) for value in values])
+    except OverflowError as error:
+        raise EvidenceError(f"{where}: `{name}` has {error}. {ADVICE}.") from error
+
+
+def _record(step: int, rows: list[dict[str, Any]]) -> StepRecord:
+    starts = [int(np.argmax(row["loss_mask"])) for row in rows]
+    prompts = [row["token_ids"][:start] for row, start in zip(rows, starts, strict=True)]
+    known = {prompt.tobytes(): place for place, prompt in reversed(list(enumerate(prompts)))}
+
+    def ends(name: str) -> Any:
+        """Return a column of the completions, end to end."""
+        return np.concatenate([row[name][s:] for row, s in zip(rows, starts, strict=True)])
+
+    sizes = [len(row["token_ids"]) - start for row, start in zip(rows, starts, strict=True)]
+    return StepRecord(
+        step=step,
+        group=np.array([known[prompt.tobytes()] for prompt in prompts], np.int64),
+        row_offsets=np.cumsum([0, *sizes], dtype=np.int64),
+        prompt_offsets=np.cumsum([0, *starts], dtype=np.int64),
+        prompt_ids=np.concatenate(prompts),
+        token_ids=ends("token_ids"),
+        loss_mask=ends("loss_mask"),
+        advantage=np.array([row["advantages"][s] for row, s in zip(rows, starts, strict=True)]),
+        logp_sampler=ends("inference_logprobs"),
+        logp=ends("trainer_logprobs"),
+        entropy=ends("entropy"),
+        facts={"learner_version": step - 1} if step else {},
+    )

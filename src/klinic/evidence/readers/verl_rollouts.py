@@ -1,0 +1,88 @@
+"""verl's completions (`trainer.rollout_data_dir`): STEP.jsonl, a line a completion.
+
+A line has `input`, `output`, `score` and `step`. Lines with the same input are a group. From them
+follow the reward, its spread, the share of groups without one, and the share of completions that
+are another one of their group again.
+"""
+
+import math
+import re
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from klinic.errors import EvidenceError
+from klinic.evidence.files import Journal
+from klinic.evidence.readers.json_lines import first_entry
+from klinic.evidence.readers.log import Gathered, ScalarLog, number
+from klinic.evidence.readers.names import ROLLOUTS
+from klinic.evidence.readers.trainer_state import children
+
+FILE = re.compile(r"([0-9]{1,15})\.jsonl")
+KEYS = {"input", "output", "score"}
+
+
+def is_rollouts(path: Path) -> bool:
+    """Whether a file has completions and their scores."""
+    return first_entry(path).keys() >= KEYS
+
+
+def find(folder: Path) -> tuple[Path, ...]:
+    """Return the files of a folder in the order of their steps."""
+    found = sorted((int(m[1]), p) for p in children(folder) if (m := FILE.fullmatch(p.name)))
+    return tuple(path for _, path in found) if found and is_rollouts(found[0][1]) else ()
+
+
+def read(paths: tuple[Path, ...]) -> ScalarLog:
+    """Return what the scores and texts of the completions say, step by step."""
+    gathered = Gathered()
+    for path in paths:
+        rows = [_row(entry, path, line) for line, entry in enumerate(Journal(path).entries(), 1)]
+        steps = defaultdict(list)
+        for row in rows:
+            steps[row["step"]].append(row)
+        for step, of_step in steps.items():
+            gathered.add(step, measured(of_step))
+    return gathered.log(format="Rollouts", files=paths, trainer=ROLLOUTS)
+
+
+def _row(entry: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
+    score = number(entry.get("score", "none"))
+    if not isinstance(entry.get("input"), str) or score is None:
+        raise EvidenceError(
+            f"{path}, line {line}: needs `input`, a text, and `score`, a number. Give the folder "
+            "that trainer.rollout_data_dir names."
+        )
+    named = FILE.fullmatch(path.name)
+    step = entry.get("step", int(named[1]) if named else None)
+    if isinstance(step, list | dict):
+        raise EvidenceError(f"{path}, line {line}: `step` is no number. Write it as one.")
+    return {**entry, "score": score, "step": step}
+
+
+def measured(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the metrics of a step's completions."""
+    scores = [row["score"] for row in rows if math.isfinite(row["score"])]
+    groups = defaultdict(list)
+    for row in rows:
+        groups[row["input"]].append(row)
+    compared = [group for group in groups.values() if len(group) > 1]
+    metrics = {"reward": mean(scores) if scores else math.nan}
+    if len(scores) > 1:
+        metrics["reward_std"] = math.sqrt(mean([square(s - metrics["reward"]) for s in scores]))
+    if compared:
+        same = [len({row["score"] for row in group}) == 1 for group in compared]
+        again = [1 - len({str(row.get("output")) for row in g}) / len(g) for g in compared]
+        metrics["frac_reward_zero_std"] = mean([float(equal) for equal in same])
+        metrics["completions/equal_ratio"] = mean(again)
+    return metrics
+
+
+def mean(values: list[float]) -> float:
+    """Return the mean of values that are there."""
+    return sum(values) / len(values)  # not fsum, which throws where a sum is beyond all floats
+
+
+def square(value: float) -> float:
+    """Return the square; infinity where `**` would throw."""
+    return value * value

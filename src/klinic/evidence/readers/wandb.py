@@ -1,0 +1,142 @@
+"""Offline runs of Weights & Biases (`run-*.wandb`), read by hand.
+
+    file     ":W&B", 0xBEE1, version 0 (seven bytes); then blocks of 32768 bytes, as LevelDB's log
+    chunk    checksum (4 bytes), length (2), kind (1: whole, 2: first, 3: middle, 4: last), data
+    record   protobuf; 2 is history
+    history  1 item, repeated; 2 step, with 1 its number
+    item     1 key, 2 nested_key (repeated), 16 value_json
+
+The checksum is CRC-32 of kind and data. A last chunk that is cut short is what a run leaves that
+goes on or was killed; any other damage is an error.
+Source: wandb/sdk/internal/datastore.py and wandb/proto/wandb_internal.proto.
+"""
+
+import json
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from klinic.errors import EvidenceError
+from klinic.evidence.files import open_file
+from klinic.evidence.readers.json_lines import add
+from klinic.evidence.readers.log import Gathered, ScalarLog
+from klinic.evidence.readers.wire import WireError, fields
+
+SUFFIX = ".wandb"
+MAGIC = struct.pack("<4sHB", b":W&B", 0xBEE1, 0)
+BLOCK, HEADER = 32768, 7
+WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
+LARGEST = 1 << 24  # bytes of a record: a step's metrics are a few thousand
+LONGEST_VALUE = 64  # characters: longer ones are no numbers
+
+
+def read(path: Path) -> ScalarLog:
+    """Return the history of a run."""
+    gathered = Gathered()
+    for number, data in enumerate(records(path), 1):
+        try:
+            entry = history(data)
+        except (WireError, UnicodeDecodeError) as error:
+            raise EvidenceError(
+                f"{path}: record {number} is none of W&B's ({error}). Give the file that wandb "
+                "wrote, or export the run's history as JSON lines."
+            ) from error
+        if entry is not None:
+            add(gathered, entry)
+    return gathered.log(format="W&B offline run", files=(path,))
+
+
+def records(path: Path) -> Iterator[bytes]:
+    """Yield the records of a file; those that are too large for metrics are left out."""
+    with open_file(path) as file:
+        if file.read(HEADER) != MAGIC:
+            raise EvidenceError(
+                f"{path}: does not begin as a file of W&B does. Give the `run-....wandb` of an "
+                "offline run, or the folder that has it."
+            )
+        record: bytearray | None = None
+        for kind, data in _chunks(file, path):
+            if (kind in (WHOLE, FIRST)) != (record is None):
+                raise _damaged(path, file)
+            record = bytearray() if record is None else record
+            if len(record) <= LARGEST:
+                record += data
+            if kind in (WHOLE, LAST):
+                if len(record) <= LARGEST:
+                    yield bytes(record)
+                record = None
+
+
+def _chunks(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
+    place = HEADER
+    while True:
+        left = BLOCK - place % BLOCK
+        if left < HEADER:
+            place += len(file.read(left))
+        header = file.read(HEADER)
+        if len(header) < HEADER:
+            return
+        checksum, length, kind = struct.unpack("<IHB", header)
+        data = file.read(length)
+        if len(data) < length:
+            return
+        if not WHOLE <= kind <= LAST or zlib.crc32(data, zlib.crc32(bytes([kind]))) != checksum:
+            raise _damaged(path, file)
+        place += HEADER + length
+        yield kind, data
+
+
+def _damaged(path: Path, file: IO[bytes]) -> EvidenceError:
+    return EvidenceError(
+        f"{path}: what ends at byte {file.tell()} does not have its checksum or its place. The "
+        "file was damaged after it was written; restore it from a copy."
+    )
+
+
+def history(record: bytes) -> dict[str, Any] | None:
+    """Return the metrics of a record; None where it is of another kind."""
+    for number, _, value in fields(record):
+        if number == 2 and isinstance(value, bytes):
+            return _entry(value)
+    return None
+
+
+def _entry(data: bytes) -> dict[str, Any]:
+    entry: dict[str, Any] = {}
+    step: int | None = None
+    for number, _, value in fields(data):
+        if not isinstance(value, bytes):
+            continue
+        if number == 1:
+            name, text = _item(value)
+            if len(text) <= LONGEST_VALUE:
+                entry[name] = _number(text)
+        elif number == 2:
+            step = next((v for n, _, v in fields(value) if n == 1 and isinstance(v, int)), 0)
+    if step is not None:
+        entry.setdefault("_step", step)
+    return entry
+
+
+def _item(data: bytes) -> tuple[str, bytes]:
+    key, text = [], b""
+    for number, _, value in fields(data):
+        if isinstance(value, bytes):
+            if number in (1, 2):
+                key.append(value.decode())
+            elif number == 16:
+                text = value
+    return "/".join(key), text
+
+
+def _number(text: bytes) -> Any:
+    try:
+        return float(text)
+    except ValueError:
+        pass
+    try:
+        return json.loads(text)
+    except ValueError:
+        return ""  # no number, and counted as such

@@ -1,0 +1,142 @@
+"""`klinic diagnose` of other trainers' logs, as a process."""
+
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "evidence" / "readers"))
+
+from foreign_logs import (
+    FIXTURES,
+    healthy,
+    trl_entries,
+    write_lines,
+    write_token_export,
+    write_trainer_state,
+)
+
+KLINIC = [sys.executable, "-P", "-m", "klinic.cli"]
+
+
+def diagnose(path, *flags):
+    return subprocess.run(
+        [*KLINIC, "diagnose", str(path), *flags],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=100,
+    )
+
+
+def test_a_healthy_log_is_well_and_says_that_it_is_scalars(tmp_path):
+    path = write_trainer_state(tmp_path / "trainer_state.json", trl_entries(healthy(60)))
+    said = diagnose(path)
+    assert said.returncode == 0, said.stderr
+    assert "Scalars only" in said.stdout
+    assert "No sign of trouble" in said.stdout
+    assert 'klinic.attach(trainer, "runs/mine")' in said.stdout
+    told = json.loads(diagnose(tmp_path, "--json").stdout)
+    assert told["ok"] is True
+    assert told["evidence"] == "scalars"
+    assert told["read"]["trainer"] == "TRL"
+    keys = {"cause", "confidence", "findings", "ruled_out", "missing", "fix", "first_step"}
+    assert keys <= told.keys()
+
+
+def test_a_kl_at_step_0_fails_with_what_it_could_be(tmp_path):
+    entries = [{**entry, "kl": 15.0} for entry in trl_entries(healthy(60))]
+    path = write_trainer_state(tmp_path / "trainer_state.json", entries)
+    said = diagnose(path)
+    assert said.returncode == 1
+    assert "Sick: kl-at-step-0, first seen in step 1. No cause can be named." in said.stdout
+    assert "could be: wrong-reference, temperature-on-one-side" in said.stdout
+    told = json.loads(diagnose(path, "--json").stdout)
+    assert (told["ok"], told["cause"], told["first_step"]) == (False, None, 1)
+    finding = next(f for f in told["findings"] if f["name"] == "kl-at-step-0")
+    assert finding["verdict"] == "fail"
+    assert "record.logp_ref" in finding["decided_by"]
+
+
+def test_a_cause_that_is_left_alone_is_named_with_its_fix(tmp_path):
+    entries = [{**e, "reward": None if e["step"] > 30 else 0.5} for e in trl_entries(healthy(60))]
+    said = diagnose(write_lines(tmp_path / "log.jsonl", entries))
+    assert said.returncode == 1
+    assert "Cause: broken-reward, first seen in step 31" in said.stdout
+    assert "Fix: Grade some right answers by hand" in said.stdout
+
+
+def test_beta_0_is_no_fault_and_is_explained(tmp_path):
+    entries = trl_entries(healthy(60))
+    for entry in entries:
+        del entry["kl"]
+    said = diagnose(write_lines(tmp_path / "log.jsonl", entries))
+    assert said.returncode == 0
+    assert "? kl-at-step-0: not logged: kl or kl_k1/mean (at beta 0 TRL has no" in said.stdout
+
+
+def test_tokens_of_prime_rl_are_judged_by_every_check(tmp_path):
+    write_token_export(tmp_path / "token_exports", temperature=0.6, length=64)
+    told = json.loads(diagnose(tmp_path, "--json").stdout)
+    assert told["evidence"] == "records"
+    assert told["read"]["format"] == "prime-rl token export"
+    statuses = {finding["name"]: finding["status"] for finding in told["findings"]}
+    assert statuses["temperature-on-one-side"] == "confirmed"
+    assert len(statuses) == 35
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("nothing", None, "there is nothing"),
+        ("log.jsonl", b"hello\n", "line 1: is not a JSON object"),
+        ("rollout.pt", b"\x80\x04", "is a pickle"),
+        ("picture.png", b"\x89PNG", "is no log that klinic reads"),
+        ("e\x1b[2J.jsonl", b"\n", r"e\x1b[2J.jsonl"),
+    ],
+)
+def test_what_cannot_be_read_exits_2_with_the_reason(tmp_path, name, content, said):
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    ended = diagnose(tmp_path / name)
+    assert ended.returncode == 2
+    assert said in ended.stderr
+    assert ended.stdout == ""
+    assert "\x1b" not in ended.stderr
+
+
+def test_a_sign_is_explained():
+    ended = subprocess.run(
+        [*KLINIC, "explain", "kl-at-step-0"], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert "Look for a KL before the first update" in ended.stdout
+    assert "record.logp_ref" in ended.stdout
+
+
+def test_nothing_of_a_log_can_be_proved():
+    ended = diagnose(FIXTURES / "trl", "--prove")
+    assert ended.returncode == 2
+    assert "--prove makes a recorded step again" in ended.stderr
+
+
+def test_hostile_names_are_shown_and_not_obeyed(tmp_path):
+    entries = [{**entry, "\x1b[2Jx": 1.0} for entry in trl_entries(healthy(5))]
+    ended = diagnose(write_lines(tmp_path / "\u202elog.jsonl", entries))
+    assert ended.returncode == 0
+    assert not {"\x1b", "\u202e"} & set(ended.stdout)
+
+
+@pytest.mark.parametrize("kind", ["trainer_state.json", "log.jsonl"])
+def test_5001_steps_are_judged_in_a_second(tmp_path, kind):
+    entries = trl_entries(healthy(5001))
+    path = tmp_path / kind
+    (write_lines if kind == "log.jsonl" else write_trainer_state)(path, entries)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    for _ in range(3):
+        assert diagnose(path).returncode == 0
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # of computing: other processes may want the cores as well
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3.0

@@ -1,0 +1,117 @@
+"""JSON lines under the names of six trainers, and what is wrong with some."""
+
+import json
+
+import pytest
+from foreign_logs import healthy, write_all, write_lines
+
+from klinic.errors import EvidenceError
+from klinic.evidence.readers import names
+from klinic.evidence.readers.find import read_log
+
+LOGS = {
+    "trl_lines": "TRL",
+    "klinic": "klinic",
+    "verl": "verl",
+    "openrlhf": "OpenRLHF",
+    "prime_rl": "prime-rl",
+    "tinker": "tinker",
+}
+
+
+@pytest.fixture(scope="module")
+def logs(tmp_path_factory):
+    return write_all(tmp_path_factory.mktemp("logs"), steps=30)
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_the_trainer_is_known_by_its_names(logs, name):
+    log = read_log(logs[name])
+    assert log.trainer.name == LOGS[name]
+    assert log.steps == tuple(range(1, 31))
+    wanted = [entry["reward"] for entry in healthy(30)]
+    assert list(log.column("reward")) == pytest.approx(wanted)
+    assert log.has("entropy") or name == "openrlhf"
+
+
+def test_signed_kls_are_not_taken_for_k3(logs):
+    for name in ("openrlhf", "tinker"):
+        log = read_log(logs[name])
+        assert log.has("kl_k1/mean")
+        assert not log.has("kl")
+
+
+def test_every_trainers_names_lead_to_names_that_are_explained():
+    for trainer in (*names.TRAINERS, names.ROLLOUTS):
+        for klinic_name in trainer.names.values():
+            assert klinic_name.partition("/")[0] in names.__doc__, (trainer.name, klinic_name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["step", "global_step", "train/global_step", "training/global_step", "_step", "iteration"],
+)
+def test_a_step_has_several_names(tmp_path, name):
+    path = write_lines(tmp_path / "log.jsonl", [{name: 7, "reward": 1.0, "kl": 0.0}])
+    assert read_log(path).steps == (7,)
+
+
+def test_the_steps_of_training_come_before_the_calls_of_a_tracker(tmp_path):
+    line = {"_step": 900, "train/global_step": 3, "train/reward": 1.0}
+    assert read_log(write_lines(tmp_path / "log.jsonl", [line])).steps == (3,)
+
+
+def test_several_lines_of_a_step_are_one(tmp_path):
+    lines = [{"step": 1, "optim/lr": 1.0}, {"step": 1, "loss/mean": 2.0, "optim/grad_norm": 3.0}]
+    log = read_log(write_lines(tmp_path / "log.jsonl", lines))
+    assert (log.column("learning_rate"), log.column("loss")) == ((1.0,), (2.0,))
+
+
+def test_lines_without_steps_are_counted_and_it_is_known(tmp_path):
+    log = read_log(write_lines(tmp_path / "log.jsonl", [{"reward": 1.0}, {"reward": 2.0}]))
+    assert (log.steps, log.counted) == ((1, 2), True)
+
+
+def test_what_is_no_number_is_counted(tmp_path):
+    lines = [
+        {"step": 1, "reward": [1]},
+        {"step": 2, "reward": "0.5"},
+        {"step": 3, "reward": True},
+        {"step": "four", "reward": 1.0},
+    ]
+    log = read_log(write_lines(tmp_path / "log.jsonl", lines))
+    assert log.column("reward") == (None, 0.5, None)
+    assert log.num_skipped == 3
+
+
+def test_a_torn_last_line_is_left_out(tmp_path):
+    path = write_lines(tmp_path / "log.jsonl", [{"step": 1, "reward": 1.0}])
+    path.write_bytes(path.read_bytes() + b'{"step": 2, "rew')
+    assert read_log(path).steps == (1,)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (b"", "has no entries"),
+        (b"hello\n", "line 1: is not a JSON object"),
+        (b'{"step": 1, "reward": 1}\nhello\n{}\n', "line 2: is not a JSON object"),
+        (b"[" * 100_000 + b"\n", "line 1: is not a JSON object"),
+        ('{"step": 1, "reward": 1}\n'.encode("utf-16"), "line 1: is not a JSON object"),
+        (b'{"step": 1}\n', "no metric that klinic knows"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_with_the_line(tmp_path, data, said):
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(data)
+    with pytest.raises(EvidenceError, match=said):
+        read_log(path)
+
+
+def test_evaluations_between_are_no_training(tmp_path):
+    lines = [{"step": 1, "loss": 0.0, "kl": 0.1}, {"step": 1, "eval_loss": 1.0, "eval_kl": 9.0}]
+    assert read_log(write_lines(tmp_path / "log.jsonl", lines)).column("kl") == (0.1,)
+    summary = {"step": 1, "train_runtime": 5.0, "loss": 77.0}
+    path = tmp_path / "log.jsonl"
+    path.write_text(path.read_text() + json.dumps(summary) + "\n")
+    assert read_log(path).column("loss") == (0.0,)
