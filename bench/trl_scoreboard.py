@@ -3,13 +3,15 @@
     python -m bench.trl_scoreboard FOLDER [--seeds 3] [--only NAME ...] [--table]
 
 Runs are a few steps of the tiny model from the start of the scoreboard's trials. Every outcome is a
-line of FOLDER/outcomes.jsonl; an interrupted scoreboard goes on when it is started again.
+line of FOLDER/outcomes.jsonl; an interrupted scoreboard goes on when it is started again. What TRL
+itself logs in each run is kept in FOLDER/logs, for those who read nothing else.
 """
 
 import argparse
 import contextlib
 import io
 import json
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -113,6 +115,7 @@ def trainer_of(trial: Trial, start: Path, output: Path) -> Any:
         "eval_strategy": "steps",
         "eval_steps": STEPS // 2,
         "per_device_eval_batch_size": 32,
+        "logging_steps": 1,
         "save_strategy": "no",
         "report_to": "none",
         "disable_tqdm": True,
@@ -155,6 +158,7 @@ def outcome(trial: Trial, start: Path, folder: Path) -> dict[str, Any]:
         )
         with contextlib.redirect_stdout(io.StringIO()), attached:
             trainer.train()
+        trainer.state.save_to_json(str(_log_of(trial, folder.parent)))
     except Exception as thrown:
         error = f"{type(thrown).__name__}: {thrown}"[:300]
     named, ranked, missing = None, (), ()
@@ -170,6 +174,13 @@ def outcome(trial: Trial, start: Path, folder: Path) -> dict[str, Any]:
         "missing": list(missing),
         "error": error,
     }
+
+
+def _log_of(trial: Trial, folder: Path) -> Path:
+    name = re.sub(r"[^a-z0-9]+", "-", trial.name.lower())[:60]
+    path = folder / "logs" / trial.cause / f"{name}.{trial.seed}" / "trainer_state.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def summary(outcomes: list[dict[str, Any]]) -> dict[str, Any]:
