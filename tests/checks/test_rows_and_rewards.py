@@ -210,7 +210,7 @@ def test_weights_that_stay_where_they_were():
 
 def course(rewards, accuracies):
     lines = {n + 1: {"reward": r} for n, r in enumerate(rewards)}
-    for place, accuracy in zip((0, len(rewards)), accuracies, strict=True):
+    for place, accuracy in zip((0, len(rewards)), accuracies, strict=bool(accuracies)):
         lines.setdefault(place, {})["eval/accuracy"] = accuracy
     return lines
 
@@ -221,6 +221,10 @@ def test_a_reward_that_rises_without_the_skill():
     assert judged(reward_hacking, FIRST, metrics=course(rising, (0.3, 0.8))) is PASS
     assert judged(reward_hacking, FIRST, metrics=course([0.5] * 20, (0.8, 0.3))) is PASS
     assert judged(reward_hacking, FIRST, metrics=course(rising[:4], (0.8, 0.3))) is NO_DATA
+    # nobody measured accuracy: a reward that did not rise is enough to rule it out
+    assert judged(reward_hacking, FIRST, metrics=course([0.5] * 20, ())) is PASS
+    assert judged(reward_hacking, FIRST, metrics=course(rising, ())) is NO_DATA
+    assert judged(reward_hacking, FIRST, metrics=course(rising[:4], ())) is NO_DATA
 
 
 def test_a_figure_that_the_record_does_not_bear_out():

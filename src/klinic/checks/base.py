@@ -115,6 +115,8 @@ class Check:
     judge: Callable[[Case], Finding]
     also: tuple[str, ...] = ()
     """What it looks at where it is there: without it, it can fail and cannot pass."""
+    alibi: Callable[[Case], Finding | None] | None = None
+    """What can rule the cause out, where something is missing that naming it needs."""
     change: Mapping[str, Any] = field(default_factory=dict)
     """The fix as keys of a recipe, where it is one."""
     explains: tuple[str, ...] = ()
@@ -128,7 +130,8 @@ class Check:
     def __call__(self, case: Case) -> Finding:
         """Judge a case, or say what is missing."""
         if missing := case.missing(self.needs):
-            return _not_recorded(missing)
+            cleared = None if self.alibi is None else self.alibi(case)
+            return cleared or _not_recorded(missing)
         found = self.judge(case)
         if found.verdict is Verdict.PASS and (missing := case.missing(self.also)):
             return _not_recorded(missing)

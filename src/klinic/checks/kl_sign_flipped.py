@@ -40,5 +40,8 @@ CHECK = Check(
     needs=("probes.kl_gradient",),
     fix="Add the KL term to a loss that is minimised, or subtract it from a reward.",
     judge=judge,
-    explains=("kl-gradient-wrong", "step-too-big", "kl-tail-dominates", "reward-hacking"),
+    explains=(
+        *("kl-gradient-wrong", "step-too-big", "kl-tail-dominates", "reward-hacking"),
+        "equal-rewards",
+    ),
 )

@@ -34,18 +34,35 @@ def judge(case: Case) -> Finding:
     accuracy = _column(case.metrics, ACCURACY)
     if len(accuracy) < 2 or len(rewards) < 2 * SOME:
         return no_data(f"{len(accuracy)} evaluations (of 2) and {len(rewards)} steps (of 10)")
-    first, last = rewards[:SOME], rewards[-SOME:]
-    error = float(np.hypot(first.std(ddof=1), last.std(ddof=1)) / np.sqrt(SOME))
-    rose = float(last.mean() - first.mean()) / max(error, 1e-9)
+    rose, course = _rise(rewards)
     fell = float(accuracy[0] - accuracy[-1])
     lost = fell >= FELL or (fell >= HALVED and accuracy[-1] <= accuracy[0] / 2)
     wrong = rose > ROSE and lost
     summary = (
-        f"the reward rose from {first.mean():.3g} to {last.mean():.3g}, {rose:.1f} standard errors "
-        f"(limit {ROSE:g}), and accuracy went from {accuracy[0]:.3g} to {accuracy[-1]:.3g} (limit "
+        f"{course}, and accuracy went from {accuracy[0]:.3g} to {accuracy[-1]:.3g} (limit "
         f"{FELL:g} down)"
     )
     return (failed if wrong else passed)(summary, rose=rose, fell=fell)
+
+
+def did_not_rise(case: Case) -> Finding | None:
+    """Rule it out by the reward alone, where nobody has measured accuracy."""
+    rewards = _column(case.metrics, "reward")
+    if len(rewards) < 2 * SOME:
+        return None
+    rose, course = _rise(rewards)
+    return None if rose > ROSE else passed(course, rose=rose)
+
+
+def _rise(rewards: np.ndarray) -> tuple[float, str]:
+    """Return by how many standard errors the reward rose, and a sentence that says so."""
+    first, last = rewards[:SOME], rewards[-SOME:]
+    error = float(np.hypot(first.std(ddof=1), last.std(ddof=1)) / np.sqrt(SOME))
+    rose = float(last.mean() - first.mean()) / max(error, 1e-9)
+    return rose, (
+        f"the reward went from {first.mean():.3g} to {last.mean():.3g}, {rose:.1f} standard errors "
+        f"up (limit {ROSE:g})"
+    )
 
 
 def _column(metrics: Mapping[int, Mapping[str, Any]], name: str) -> np.ndarray:
@@ -60,6 +77,7 @@ CHECK = Check(
     fix="Read completions of high reward, take out what can be earned without the skill, and tie "
     "the policy to its reference by a KL term.",
     judge=judge,
+    alibi=did_not_rise,
     change={"kl.coef": 0.05},
     explains=("context-truncated", "equal-rewards", "kl-tail-dominates"),
 )

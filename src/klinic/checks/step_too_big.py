@@ -68,5 +68,5 @@ CHECK = Check(
     "roll back.",
     judge=judge,
     change={"kl.controller": "log_pi", "recovery": {}},
-    explains=("kl-tail-dominates",),
+    explains=("kl-tail-dominates", "equal-rewards"),
 )

@@ -83,6 +83,7 @@ def equal_rewards(log: ScalarLog) -> Heard:
         said,
         log.steps[start],
         *("equal-rewards", "broken-reward", "malformed-output", "context-truncated"),
+        "kl-sign-flipped",
         *("broken-sampler", "random-weights", "reward-hacking", "step-too-big"),
         reward=level,
     )
