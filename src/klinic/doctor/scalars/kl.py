@@ -83,6 +83,8 @@ def negative(log: ScalarLog) -> Heard:
                 "wrong-metric",
             )
     column = _kl(log)
+    if min(finite(column)) >= BELOW:
+        return well(f"no KL is below {BELOW:g} nats per token")
     for place, value in _medians(column):
         if value < BELOW:
             return fail(
@@ -125,15 +127,16 @@ def stays_0(log: ScalarLog) -> Heard:
 def drift(log: ScalarLog) -> Heard:
     """Look for a KL far from 0 that buys no reward, or is followed by its fall."""
     column = _kl(log)
-    medians = _medians(column)
-    if not medians:
+    known = finite(column)
+    if len(known) < WINDOW:
         return no_data(f"{WINDOW} logged steps with a KL are needed")
+    highest = max(known)
+    medians = _medians(column) if highest > FAR else []
     start = next((place for place, value in medians if value > FAR), None)
     if start is None:
-        highest = max(value for _, value in medians)
         return well(
-            f"the KL is at most {shown(highest)} nats per token (median of {WINDOW} logged steps, "
-            f"limit {FAR:g})",
+            f"the KL is at most {shown(highest)} nats per token, and no median of {WINDOW} logged "
+            f"steps is above {FAR:g}",
             kl=highest,
         )
     return _watched(log, column, max(0, start - BACK))

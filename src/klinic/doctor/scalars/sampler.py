@@ -39,11 +39,13 @@ def far_apart(log: ScalarLog) -> Heard:
     limit, doubtful, unit = LIMITS[name]
     known = [(s, v) for s, v in zip(log.steps, log.column(name), strict=True) if finite([v])]
     values = [value or 0.0 for _, value in known]
+    written = log.written_as[name]
+    if max(values) <= doubtful:
+        return well(f"`{written}` is at most {shown(max(values))} {unit} (limit {limit:g})")
     size = min(WINDOW, len(values))
     medians = [median(values[end - size : end]) for end in range(size, len(values) + 1)]
     beyond = next((place for place, value in enumerate(medians) if value > limit), None)
     highest = max(medians)
-    written = log.written_as[name]
     if beyond is None:
         said = (
             f"`{written}` is at most {shown(highest)} {unit} (median of {size} logged steps, limit "

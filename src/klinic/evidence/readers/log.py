@@ -78,7 +78,8 @@ class Gathered:
 
     def add(self, step: Any, values: Mapping[str, Any]) -> None:
         """Take in what was logged of a step; None where nothing says which."""
-        whole = whole_step(step)
+        # as most are: a log has thousands
+        whole = step if type(step) is int and 0 <= step <= LAST_STEP else whole_step(step)
         if whole is None:
             self._stepless.append(dict(values))
         elif whole in self._entries:
