@@ -108,7 +108,8 @@ def seconds_of(metrics: Mapping[str, Any]) -> float | None:
     >>> seconds_of({"time/sample": 1.0, "time/reward": 0.5, "time/learn": 2.0}), seconds_of({})
     (3.5, None)
     """
-    known = [metrics[name] for name in TIMES if isinstance(metrics.get(name), int | float)]
+    times = [metrics[name] for name in TIMES if isinstance(metrics.get(name), int | float)]
+    known = [seconds for seconds in times if math.isfinite(seconds)]
     return sum(known) if known else None
 
 
