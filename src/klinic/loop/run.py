@@ -165,17 +165,17 @@ class Run:
         self.recovering.arrived()
         self._named.clear()
         if self._doctor is not None:
-            self._doctor.begin_again()
+            self._doctor.begin_again(state.step)
         return state
 
-    def open_doctor(self, *, resumed: bool) -> None:
-        """Begin to look for causes, when run.json is there."""
+    def open_doctor(self, *, after: int) -> None:
+        """Begin to look for causes in the steps after this one, when run.json is there."""
         if not self.examined:
             return
         self._doctor = LiveDoctor(self.folder)
         self._open.callback(self._doctor.close)
-        if resumed:
-            self._doctor.begin_again()
+        if after:
+            self._doctor.begin_again(after)
 
     def _restore_sound(self, step: int) -> tuple[LoopState, list[str]]:
         """Restore the newest checkpoint, not behind a step, that is whole and made of numbers."""
