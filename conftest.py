@@ -30,6 +30,7 @@ NEED_TORCH = (
     *("faults", "lab", "probe", "cluster"),
 )
 WITHOUT_TORCH = ["write-evidence.md", "other-trainers.md"]  # pages that promise to need none
+CACHE = pytest.StashKey[Path]()
 AS_SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 # pytest-xdist uses the other cores; for commands that tests start as well
@@ -67,6 +68,7 @@ WHOLE = (
         "test_replayed_causes.py",
         "test_proofs_that_fail.py",
     ),
+    *("test_fsdp.py", "test_shards.py", "test_vllm.py", "test_ray_runs.py"),
 )
 
 
@@ -76,6 +78,21 @@ class PagesWhole(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
         return path if path.endswith(WHOLE) else nodeid
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Give all workers, and what they start, one new cache: a warm start is made once."""
+    if not hasattr(config, "workerinput"):
+        folder = tempfile.TemporaryDirectory(prefix="klinic-cache-")
+        config.add_cleanup(folder.cleanup)
+        os.environ["KLINIC_CACHE"] = folder.name
+    config.stash[CACHE] = Path(os.environ["KLINIC_CACHE"])
+
+
+@pytest.fixture(scope="session")
+def warm_starts(pytestconfig: pytest.Config) -> Path:
+    """The cache of warm starts that tests and pages share: a trial's takes longer than a trial."""
+    return pytestconfig.stash[CACHE]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PagesWhole:
@@ -104,11 +121,7 @@ def run_command(command: str, folder: Path) -> str:
     if words[:2] == ["pip", "install"]:
         check_extras(words[2])
         return ""
-    how: dict[str, Any] = {
-        "cwd": folder,
-        "env": {**os.environ, "KLINIC_CACHE": str(folder / "cache")},
-        "timeout": 110,
-    }
+    how: dict[str, Any] = {"cwd": folder, "timeout": 110}
     if words[0] == "klinic":
         result = klinic(*words[1:], **how)
     else:

@@ -3,12 +3,6 @@
 import pytest
 
 
-@pytest.fixture(scope="session")
-def warm_starts(tmp_path_factory):
-    """One cache of warm starts for all workers: a trial's takes longer than the trial."""
-    return tmp_path_factory.getbasetemp().parent / "warm-starts"
-
-
 @pytest.fixture
 def warm(warm_starts, as_before, monkeypatch):
     """Torch's settings as they were, and warm starts that others made."""

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import termios
 import time
+from pathlib import Path
 
 INTO = """
 import fcntl, os, signal, sys, termios
@@ -75,6 +76,14 @@ class Terminal:
             self.read()
         self.read()
         return self.process.returncode
+
+    def stopped(self, seconds=30):
+        """Wait until the command is stopped, and not ended."""
+        limit = time.monotonic() + seconds
+        stat = Path(f"/proc/{self.process.pid}/stat")
+        while stat.read_text().rpartition(")")[2].split()[0] != "T":
+            assert time.monotonic() < limit, self.text[-3000:]
+            self.read()
 
     def painted(self):
         """Return the last screen that was painted, as lines without their colours."""

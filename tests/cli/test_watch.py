@@ -1,5 +1,6 @@
 """A run that another process writes, kills, cuts back and resumes, seen from the outside."""
 
+import json
 import os
 import signal
 import subprocess
@@ -9,6 +10,7 @@ import time
 import pytest
 from rich.cells import cell_len
 
+from klinic.loop.stopping import stop_event
 from terminal import Terminal, obeyed
 from writing import Writer
 
@@ -125,6 +127,21 @@ def test_a_run_that_stopped_itself_is_over(run):
     assert "the run has stopped itself" in watch.text
 
 
+def test_a_run_that_a_signal_stopped_is_not_taken_for_killed(run):
+    with Piped(run) as watch:
+        with Writer(run) as writer:
+            writer("step 1", f"event {json.dumps(stop_event(1, signal.SIGTERM))}", "end")
+        watch.until("stopped by a signal and saved, and not resumed yet, after step 1.")
+        assert watch.process.poll() is None
+        assert "step 1: stopped: Stopped by SIGTERM and saved. Go on with --resume." in watch.text
+        with Writer(run) as writer:
+            watch.until("the run goes on, after step 1")
+            writer('event {"step": 1, "event": "resumed"}')
+            writer.process.kill()
+            writer.process.wait()
+        watch.until("no process trains here")
+
+
 def test_what_does_not_fit_is_refused(tmp_path):
     (tmp_path / "file").touch()
     for arguments, said in ((["file"], "is no folder"), (["run", "--port", "1"], "is for --web")):
@@ -178,6 +195,27 @@ def test_whoever_leaves_finds_the_terminal_as_it_was(run, how):
     assert terminal.text.rindex("\x1b[?7h") > terminal.text.rindex("\x1b[?7l")
     if how == "end":
         assert "the run has ended, after step 2." in terminal.text
+
+
+def test_whoever_puts_it_aside_finds_the_terminal_as_it_was_and_comes_back(run):
+    with Writer(run) as writer:
+        writer("step 1")
+        with Terminal(*WATCH, str(run)) as terminal:
+            terminal.until("step 1 of 9")
+            terminal.press(b"\x1a")
+            terminal.until("\x1b[?1049l")
+            terminal.stopped()
+            assert terminal.settings_now == terminal.settings
+            assert terminal.text.rindex("\x1b[?25h") > terminal.text.rindex("\x1b[?25l")
+            assert terminal.text.rindex("\x1b[?7h") > terminal.text.rindex("\x1b[?7l")
+            terminal.seen = b""
+            writer("step 2")
+            terminal.process.send_signal(signal.SIGCONT)
+            terminal.until("step 2 of 9")
+            assert "\x1b[?1049h" in terminal.text
+            terminal.press(b"q")
+            assert terminal.ended() == 0
+            assert terminal.settings_now == terminal.settings
 
 
 def test_without_colours_there_are_none(run):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from klinic.lab.ablation.intervals import Interval, bootstrap, paired, students_t
 from klinic.lab.ablation.page import Content, write_page
-from klinic.lab.ablation.verdict import Verdict, closing_lines, learnt_of, pareto, recommend, rows
+from klinic.lab.ablation.verdict import Verdict, closing_lines, learnt_by, pareto, recommend, rows
 
 VALUES = st.lists(st.floats(-10, 10), min_size=2, max_size=6)
 
@@ -124,7 +124,7 @@ def test_what_a_recipe_rewards_decides_where_it_names_its_rewards():
     table = rows(found, settings_of(found), "kl.coef=0")
     assert table[1].differences["reward"].mean == pytest.approx(-0.255)
     assert "Acc=0.015+-0.005, Reward=0.560+-0.009, KL=" in closing_lines(table, verdict)[0]
-    assert learnt_of(table) == "reward"
+    assert learnt_by(found) == "reward"
 
 
 def test_the_closing_lines():
@@ -146,7 +146,7 @@ def test_seeds_that_only_one_has_are_no_pair():
 
 def test_the_pareto_front_is_what_nobody_beats_in_both():
     found = results(b0=[(0.9, 0.5)], b1=[(0.7, 0.9)], b2=[(0.6, 0.8)], b3=[(0.5, 1.0)])
-    front = pareto(rows(found, settings_of(found), "kl.coef=0"))
+    front = pareto(rows(found, settings_of(found), "kl.coef=0"), "accuracy")
     assert [row.setting for row in front] == ["kl.coef=0", "kl.coef=1", "kl.coef=3"]
 
 

@@ -19,6 +19,7 @@ from klinic.evidence.files import Journal
 from klinic.learner.checkpoint import save_model
 from klinic.loop import checkpoint, compare, run, warm_start
 from klinic.loop.folder import locked
+from klinic.loop.stopping import stop_event
 from klinic.loop.trackers.console import WarmStartProgress
 from klinic.model.loading import load_policy, load_scorer
 from klinic.recipe.loading import from_keywords
@@ -157,6 +158,7 @@ def test_a_signal_during_an_evaluation_is_not_lost_and_nothing_is_evaluated_twic
         patch.setattr(run.Run, "evaluate", interrupted)
         stopped = train("run", **settings)
     assert (stopped.signal, stopped.step) == (signal.SIGTERM, 3)
+    assert list(Journal(Path("run/events.jsonl")).entries())[-1] == stop_event(3, signal.SIGTERM)
     assert checkpoint.newest_good(Path("run")).checkpoint.step == 3
     train("run", resume=True, **settings)
     whole = train("whole", **settings)

@@ -9,6 +9,7 @@ import klinic
 from klinic.checks import CHECKS
 from klinic.errors import RunStoppedError
 from klinic.evidence.files import Journal
+from klinic.evidence.run_facts import write_run_facts
 from klinic.faults import misaligned_logp
 from klinic.faults.base import Severity
 from klinic.learner.local import LocalLearner
@@ -68,6 +69,17 @@ def test_a_cause_is_told_once_and_written_down(tmp_path):
     written = json.loads((folder / "diagnosis.json").read_text())
     assert written["cause"] == "misaligned-logp"
     assert written["first_step"] == 1
+
+
+@pytest.mark.parametrize(("back_to", "left"), [(0, False), (2, False), (3, True)])
+def test_a_diagnosis_goes_with_the_steps_that_it_is_about(tmp_path, back_to, left):
+    write_run_facts(tmp_path, {"eos_ids": [1]})
+    written = tmp_path / "diagnosis.json"
+    written.write_text('{"cause": "misaligned-logp", "first_step": 3}')
+    doctor = live_doctor.LiveDoctor(tmp_path)
+    doctor.begin_again(back_to)
+    doctor.close()
+    assert written.exists() == left
 
 
 def test_a_run_that_is_to_stop_at_a_cause_does(tmp_path):

@@ -7,6 +7,7 @@ from klinic.doctor import warning_signs
 from klinic.doctor.warning_signs import DRIFT, Limits, Signs
 from klinic.evidence.files import Journal
 from klinic.loop import checkpoint, run
+from klinic.recipe.loading import load
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("as_before")]
 ROWS = [{"prompt": f"{n}+{m}="} for n in range(4) for m in range(4)]
@@ -62,6 +63,7 @@ def test_a_sign_is_an_event_once_also_in_a_run_that_goes_on(tmp_path, impatient)
     assert DRIFT in Signs.from_json(saved.state["signs"]).standing
     train(folder, 6, kl_coef=0.01, resume=True)
     assert told(folder) == [event]
+    assert load(folder / "recipe.yaml").recipe.loop.max_steps == 6  # by which it is known to end
 
 
 def test_without_a_reference_there_is_no_kl_and_no_sign(tmp_path, impatient):

@@ -140,14 +140,15 @@ def test_a_token_of_a_megabyte_in_every_place_fits(tmp_path):
     assert_harmless(render([read_story(run)]))
 
 
-def test_a_terminal_prints_hostile_completions(tmp_path):
-    for seed in range(5):
-        run = hostile_run(tmp_path / str(seed), texts(SHOWN, seed=seed))
-        story = read_story(run)
-        for step in range(1, STEPS + 1, 3):
-            file = io.StringIO()
-            print_story(story, Console(file=file, width=80, force_terminal=True), step)
-            assert not obeyed(file.getvalue())
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
+)
+def test_a_terminal_prints_hostile_completions(tmp_path, seed):
+    story = read_story(hostile_run(tmp_path / "run", texts(SHOWN, seed=seed)))
+    for step in range(1, STEPS + 1, 3):
+        file = io.StringIO()
+        print_story(story, Console(file=file, width=80, force_terminal=True), step)
+        assert not obeyed(file.getvalue())
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="writes and reads pseudo-terminals")

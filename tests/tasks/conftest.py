@@ -1,4 +1,4 @@
-"""Few games, in a cache of their own: the engine plays for seconds instead of minutes."""
+"""Few games: the engine plays for seconds instead of minutes."""
 
 from importlib.util import find_spec
 
@@ -6,7 +6,7 @@ import pytest
 
 
 @pytest.fixture(scope="session", autouse=True)
-def few_games(tmp_path_factory):
+def few_games():
     if find_spec("chess") is None:
         yield
         return
@@ -14,5 +14,4 @@ def few_games(tmp_path_factory):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(games, "DEFAULT", games.Play(games=80, plies=16, nodes=100))
-        patch.setenv("KLINIC_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield

@@ -185,7 +185,7 @@ def _write(folder: Path, found: "Findings") -> None:
         failures=found.failures,
         baseline=found.baseline,
     )
-    write_page(folder, content, draw(folder, found.table, found.curves))
+    write_page(folder, content, draw(folder, found.table, found.curves, found.learnt))
 
 
 def _content(folder: Path, found: "Findings") -> dict[str, object]:
@@ -222,11 +222,10 @@ def _table(found: "Findings") -> "Table":
     from rich.table import Table
 
     from klinic.lab.ablation.page import noise, shown, signed
-    from klinic.lab.ablation.verdict import learnt_of
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("setting", no_wrap=True)
-    learnt = learnt_of(found.table)
+    learnt = found.learnt
     names = list(dict.fromkeys(("accuracy", learnt, "retention", "kl_token")))
     for name in [*names[:-1], "KL/token", f"{learnt} to baseline"]:
         table.add_column(name, justify="right")

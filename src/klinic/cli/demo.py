@@ -109,6 +109,7 @@ def _introduce(fault: "Fault | None", console: "Console") -> None:
 
 
 def _end_well(result: "Result", console: "Console", *, json: bool) -> None:
+    from klinic.checks import CHECKS
     from klinic.lab.demo.run import last_kl
 
     name = "eval/accuracy"
@@ -134,7 +135,7 @@ def _end_well(result: "Result", console: "Console", *, json: bool) -> None:
     _next(
         console,
         (_report(result.folder), "curves, and the KL of every token"),
-        (f"klinic diagnose {result.folder}", "is it well? 35 causes, tested"),
+        (f"klinic diagnose {result.folder}", f"is it well? {len(CHECKS)} causes, tested"),
         ("klinic demo --fault stale-sampler", "the same, broken; or --list"),
         ("klinic train recipes/arithmetic.yaml", "a recipe to build on"),
     )

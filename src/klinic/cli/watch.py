@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from klinic.report.live import Follower, Sight
 
 EVERY = 0.5  # seconds between two looks
+LEAVE = ("q", "Q")
 NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
 
 Run = Annotated[
@@ -88,20 +89,19 @@ def _show(follower: "Follower", console: "Console") -> None:
 
     from klinic.report.live_view import phase_line, screen
 
-    sight = follower.look()
-    try:
-        with keyboard() as keys, _unwrapped(console), console.screen(hide_cursor=True) as shown:
-            before = None
-            while not sight.phase.is_over:
-                lines = screen(sight, console)
-                if (console.size, lines) != before:
-                    shown.update(Group(*lines))
-                    before = (console.size, lines)
-                if keys.wait(EVERY) in ("q", "Q"):
-                    break
-                sight = follower.look()
-    except KeyboardInterrupt:
-        pass
+    sight, pressed = follower.look(), ""
+    with suppress(KeyboardInterrupt), Aside() as aside:
+        while not sight.phase.is_over and pressed not in LEAVE:
+            aside.wait()  # outside of its screen, with the terminal as it was
+            with keyboard() as keys, _unwrapped(console), console.screen(hide_cursor=True) as shown:
+                before = None
+                while not (sight.phase.is_over or pressed in LEAVE or aside.asked):
+                    lines = screen(sight, console)
+                    if (console.size, lines) != before:
+                        shown.update(Group(*lines))
+                        before = (console.size, lines)
+                    pressed = keys.wait(EVERY)
+                    sight = follower.look()
     height = console.height - 3  # below it, what is said last and a prompt
     for line in screen(sight, console, height) if sight.phase.is_over else ():
         console.print(line, no_wrap=True, crop=True)
@@ -145,6 +145,35 @@ def _news(sight: "Sight") -> Iterator[str]:
 def _step_of(event: Mapping[str, Any]) -> int:
     step = event.get("step")
     return step if isinstance(step, int) else 0
+
+
+class Aside:
+    """Ctrl-Z, which must wait until the terminal is put back."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._number = getattr(signal, "SIGTSTP", None)
+
+    def __enter__(self) -> "Aside":
+        # a shell that has no jobs lets it be ignored
+        if self._number is not None and signal.getsignal(self._number) == signal.SIG_DFL:
+            signal.signal(self._number, self._on)
+        else:
+            self._number = None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._number is not None:
+            signal.signal(self._number, signal.SIG_DFL)
+
+    def _on(self, *_: object) -> None:
+        self.asked = True
+
+    def wait(self) -> None:
+        """Stop this process, if that was asked for, until somebody lets it go on."""
+        if self.asked:
+            self.asked = False
+            os.kill(os.getpid(), signal.SIGSTOP)
 
 
 @contextmanager

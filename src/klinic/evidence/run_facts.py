@@ -16,6 +16,7 @@ EVENTS = "events.jsonl"
 RECIPE = "recipe.yaml"
 DIAGNOSIS = "diagnosis.json"  # what the live doctor named last
 RECOVERY = "recovery.json"  # what was decided about trouble
+STOPPED = "stopped"  # the event of a run that was asked to stop, saved and left
 LOCK = ".lock"  # held by the process that trains here
 SHARED = "shared with logp"  # what run.json says of `logp_old` where one forward serves both
 

@@ -1,7 +1,6 @@
 """A trained model against what it started from: accuracy, exact KL, and what was kept."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,19 +8,10 @@ from klinic.errors import CheckpointError, ConfigError
 from klinic.evidence.run_facts import RECIPE
 from klinic.learner.checkpoint import MODEL
 from klinic.loop import checkpoint
-from klinic.loop.evaluate import (
-    Distance,
-    HeldOut,
-    accuracy,
-    answers,
-    distance,
-    mean_reward,
-    retention,
-)
+from klinic.loop.evaluate import Distance, distance, retention
+from klinic.loop.exam import Scores, make_exam
 from klinic.loop.folder import START
-from klinic.loop.reading import Row
 from klinic.loop.rows import read_rows
-from klinic.loop.source import FROM_PYTHON, Given, Source, find_source
 from klinic.model.adapter_files import is_adapter
 from klinic.model.determinism import settle_kernels
 from klinic.model.loading import Policy, load_policy
@@ -31,9 +21,6 @@ from klinic.recipe.loading import load
 from klinic.recipe.model import ModelSection
 from klinic.recipe.recipe import Recipe
 from klinic.tasks import catalogue
-from klinic.tasks.base import Task
-
-LONGEST = 256  # tokens of a completion, where no recipe says
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +93,8 @@ def evaluate_subject(
     recipe = subject.recipe
     name = task or (None if recipe is None else recipe.data.task)
     found = None if name is None else catalogue.find(name)
-    own = None if found is not None else _own_data(recipe)
-    if found is None and own is None and prompts is None:
+    exam = make_exam(recipe, found, num)
+    if not exam.asks and prompts is None:
         missing = "" if Path(subject.model).exists() else " (there is no such folder here)"
         raise ConfigError(
             f"{subject.model}{missing} does not say what it was trained on. Give --task "
@@ -119,42 +106,32 @@ def evaluate_subject(
     ref = None if ref_name is None else _policy(ref_name, recipe)
     if ref is not None and reference is None:
         _refuse_other(subject, ref)
-    longest = LONGEST if recipe is None else recipe.sampling.max_new_tokens
-    trained = None
-    if found is not None:
-        trained = (recipe.data.skill if recipe else None) or found.default_skill
-    held_out = _held_out(own) if found is None else _held_out_of(recipe, found, trained, num)
-    kept = None if own is None else own.kept
-    reply = None if own is None else own.reply
-
-    def reward(judged: Policy | None, by: HeldOut | None) -> float | None:
-        if judged is None or by is None:
-            return None
-        return mean_reward(judged, by, num=num, max_new_tokens=longest, reply=reply)
-
-    now = _accuracy(policy, found, num, longest)
-    before = None if ref is None else _accuracy(ref, found, num, longest)
+    now, before = exam.scores(policy), None if ref is None else exam.scores(ref)
     return Evaluation(
         model=subject.model,
         reference=ref_name,
-        accuracy=now,
-        reference_accuracy=before,
-        trained=trained,
-        reward=reward(policy, held_out),
-        reference_reward=reward(ref, held_out),
-        retention=retention(now, before, trained)
-        if before and trained
-        else _share(reward(policy, kept), reward(ref, kept)),
+        accuracy=now.accuracy,
+        reference_accuracy=None if before is None else before.accuracy,
+        trained=exam.trained,
+        reward=now.reward,
+        reference_reward=None if before is None else before.reward,
+        retention=None if before is None else _retention(now, before, exam.trained),
         kl=None
         if ref is None
         else distance(
             policy,
             frozen(ref.scorer, source=str(ref_name)),
-            _rows(prompts, held_out, found, trained, num)[:num],
-            max_new_tokens=longest,
-            reply=reply,
+            (exam.rows if prompts is None else read_rows(prompts))[:num],
+            max_new_tokens=exam.longest,
+            reply=exam.reply,
         ),
     )
+
+
+def _retention(now: Scores, before: Scores, trained: str | None) -> float | None:
+    if before.accuracy and trained:
+        return retention(now.accuracy, before.accuracy, trained)
+    return _share(now.kept, before.kept)
 
 
 def _share(now: float | None, before: float | None) -> float | None:
@@ -176,41 +153,3 @@ def _refuse_other(subject: Subject, ref: Policy) -> None:
             f"{subject.reference} is not the reference that the run was tied to: its digest has "
             "changed. Restore it, or name another with --reference."
         )
-
-
-def _accuracy(policy: Policy, task: Task | None, num: int, longest: int) -> dict[str, float]:
-    if task is None:
-        return {}
-    return accuracy(task, answers(policy, task, num=num, max_new_tokens=longest))
-
-
-def _own_data(recipe: Recipe | None) -> Source | None:
-    """Return the rows and rewards that a recipe names; those handed over in Python are gone."""
-    if recipe is None or recipe.data.path in {None, FROM_PYTHON} or not recipe.rewards:
-        return None
-    return find_source(recipe, Given())
-
-
-def _held_out(own: Source | None) -> HeldOut | None:
-    """Return what is held out, or the training rows where nothing is."""
-    if own is None or own.held_out is not None:
-        return None if own is None else own.held_out
-    return HeldOut(rows=own.rows, rewards=own.rewards)
-
-
-def _held_out_of(recipe: Recipe | None, task: Task, skill: str | None, num: int) -> HeldOut | None:
-    """Return a task's own rows with the rewards that the recipe names; without any, None."""
-    if recipe is None or not recipe.rewards or recipe.data.task != task.name or skill is None:
-        return None
-    return HeldOut(rows=task.eval_rows(skill, num), rewards=find_source(recipe, Given()).rewards)
-
-
-def _rows(
-    prompts: str | None, held_out: HeldOut | None, task: Task | None, skill: str | None, num: int
-) -> Sequence[Row]:
-    if prompts is not None:
-        return read_rows(prompts)
-    if held_out is not None:
-        return held_out.rows
-    assert task is not None and skill is not None  # noqa: S101, PT018 - one of them is given
-    return task.eval_rows(skill, num)

@@ -12,11 +12,11 @@ from typing import IO, Any
 
 from klinic.errors import ConfigError, EvidenceError
 from klinic.evidence.files import write_atomically
-from klinic.evidence.run_facts import LOCK, METRICS, RECIPE
+from klinic.evidence.run_facts import LOCK, METRICS, RECIPE, RUN_FACTS
+from klinic.recipe.keys import dotted
 from klinic.recipe.loading import dump, load
 from klinic.recipe.recipe import Recipe
 
-BEGUN = "run.json"  # written when the parts of a run have been assembled
 RESTARTED = "restarted"  # the event of a run that was lost and goes on
 ENGINE_LOG = "vllm.log"
 START = "start"
@@ -144,10 +144,7 @@ def write_recipe(folder: Path, recipe: Recipe) -> None:
 def refuse_other(recipe: Recipe, folder: Path) -> None:
     """Refuse to continue a run with another recipe than its own."""
     saved = load(folder / RECIPE).recipe
-    now, then = (
-        dict(_flat(recipe.model_dump(mode="json"))),
-        dict(_flat(saved.model_dump(mode="json"))),
-    )
+    now, then = (dotted(one.model_dump(mode="json")) for one in (recipe, saved))
     differing = [
         key
         for key in sorted(now.keys() | then.keys())
@@ -166,14 +163,6 @@ def refuse_other(recipe: Recipe, folder: Path) -> None:
         )
 
 
-def _flat(values: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    if isinstance(values, dict):
-        for key, value in values.items():
-            yield from _flat(value, f"{prefix}.{key}" if prefix else key)
-    else:
-        yield prefix, values
-
-
 def _numbered(name: str) -> Iterator[Path]:
     yield RUNS / name
     number = 2
@@ -185,5 +174,6 @@ def _numbered(name: str) -> Iterator[Path]:
 def _newest(name: str) -> Path:
     """Return the last of the folders that runs of this name were given and began in."""
     there = list(takewhile(Path.exists, _numbered(name)))
-    began = [folder for folder in there if (folder / BEGUN).is_file()]
+    # written when the parts of a run have been assembled
+    began = [folder for folder in there if (folder / RUN_FACTS).is_file()]
     return (began or there or [RUNS / name])[-1]

@@ -17,7 +17,7 @@ from klinic.doctor.diagnosis import Diagnosis, Examination
 from klinic.doctor.reading import WINDOW, Cases
 from klinic.errors import EvidenceError
 from klinic.evidence import store
-from klinic.evidence.files import json_bytes, write_atomically
+from klinic.evidence.files import json_bytes, read_json, write_atomically
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import DIAGNOSIS, read_run_facts
 
@@ -40,15 +40,24 @@ class LiveDoctor:
         self._cases = Cases(read_run_facts(self._folder))
         self._examination = Examination(self._checks)
 
-    def begin_again(self) -> None:
-        """Forget what was found: the run goes on from an earlier step."""
+    def begin_again(self, after: int) -> None:
+        """Forget what was found: the run goes on after an earlier step."""
         self.news()
         self._begin()
         self._known, self._named = 0, None
+        self._unwrite_after(after)
         with contextlib.suppress(EvidenceError, OSError):  # without them it knows less
             steps = store.steps(self._folder)
             for step in dict.fromkeys([*steps[:1], *steps[-WINDOW:]]):
                 self._cases.remember(store.read_record(self._folder, step))
+
+    def _unwrite_after(self, step: int) -> None:
+        """Delete a diagnosis that is about steps which are forgotten."""
+        path = self._folder / DIAGNOSIS
+        with contextlib.suppress(EvidenceError, OSError):
+            first = read_json(path).get("first_step")
+            if isinstance(first, int) and first > step:
+                path.unlink()
 
     def see(
         self, record: StepRecord, metrics: Mapping[str, Any], answers: Mapping[str, Answer]

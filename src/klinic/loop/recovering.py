@@ -20,6 +20,25 @@ from klinic.recipe.recovery import RecoverySection
 TROUBLE = "trouble"  # the event
 
 
+def limits_of(section: RecoverySection) -> Limits:
+    """Return what counts as trouble."""
+    return Limits(
+        kl=section.kl_limit,
+        update_kl=section.update_kl_limit,
+        grad_norm=section.grad_norm_limit,
+        reward_drop=section.reward_drop,
+    )
+
+
+def brakes_of(section: RecoverySection) -> Brakes:
+    """Return how far trouble slows a run, and when it stops it."""
+    return Brakes(
+        lr_factor=section.lr_factor,
+        lr_steps=section.lr_steps,
+        max_consecutive=section.max_consecutive,
+    )
+
+
 class Recovering:
     """The plan of a run, and the decisions that make it grow."""
 
@@ -32,27 +51,14 @@ class Recovering:
     @property
     def limits(self) -> Limits | None:
         """What counts as trouble; None where nothing is done about any."""
-        section = self._section
-        if section is None:
-            return None
-        return Limits(
-            kl=section.kl_limit,
-            update_kl=section.update_kl_limit,
-            grad_norm=section.grad_norm_limit,
-            reward_drop=section.reward_drop,
-        )
+        return None if self._section is None else limits_of(self._section)
 
     def decide(
         self, trouble: Trouble, history: History, *, step: int, places: Sequence[int]
     ) -> Decision:
         """Decide what to do about trouble, and write it down before anybody does it."""
-        section = self._section
-        assert section is not None  # noqa: S101 - without it nobody raises trouble
-        brakes = Brakes(
-            lr_factor=section.lr_factor,
-            lr_steps=section.lr_steps,
-            max_consecutive=section.max_consecutive,
-        )
+        assert self._section is not None  # noqa: S101 - without it nobody raises trouble
+        brakes = brakes_of(self._section)
         target = self._target(trouble, history, step)
         decision = decide(brakes, self.plan, trouble, step=step, places=places, checkpoint=target)
         self._keep(decision.plan)

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from klinic.checks import CHECKS, after_sync
 from klinic.doctor.retention import Exam, watch_retention
-from klinic.doctor.trouble import History, not_a_number
+from klinic.doctor.trouble import not_a_number
 from klinic.doctor.warning_signs import Signs, Watched, limits_of, watch_step
-from klinic.errors import CheckpointError, LogitsError, LostError, RunStoppedError
+from klinic.errors import LogitsError, LostError, RunStoppedError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
@@ -22,18 +21,18 @@ from klinic.evidence.run_facts import EVENTS, METRICS, PROBES
 from klinic.learner.checkpoint import MODEL
 from klinic.learner.protocol import Learner, Records
 from klinic.loop import asking, checkpoint
+from klinic.loop.consulting import DIAGNOSIS, Consulting
 from klinic.loop.data import Prompts
 from klinic.loop.folder import RESTARTED, step_of
 from klinic.loop.gather import Gathered
-from klinic.loop.live_doctor import LiveDoctor
 from klinic.loop.recovering import TROUBLE, Recovering, trouble_event
+from klinic.loop.saving import Identity, Saved
 from klinic.loop.source import Source
 from klinic.loop.state import LoopState, StepDone
 from klinic.loop.step_metrics import metrics_of, with_facts
 from klinic.loop.stopping import Stopping
 from klinic.loop.trackers.protocol import Tracker
 from klinic.loop.watch import InTroubleError, Watch
-from klinic.maths.kl_coef import KLCoefState
 from klinic.model.loading import Policy
 from klinic.recipe.recipe import Recipe
 from klinic.report.model_card import CARD, Facts, model_card
@@ -86,16 +85,14 @@ class Run:
         limits = self.recovering.limits
         self.update_kl_limit = None if limits is None else limits.update_kl
         self.reference_rule = self.recipe.reference
-        self.examined = self.recipe.output.doctor != "none"
+        self.doctor = Consulting(self.folder, self.recipe.output.doctor, self.event)
         self.journal = Journal(self.folder / METRICS)
         self.events = Journal(self.folder / EVENTS)
         self.answers = Journal(self.folder / PROBES)
         self._open = ExitStack()
         self._writer: Records | None = None
-        self._doctor: LiveDoctor | None = None
         self._sync: dict[str, Any] = {}
         self._rewarding = threading.Lock()
-        self._named: set[str] = set()
         self._last_step = 0
         self._latest: tuple[int, dict[str, float]] = (0, {})
         """A step and its metrics, for the card of a model that is saved then."""
@@ -163,19 +160,13 @@ class Run:
         for tracker in self.trackers:
             tracker.rewind(state.step)
         self.recovering.arrived()
-        self._named.clear()
-        if self._doctor is not None:
-            self._doctor.begin_again()
+        self.doctor.begin_again(state.step)
         return state
 
-    def open_doctor(self, *, resumed: bool) -> None:
-        """Begin to look for causes, when run.json is there."""
-        if not self.examined:
-            return
-        self._doctor = LiveDoctor(self.folder)
-        self._open.callback(self._doctor.close)
-        if resumed:
-            self._doctor.begin_again()
+    def open_doctor(self, *, after: int) -> None:
+        """Begin to look for causes in the steps after this one, when run.json is there."""
+        self.doctor.open(after=after)
+        self._open.callback(self.doctor.close)
 
     def _restore_sound(self, step: int) -> tuple[LoopState, list[str]]:
         """Restore the newest checkpoint, not behind a step, that is whole and made of numbers."""
@@ -227,15 +218,11 @@ class Run:
             self._rewards["sampling/groups_dropped"] = float(gathered.num_dropped)
         rollouts = [gathered.rollouts[row] for row in gathered.chosen]
         record = flatten(rollouts, step=step)
-        if self._asks(step):
+        if self.doctor.asks(step):
             known = asking.round_trips(self.policy.tokenizer, rollouts)
             record = replace(record, round_trip=known)
         scores = taken(gathered.scores, gathered.chosen)
         return with_rewards(record, scores, advantage=self.recipe.learner.advantage)
-
-    def _asks(self, step: int) -> bool:
-        doctor = self._doctor
-        return self.examined and (asking.is_time(step) or (doctor is not None and doctor.curious))
 
     def synced(self, answer: Mapping[str, Any], step: int) -> None:
         """Name what a sync went wrong by, before anything is sampled or learnt from it."""
@@ -243,24 +230,12 @@ class Run:
         if not answer:
             return
         self.answers.append({"step": step, "probe": "sampler_sync", **answer})
-        found = after_sync.named(answer, self.recipe.model.dtype) if self.examined else None
-        if found is not None:
-            fix = next(check.fix for check in CHECKS if check.name == found.cause)
-            self._name(step, found.cause, f"Cause: {found.cause} ({found.summary}). Fix: {fix}")
-
-    def _name(self, step: int, cause: str, sentence: str) -> None:
-        """Tell of a cause once, and stop if the recipe says so: no rollback mends one."""
-        if cause in self._named:
-            return
-        self._named.add(cause)
-        self.event(step, "diagnosis", sentence, cause=cause)
-        if self.recipe.output.doctor == "stop":
-            raise RunStoppedError(f"{self.folder}: {sentence}")
+        self.doctor.hear_sync(answer, step, self.recipe.model.dtype)
 
     def ask(self, gathered: Gathered, record: StepRecord, kl_coef: float) -> None:
         """Ask the live parts what the record does not tell, and write their answers down."""
         self.asked = {"sampler_sync": self._sync} if self._sync else {}
-        if not self._asks(record.step):
+        if not self.doctor.asks(record.step):
             return
         try:
             answers = self.learner.probe(record, kl_coef=kl_coef)
@@ -301,28 +276,20 @@ class Run:
             self.event(done.step, TRANSIENT, "Well the second time: the trouble was a transient.")
         self._watch(done.step, watch_step(self.signs, metrics, limits_of(self.recipe.kl)))
         last = done.step == self.max_steps
-        if self._doctor is not None:
-            self._hear(done.step - 1)
-            self._doctor.see(with_facts(done, metrics), metrics, self.asked)
+        self.doctor.see(with_facts(done, metrics), metrics, self.asked)
         if _due(self.recipe.loop.eval_every, done.step) or last:
             self.evaluate(done.step)
         if _due(self.recipe.loop.checkpoint_every, done.step) or last or asked:
             self._refuse_unsound(done, metrics)
             self.save(state)
         if last or asked:
-            self._hear(done.step)
+            self.doctor.hear(done.step)
         return not asked
 
     def metrics(self, done: StepDone) -> dict[str, float]:
         """Return every metric of a step by name."""
         apart = {f"sampling/sync_gap_{key}": self._sync[key] for key in SYNCED if key in self._sync}
         return metrics_of(done, self._rewards, self.recipe.learner) | apart
-
-    def _hear(self, step: int) -> None:
-        """Tell what the doctor found in a step, if it is new."""
-        found = None if self._doctor is None else self._doctor.news()
-        if found is not None and found.cause is not None:
-            self._name(step, found.cause, found.sentence)
 
     def _refuse_unsound(self, done: StepDone, metrics: Mapping[str, float]) -> None:
         """Keep what is not a number out of checkpoints, whenever it came in."""
@@ -362,8 +329,7 @@ class Run:
         if metrics:
             self.journal.append({"step": step, **metrics})
             self._latest = (step, {**self._metrics_at(step), **metrics})
-            if self._doctor is not None:
-                self._doctor.tell(step, metrics)
+            self.doctor.tell(step, metrics)
             for tracker in self.trackers:
                 tracker.metrics(step, metrics)
             before = self.evaluated or {}
@@ -398,32 +364,22 @@ class Run:
         def fill(folder: Path) -> dict[str, Any]:
             learner = self.learner.save(folder)
             (folder / MODEL / CARD).write_text(model_card(self._card(state, learner)))
-            return {
-                "learner": learner,
-                "kl": None if state.kl is None else state.kl.to_json(),
-                "history": state.history.to_json(),
-                "reference": self.reference,
-                **({"rewards": list(state.rewards)} if state.rewards else {}),
-                "base": self.base,
-                "random_streams": {"seed": self.recipe.seed, "next_step": state.step + 1},
-                "data": {"digest": self.data.digest, "position": state.position},
-                "evaluated": self.evaluated,
-                "signs": self.signs.to_json(),
-            }
+            saved = Saved(state=state, evaluated=self.evaluated, signs=self.signs)
+            return saved.to_json(self._identity, learner, self.recipe.seed)
 
         keep = self.recipe.loop.keep_checkpoints
         spare = self.recovering.spare(state.history)
         return checkpoint.write(self.folder, state.step, fill=fill, keep=keep, spare=spare)
 
     def _card(self, state: LoopState, learner: Mapping[str, Any]) -> Facts:
-        named = [e for e in self.events.entries() if e["event"] == "diagnosis"]
+        named = [e for e in self.events.entries() if e["event"] == DIAGNOSIS]
         return Facts(
             recipe=self.recipe,
             step=state.step,
             kl_coef=None if state.kl is None else state.kl.coef,
             reference={**self.reference, **learner.get("reference", {})},
             metrics=self._metrics_at(state.step),
-            causes=[(e["step"], e["cause"]) for e in named] if self.examined else None,
+            causes=[(e["step"], e["cause"]) for e in named] if self.doctor.examined else None,
         )
 
     def _metrics_at(self, step: int) -> dict[str, float]:
@@ -432,29 +388,15 @@ class Run:
 
     def restore(self, saved: checkpoint.Checkpoint) -> LoopState:
         """Go back to a checkpoint, if it is of this run."""
-        for what, found, expected in (
-            ("reference", saved.state["reference"]["digest"], self.reference["digest"]),
-            ("weights under the adapter", saved.state["base"], self.base),
-            ("training rows", saved.state["data"]["digest"], self.data.digest),
-        ):
-            if found != expected:
-                raise CheckpointError(
-                    f"{saved.folder}: the digest of the {what} was {str(found)[:12]} in this run, "
-                    f"and is now {str(expected)[:12]}. Going on would be another run: restore what "
-                    "it began with, or start anew in another output.dir."
-                )
+        self._identity.refuse_other(saved)
         self.learner.load(saved.folder, saved.state["learner"])
-        self.evaluated = saved.state["evaluated"]
-        signs, history = saved.state.get("signs"), saved.state.get("history")
-        self.signs = Signs() if signs is None else Signs.from_json(signs)
-        kl = saved.state["kl"]
-        return LoopState(
-            step=saved.step,
-            position=saved.state["data"]["position"],
-            kl=None if kl is None else KLCoefState.from_json(kl),
-            history=History() if history is None else History.from_json(history),
-            rewards=tuple(saved.state.get("rewards", ())),
-        )
+        known = Saved.from_checkpoint(saved)
+        self.evaluated, self.signs = known.evaluated, known.signs
+        return known.state
+
+    @property
+    def _identity(self) -> Identity:
+        return Identity(reference=self.reference, base=self.base, data=self.data.digest)
 
 
 def _due(every: int, step: int) -> bool:

@@ -98,7 +98,7 @@ def find_source(recipe: Recipe, given: Given) -> Source:
     if task is not None:
         names = {name: name for name in task.skills}
         skill = choose("skill", recipe.data.skill or task.default_skill, names)
-    rewards = _rewards(recipe, given, task)
+    rewards = find_rewards(recipe, given, task)
     return Source(
         task=task,
         skill=skill,
@@ -146,7 +146,8 @@ def _reply(recipe: Recipe) -> Reply | None:
     return None if target is None else find_function(target, example="my_tools.py:reply")
 
 
-def _rewards(recipe: Recipe, given: Given, task: Task | None) -> list[Reward]:
+def find_rewards(recipe: Recipe, given: Given, task: Task | None) -> list[Reward]:
+    """Return the rewards of training: given ones, those that the recipe names, or the task's."""
     rewards = [
         Reward(name=getattr(function, "__name__", type(function).__name__), function=function)
         for function in given.reward_functions

@@ -7,9 +7,18 @@ itself and from the process that supervises this one.
 import signal
 import time
 from types import FrameType, TracebackType
+from typing import Any
+
+from klinic.evidence.run_facts import STOPPED
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 ECHO = 0.5  # seconds within which the same signal is the same request
+
+
+def stop_event(step: int, number: int) -> dict[str, Any]:
+    """Return what is written down of a run that was asked to stop."""
+    says = f"Stopped by {signal.Signals(number).name} and saved. Go on with --resume."
+    return {"step": step, "event": STOPPED, "signal": number, "says": says}
 
 
 class Stopping:

@@ -30,6 +30,7 @@ from klinic.loop.loop import run_loop
 from klinic.loop.run import Run
 from klinic.loop.source import Given, Source, find_source
 from klinic.loop.state import LoopState
+from klinic.loop.stopping import stop_event
 from klinic.loop.trackers.chosen import chosen, refuse_missing
 from klinic.loop.trackers.protocol import Tracker
 from klinic.maths.kl_coef import KLCoefState
@@ -98,12 +99,12 @@ def _train_in(
     if recipe.kl is not None:
         sentence = ESTIMATORS[recipe.kl.estimator].sentence
         say(console, f"KL {recipe.kl.estimator}: {sentence}")
-    if not resume:
-        write_recipe(folder, recipe)  # first: from here on, a killed run can be resumed
+    # first: from here on, a killed run can be resumed, and whoever looks knows how far it is to go
+    write_recipe(folder, recipe)
     run = assemble(recipe, folder, source, console, view)
     with run:
         state = _continue(run, console) if resume else begin(run)
-        run.open_doctor(resumed=state.step > 0)
+        run.open_doctor(after=state.step)
         for tracker in run.trackers:
             tracker.begin(step=state.step)
         if run.evaluated is None:
@@ -113,6 +114,8 @@ def _train_in(
         if state.step >= recipe.loop.max_steps:
             say(console, "Nothing left to do. Raise loop.max_steps to go on.")
         state = _trained(run, state)
+    if run.stopping.signal is not None:  # last, so that whoever looks knows that nobody was killed
+        run.events.append(stop_event(state.step, run.stopping.signal))
     return Result(
         folder=folder,
         step=state.step,

@@ -1,4 +1,4 @@
-"""Every key of a recipe by its dotted name, and the nearest one to a name that is none."""
+"""Keys of a recipe by their dotted names, and the nearest one to a name that is none."""
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -78,6 +78,20 @@ def is_flag(key: str) -> bool:
     """Tell whether a key is either true or false."""
     field = fields().get(key)
     return field is not None and field.annotation is bool
+
+
+def dotted(values: Any, prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by their dotted names.
+
+    >>> dotted({"kl": {"coef": 0.1}, "seed": 0})
+    {'kl.coef': 0.1, 'seed': 0}
+    """
+    if not isinstance(values, Mapping):
+        return {prefix: values}
+    parts = [
+        dotted(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in values.items()
+    ]
+    return {key: value for part in parts for key, value in part.items()}
 
 
 def nearest(name: str, familiar: Mapping[str, Any]) -> list[str]:

@@ -25,6 +25,7 @@ from klinic.evidence.run_facts import (
     METRICS,
     RECIPE,
     RUN_FACTS,
+    STOPPED,
     read_run_facts,
     read_tokens,
 )
@@ -47,6 +48,7 @@ class Phase(StrEnum):
     WAITING = "waiting"
     GOING = "going"
     GONE = "gone"
+    PAUSED = "paused"
     STOPPED = "stopped"
     ENDED = "ended"
 
@@ -108,7 +110,8 @@ def seconds_of(metrics: Mapping[str, Any]) -> float | None:
     >>> seconds_of({"time/sample": 1.0, "time/reward": 0.5, "time/learn": 2.0}), seconds_of({})
     (3.5, None)
     """
-    known = [metrics[name] for name in TIMES if isinstance(metrics.get(name), int | float)]
+    times = [metrics[name] for name in TIMES if isinstance(metrics.get(name), int | float)]
+    known = [seconds for seconds in times if math.isfinite(seconds)]
     return sum(known) if known else None
 
 
@@ -226,6 +229,8 @@ class Follower:
             return Phase.ENDED
         if held is None:  # of another trainer, which says nothing of its life
             return Phase.GOING
+        if self._events and self._events[-1].get("event") == STOPPED:
+            return Phase.PAUSED
         return Phase.STOPPED if self._was_stopped(recipe) else Phase.GONE
 
     def _was_stopped(self, recipe: Recipe | None) -> bool:

@@ -33,6 +33,7 @@ METRICS = (
 SAID = {
     Phase.WAITING: "nothing is written yet",
     Phase.GONE: "no process trains here: killed or stopped, and not resumed yet",
+    Phase.PAUSED: "stopped by a signal and saved, and not resumed yet",
     Phase.STOPPED: "the run has stopped itself",
     Phase.ENDED: "the run has ended",
 }

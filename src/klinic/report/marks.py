@@ -13,7 +13,7 @@ from typing import Any
 from klinic.doctor.recovery import Plan
 from klinic.errors import EvidenceError
 from klinic.evidence.files import read_json
-from klinic.evidence.run_facts import RECOVERY
+from klinic.evidence.run_facts import RECOVERY, STOPPED
 from klinic.report.gaps import thinned
 
 MOST = 40  # marks of one kind; more would be a wall
@@ -53,6 +53,7 @@ EVENTS = {
     "resumed rollback": "resumed",
     "diagnosis": "cause",
     "discarded": "skip",
+    STOPPED: "stop",
 }
 
 

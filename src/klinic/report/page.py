@@ -15,6 +15,7 @@ from klinic.doctor.diagnosis import Status
 from klinic.errors import ConfigError
 from klinic.harmless import harmless
 from klinic.recipe import yaml_text
+from klinic.recipe.keys import dotted
 from klinic.report.gaps import thinned
 from klinic.report.heat import HeatStep, largest
 from klinic.report.marks import KINDS
@@ -173,7 +174,9 @@ def _changes(stories: Sequence[Story]) -> list[tuple[str, str, str]]:
     """Return the keys in which two recipes differ, with both values."""
     if len(stories) < 2:
         return []
-    first, second = (_flat(_parsed(story)) for story in stories)
+    first, second = (
+        {key: _shown(value) for key, value in dotted(_parsed(story)).items()} for story in stories
+    )
     keys = sorted(first.keys() | second.keys())
     differing = [key for key in keys if first.get(key) != second.get(key) and key not in PLACES]
     return [(key, first.get(key, "-"), second.get(key, "-")) for key in differing]
@@ -186,18 +189,8 @@ def _parsed(story: Story) -> Any:
         return {"recipe": "cannot be read"}
 
 
-def _flat(values: Any, prefix: str = "") -> dict[str, str]:
-    """Return nested settings by dotted keys, as text.
-
-    >>> _flat({"kl": {"coef": 0.1}, "seed": 0})
-    {'kl.coef': '0.1', 'seed': '0'}
-    """
-    if not isinstance(values, dict):
-        return {prefix: json.dumps(values, default=str, ensure_ascii=False)[:LONGEST_VALUE]}
-    parts = [
-        _flat(value, f"{prefix}.{key}" if prefix else str(key)) for key, value in values.items()
-    ]
-    return {key: value for part in parts for key, value in part.items()}
+def _shown(value: Any) -> str:
+    return json.dumps(value, default=str, ensure_ascii=False)[:LONGEST_VALUE]
 
 
 def _file(name: str) -> str:

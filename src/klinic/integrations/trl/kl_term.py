@@ -7,7 +7,7 @@ the term is k3, whatever is differentiated: an estimator's own value may mean no
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from klinic.errors import ConfigError
 from klinic.evidence.metrics import mean_k1
 from klinic.evidence.record import StepRecord
-from klinic.integrations.trl.describe import loss_name
+from klinic.integrations.trl.describe import estimator_name, loss_name
 from klinic.integrations.trl.scoring import Batch, kl_inputs, trained_on
 from klinic.integrations.trl.token_weights import KNOWN, token_weights
 from klinic.learner.objective import WHOLE_VOCABULARY
@@ -26,6 +26,32 @@ from klinic.maths.kl_coef import KLCoefState, linear_warmup
 from klinic.maths.kl_estimators import kl_term
 from klinic.maths.surrogate import SURROGATES
 from klinic.recipe.kl import KLSection
+
+
+class TRLTerm:
+    """TRL's own term: the form that its arguments choose, with beta as its coefficient."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+
+    @property
+    def name(self) -> str | None:
+        """The estimator by klinic's name; None where it has none."""
+        return estimator_name(self._trainer.args)
+
+    @property
+    def coef(self) -> float:
+        """The coefficient."""
+        return float(self._trainer.beta)
+
+    @contextmanager
+    def held(self, coef: float) -> Iterator[None]:
+        """Let the coefficient be another for a while."""
+        before, self._trainer.beta = self._trainer.beta, coef
+        try:
+            yield
+        finally:
+            self._trainer.beta = before
 
 
 class KLTerm:
@@ -38,6 +64,11 @@ class KLTerm:
         self._state = KLCoefState(coef=section.coef)
         self._done = 0
         self._held: float | None = None
+
+    @property
+    def name(self) -> str:
+        """The estimator."""
+        return str(self.section.estimator)
 
     @property
     def coef(self) -> float:
@@ -57,14 +88,9 @@ class KLTerm:
         finally:
             self._held = before
 
-    @contextmanager
-    def alone(self) -> Iterator[None]:
+    def alone(self) -> AbstractContextManager[None]:
         """Keep TRL's own term out of its loss for a while."""
-        before, self._trainer.beta = self._trainer.beta, 0.0
-        try:
-            yield
-        finally:
-            self._trainer.beta = before
+        return TRLTerm(self._trainer).held(0.0)
 
     def add(self, loss: Tensor, logp: Tensor, batch: Batch) -> Tensor:
         """Return the loss with the term; `logp` carries the gradient."""

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from klinic.doctor.recovery import Brakes, Decision, Plan, decide
+from klinic.doctor.recovery import Decision, Plan, decide
 from klinic.doctor.trouble import (
     History,
-    Limits,
     Trouble,
     not_a_number,
     of_batch,
@@ -28,6 +27,7 @@ from klinic.errors import ConfigError
 from klinic.evidence.metrics import mean_k1
 from klinic.evidence.record import StepRecord
 from klinic.learner.findings import finite_at
+from klinic.loop.recovering import brakes_of, limits_of
 from klinic.recipe.recovery import RecoverySection
 
 
@@ -50,14 +50,8 @@ class Recovering:
                 "Recovery(update_kl_limit) ends the updates of a batch early, which TRL has no "
                 "place for. Leave it out; kl_limit and grad_norm_limit work."
             )
-        self._limits = Limits(
-            kl=section.kl_limit, grad_norm=section.grad_norm_limit, reward_drop=section.reward_drop
-        )
-        self._brakes = Brakes(
-            lr_factor=section.lr_factor,
-            lr_steps=section.lr_steps,
-            max_consecutive=section.max_consecutive,
-        )
+        self._limits = limits_of(section)
+        self._brakes = brakes_of(section)
         self._history = History()
         self._plan = Plan()
         self._made = 0

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 from klinic.doctor.reading import by_step, merged
 from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import METRICS
+from klinic.report.live import seconds_of
 
 if TYPE_CHECKING:
     from klinic.loop.compare import Evaluation
 
-PHASES = ("sample", "reward", "learn")
 CURVES = ("reward", "kl", "entropy", "grad_norm", "completions/mean_length", "eval/accuracy")
 
 
@@ -67,7 +67,7 @@ def measure(run: Path, found: "Evaluation") -> dict[str, Any]:
         "kl_max": max(_known(steps, "kl"), default=None),
         "reward_std": _mean(_known(steps, "reward_std")),
         "num_tokens": sum(_known(steps, "num_tokens")),
-        "seconds": sum(sum(_known(steps, f"time/{name}")) for name in PHASES),
+        "seconds": sum(seconds_of(step) or 0.0 for step in steps),
     }
 
 

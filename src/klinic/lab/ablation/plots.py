@@ -8,7 +8,7 @@ import matplotlib.style
 import numpy as np
 from matplotlib.figure import Figure
 
-from klinic.lab.ablation.verdict import Row, learnt_of, pareto
+from klinic.lab.ablation.verdict import Row, pareto
 
 CURVES = {
     "reward": "reward",
@@ -24,10 +24,10 @@ Curves = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
 """By setting and seed, the values of every step."""
 
 
-def draw(folder: Path, table: Sequence[Row], curves: Curves) -> list[Path]:
-    """Write the pictures; return their SVG files."""
+def draw(folder: Path, table: Sequence[Row], curves: Curves, learnt: str) -> list[Path]:
+    """Write the pictures, with the measure of what was learnt; return their SVG files."""
     with matplotlib.style.context(["petroff10", STYLE]):  # colours that more people can tell apart
-        figures = {"curves": _curves(curves), "trade_off": _trade_off(table)}
+        figures = {"curves": _curves(curves), "trade_off": _trade_off(table, learnt)}
         for name, figure in figures.items():
             for kind in FORMATS:
                 # without a date, the same results are the same file
@@ -72,11 +72,10 @@ def _aligned(
     )
 
 
-def _trade_off(table: Sequence[Row]) -> Figure:
+def _trade_off(table: Sequence[Row], learnt: str) -> Figure:
     """Draw what was learnt and what was kept against the distance, and against one another."""
     figure = Figure(figsize=(12, 4.2), layout="constrained")
     first, second, third = figure.subplots(1, 3)
-    learnt = learnt_of(table)
     for axis, x, y in (
         (first, "kl_token", learnt),
         (second, "kl_token", "retention"),
@@ -85,7 +84,8 @@ def _trade_off(table: Sequence[Row]) -> Figure:
         for number, row in enumerate(table):
             _point(axis, row, x, y, f"C{number % 10}")
         axis.set(xlabel=_label(x), ylabel=_label(y))
-    front = sorted((row.means["retention"].mean, row.means[learnt].mean) for row in pareto(table))
+    best = pareto(table, learnt)
+    front = sorted((row.means["retention"].mean, row.means[learnt].mean) for row in best)
     third.plot(*zip(*front, strict=True) if front else ((), ()), color="0.6", lw=1, zorder=0)
     third.set_title("line: the Pareto front", fontsize=8, color="0.4")
     figure.legend(*first.get_legend_handles_labels(), loc="outside lower center", ncols=4)

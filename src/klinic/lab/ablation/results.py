@@ -14,7 +14,8 @@ from klinic.evidence.run_facts import RECIPE
 from klinic.lab.ablation.measures import curves, measure
 from klinic.lab.ablation.plan import PLAN, read_plan
 from klinic.lab.ablation.trial import RESULT, RUN, Place
-from klinic.lab.ablation.verdict import Result, Row, Verdict, recommend, rows
+from klinic.lab.ablation.verdict import Result, Row, Verdict, learnt_by, recommend, rows
+from klinic.recipe.keys import dotted
 
 NOT_VARIED = ("seed", "output.", "threads")
 
@@ -26,6 +27,8 @@ class Findings:
     results: list[Result]
     curves: dict[str, list[list[dict[str, float]]]]
     table: list[Row]
+    learnt: str
+    """The measure of what was learnt."""
     verdict: Verdict
     failures: list[tuple[str, str]]
     baseline: str
@@ -54,6 +57,7 @@ def find(
         curves=by_setting,
         baseline=against,
         table=rows(results, settings, against),
+        learnt=learnt_by(results),
         verdict=recommend(results, settings),
         failures=list(failures),
     )
@@ -127,7 +131,7 @@ def _measured(runs: Sequence[Path]) -> list[Done]:
     from klinic.recipe.loading import load
 
     recipes = [load(run / RECIPE).recipe for run in runs]
-    values = [_flat(recipe.model_dump(mode="json")) for recipe in recipes]
+    values = [dotted(recipe.model_dump(mode="json")) for recipe in recipes]
     done = []
     for run, recipe, name in zip(runs, recipes, _differences(values), strict=True):
         found = evaluate_subject(
@@ -156,13 +160,3 @@ def _differences(values: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     names = [" ".join(f"{key}={one.get(key)}" for key in varied) for one in values]
     return [name or "all equal" for name in names]
-
-
-def _flat(values: Mapping[str, Any], start: str = "") -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            found |= _flat(value, f"{start}{key}.")
-        else:
-            found[start + key] = value
-    return found

@@ -116,9 +116,8 @@ def closing_lines(table: Sequence[Row], verdict: Verdict) -> list[str]:
     ]
 
 
-def pareto(table: Sequence[Row]) -> list[Row]:
+def pareto(table: Sequence[Row], learnt: str) -> list[Row]:
     """Return the settings that no other beats in both what was learnt and what was kept."""
-    learnt = learnt_of(table)
 
     def at(row: Row) -> tuple[float, float]:
         return row.means[learnt].mean, row.means["retention"].mean
@@ -132,15 +131,6 @@ def pareto(table: Sequence[Row]) -> list[Row]:
             for other in known
         )
     ]
-
-
-def learnt_of(table: Sequence[Row]) -> str:
-    """Return by which measure the settings of a table are compared."""
-    return learnt_by([{"reward": _or_none(row.means["reward"].mean)} for row in table])
-
-
-def _or_none(value: float) -> float | None:
-    return None if math.isnan(value) else value
 
 
 def _short(setting: str) -> str:

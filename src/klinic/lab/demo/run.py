@@ -12,11 +12,11 @@ from rich.console import Console
 
 from klinic.errors import ConfigError
 from klinic.evidence.files import Journal
-from klinic.evidence.run_facts import METRICS
+from klinic.evidence.run_facts import METRICS, RUN_FACTS
 from klinic.faults import FAULTS, Fault, Severity
 from klinic.lab.demo.view import DemoView
 from klinic.lab.trial import SETTINGS, make_start
-from klinic.loop.folder import BEGUN, holder, is_free, open_folder
+from klinic.loop.folder import holder, is_free, open_folder
 from klinic.loop.source import Given
 from klinic.loop.train import Result, train
 from klinic.recipe.loading import load
@@ -75,7 +75,7 @@ def _nothing_left(folder: Path) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if not (folder / BEGUN).exists() and holder(folder) in {"", str(os.getpid())}:
+        if not (folder / RUN_FACTS).exists() and holder(folder) in {"", str(os.getpid())}:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Rollout
+from klinic.report.live_view import sparkline
 
-BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 36  # characters of a curve
 EVERY = 10  # steps between two lines where nothing can move
 
@@ -128,17 +128,10 @@ def drawn(values: Mapping[int, float], max_steps: int, width: int = WIDTH) -> st
     for step, value in values.items():
         places.setdefault(step * (width - 1) // max(1, max_steps), []).append(value)
     means = {place: sum(known) / len(known) for place, known in places.items()}
-    finite = [mean for mean in means.values() if math.isfinite(mean)] or [0.0]
-    bars, last = "", BARS[0]
+    finite = {place: mean for place, mean in means.items() if math.isfinite(mean)}
+    columns: list[float | None] = []
+    last: float | None = min(finite.values(), default=0.0)
     for place in range(max(means) + 1):
-        if place in means:
-            last = _bar(means[place], min(finite), max(finite))
-        bars += last
-    return bars
-
-
-def _bar(value: float, low: float, high: float) -> str:
-    if not math.isfinite(value):
-        return " "
-    share = (value - low) / (high - low) if high > low else 0.0
-    return BARS[math.floor(share * (len(BARS) - 1) + 0.5)]
+        last = finite.get(place) if place in means else last
+        columns.append(last)
+    return sparkline(columns, width)

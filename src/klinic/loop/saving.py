@@ -1,0 +1,80 @@
+"""What a checkpoint of a run holds, and whose it is."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from klinic.doctor.trouble import History
+from klinic.doctor.warning_signs import Signs
+from klinic.errors import CheckpointError
+from klinic.loop.checkpoint import Checkpoint
+from klinic.loop.state import LoopState
+from klinic.maths.kl_coef import KLCoefState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Identity:
+    """What a run began with: another reference, other weights or other rows are another run."""
+
+    reference: Mapping[str, Any]
+    """Its kind, source and digest at the start."""
+    base: str | None
+    """Digest of the weights under an adapter, which checkpoints do not hold."""
+    data: str
+    """Digest of the training rows."""
+
+    def refuse_other(self, saved: Checkpoint) -> None:
+        """Refuse the checkpoint of another run."""
+        for what, found, expected in (
+            ("reference", saved.state["reference"]["digest"], self.reference["digest"]),
+            ("weights under the adapter", saved.state["base"], self.base),
+            ("training rows", saved.state["data"]["digest"], self.data),
+        ):
+            if found != expected:
+                raise CheckpointError(
+                    f"{saved.folder}: the digest of the {what} was {str(found)[:12]} in this run, "
+                    f"and is now {str(expected)[:12]}. Going on would be another run: restore what "
+                    "it began with, or start anew in another output.dir."
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """What is saved beside the learner."""
+
+    state: LoopState
+    evaluated: dict[str, float] | None
+    """Held-out metrics before the first step."""
+    signs: Signs
+
+    def to_json(self, identity: Identity, learner: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        """Return the state of a checkpoint."""
+        state = self.state
+        return {
+            "learner": learner,
+            "kl": None if state.kl is None else state.kl.to_json(),
+            "history": state.history.to_json(),
+            "reference": identity.reference,
+            **({"rewards": list(state.rewards)} if state.rewards else {}),
+            "base": identity.base,
+            "random_streams": {"seed": seed, "next_step": state.step + 1},
+            "data": {"digest": identity.data, "position": state.position},
+            "evaluated": self.evaluated,
+            "signs": self.signs.to_json(),
+        }
+
+    @classmethod
+    def from_checkpoint(cls, saved: Checkpoint) -> "Saved":
+        """Read it again."""
+        kl, signs, history = (saved.state.get(name) for name in ("kl", "signs", "history"))
+        return cls(
+            state=LoopState(
+                step=saved.step,
+                position=saved.state["data"]["position"],
+                kl=None if kl is None else KLCoefState.from_json(kl),
+                history=History() if history is None else History.from_json(history),
+                rewards=tuple(saved.state.get("rewards", ())),
+            ),
+            evaluated=saved.state["evaluated"],
+            signs=Signs() if signs is None else Signs.from_json(signs),
+        )
