@@ -1,7 +1,7 @@
 """Batched decoding with a key-value cache: contexts in, streams of tokens out.
 
 Contexts are padded on the left, so that all rows grow at the same place. Equal contexts are run
-once and their cache is copied. Rows that have ended leave the batch when they are half of it.
+once and their cache is copied. A row that has ended leaves the batch at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import DynamicCache
 
 from klinic.model.scorer import TokenScorer
 from klinic.sampler.drawing import Drawing, Drawn, draw
+from klinic.sampler.growing_cache import growing_cache, grouped_attention
 
 FinishReason = Literal["stop", "length"]
 
@@ -64,12 +64,24 @@ def decode(
         yield _deal(streams, rows, drawn, eos_ids)
         going = [row for row, i in enumerate(rows) if streams[i].finish_reason is None]
         token_ids = drawn.token_ids
-        if 2 * len(going) <= len(rows):
-            token_ids = token_ids[going]
-            rows = [rows[row] for row in going]
-            cached.keep(going)
+        if len(going) < len(rows):
+            kept = _closed_up(going)
+            token_ids = token_ids[kept]
+            rows = [rows[row] for row in kept]
+            cached.keep(kept)
         if rows:
             cached.grow(token_ids)
+
+
+def _closed_up(going: list[int]) -> list[int]:
+    """Return the rows that go on, each in its place but for the last, which fill the gaps.
+
+    >>> _closed_up([0, 2, 3, 5])
+    [0, 5, 2, 3]
+    """
+    staying = set(going)
+    behind = [row for row in going if row >= len(going)]
+    return [row if row in staying else behind.pop() for row in range(len(going))]
 
 
 def _deal(
@@ -93,7 +105,8 @@ class _Cached:
 
     def __init__(self, scorer: TokenScorer, contexts: Sequence[np.ndarray], pad_id: int) -> None:
         self._scorer = scorer
-        self._cache = DynamicCache(config=scorer.lm.config)
+        self._decoder = scorer.lm.get_decoder()
+        self._cache = growing_cache(self._decoder)
         unique, copies = _unique(contexts)
         longest = max(len(context) for context in unique)
         ids = np.full((len(unique), longest), pad_id, dtype=np.int64)
@@ -110,7 +123,7 @@ class _Cached:
     def keep(self, rows: Sequence[int]) -> None:
         """Keep these rows, in this order; a row may be kept twice."""
         index = torch.tensor(rows, dtype=torch.int64, device=self._mask.device)
-        self._cache.batch_select_indices(index)
+        self._cache.reorder_cache(index)
         self._mask, self._position = self._mask[index], self._position[index]
         self.logits = self.logits[index]
 
@@ -121,14 +134,15 @@ class _Cached:
         self._run(token_ids[:, None])
 
     def _run(self, ids: Int[Tensor, "R L"]) -> None:
-        output = self._scorer.decode(
-            input_ids=ids,
-            # without padding there is nothing to mask, and the faster kernels are open
-            attention_mask=self._mask if self._padded else None,
-            position_ids=self._position,
-            past_key_values=self._cache,
-            use_cache=True,
-        )
+        with grouped_attention(self._decoder.config):
+            output = self._scorer.decode(
+                input_ids=ids,
+                # without padding there is nothing to mask, and the faster kernels are open
+                attention_mask=self._mask if self._padded else None,
+                position_ids=self._position,
+                past_key_values=self._cache,
+                use_cache=True,
+            )
         self.logits = self._scorer.head(output.last_hidden_state[:, -1])
 
 
