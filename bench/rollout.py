@@ -136,7 +136,7 @@ class Ends(StoppingCriteria):  # type: ignore[misc]
     def __init__(self, lengths: Tensor) -> None:
         self.lengths = lengths
 
-    def __call__(self, input_ids: Tensor, scores: Tensor, **_: Any) -> Tensor:
+    def __call__(self, input_ids: Tensor, *_: Any, **__: Any) -> Tensor:
         """Return which rows have got their length."""
         return input_ids.shape[1] >= self.lengths
 

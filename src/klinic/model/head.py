@@ -35,7 +35,9 @@ class Head(nn.Module):
         (embedding,) = self._embedding
         with torch.autocast(hidden.device.type, enabled=False):
             precise = torch.promote_types(embedding.weight.dtype, torch.float32)
-            logits = embedding(hidden.to(embedding.weight.dtype)).to(precise) * self.scale
+            logits = embedding(hidden.to(embedding.weight.dtype)).to(precise)
+        if self.scale != 1:
+            logits = logits * self.scale
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return cast(Tensor, logits)
