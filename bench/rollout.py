@@ -4,8 +4,11 @@
 
 Eight prompts, eight completions each, all 64 in one batch on both sides. Where a completion ends is
 drawn log-normal beforehand, so that both make the same number of useful tokens: klinic by the room
-of a stream, `generate` by a stopping criterion. Random weights, temperature 1, no end tokens.
+of a stream, `generate` by a stopping criterion. Random weights, temperature 1, no end tokens. Only
+klinic also returns the log-prob of every token.
+
 Pairs come in the order A B B A, with A against A as control; wall and CPU seconds of one thread.
+Then both decode greedily, and rows that differ are counted: by a near tie, or without one.
 """
 
 import argparse
@@ -71,9 +74,9 @@ class Size:
 
 
 SIZES = {
-    "tiny": Size(make=lambda: tiny_model(tiny_tokenizer(), seed=0), longest=256),
-    "10m": Size(make=_llama, longest=256),
-    "124m": Size(make=_gpt2, longest=128),
+    "tiny": Size(make=lambda: tiny_model(tiny_tokenizer(), seed=0), longest=128),
+    "10m": Size(make=_llama, longest=128),
+    "124m": Size(make=_gpt2, longest=64),
 }
 
 
@@ -113,6 +116,7 @@ def case_of(name: str, seed: int = 0) -> Case:
 def klinic_side(case: Case, *, temperature: float = 1.0) -> Callable[[], list[list[int]]]:
     """Return what makes the completions with klinic's sampler."""
     scorer = TokenScorer(case.lm, temperature=1.0)
+    asked = list(zip(case.contexts, case.lengths.tolist(), strict=True))
 
     def run() -> list[list[int]]:
         streams = [
@@ -120,7 +124,7 @@ def klinic_side(case: Case, *, temperature: float = 1.0) -> Callable[[], list[li
                 context=context,
                 uniforms=uniforms(seed=0, step=0, prompt=i // GROUP, sample=i % GROUP, num=length),
             )
-            for i, (context, length) in enumerate(zip(case.contexts, case.lengths, strict=True))
+            for i, (context, length) in enumerate(asked)
         ]
         how = Drawing(temperature=temperature)
         for _ in decode(scorer, streams, how=how, eos_ids=frozenset(), pad_id=PAD):
