@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klinic.errors import PolicyError
+from klinic.sampler import drawing
 from klinic.sampler.drawing import Drawing, draw, inverse_cdf, kept
 from klinic.sampler.random_streams import uniforms
 
@@ -85,8 +86,25 @@ def test_streams_depend_on_each_part_of_their_name_and_on_nothing_else():
         assert not np.isclose(uniforms(**{**name, part: 5}, num=8), one).any()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_logits_that_are_not_numbers_are_refused_with_a_reason(temperature):
-    logits = torch.tensor([[0.0, torch.nan]])
+@pytest.mark.parametrize("how", [Drawing(), Drawing(temperature=0.7), Drawing(top_p=0.9)])
+def test_how_many_rows_are_drawn_at_once_changes_no_bit(how, monkeypatch):
+    logits = 3 * torch.randn(13, 1001, generator=torch.Generator().manual_seed(0))
+    numbers = torch.from_numpy(uniforms(seed=0, step=0, prompt=0, sample=0, num=13))
+    together = draw(logits, numbers, how)
+    monkeypatch.setattr(drawing, "AT_ONCE", 2500)
+    in_parts = draw(logits, numbers, how)
+    assert torch.equal(together.token_ids, in_parts.token_ids)
+    assert torch.equal(together.logp, in_parts.logp)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7, 1.0])
+@pytest.mark.parametrize(
+    "row",
+    [[0.0, torch.nan, 0.0], [torch.nan, 0.0, 0.0], [0.0, 0.0, torch.inf], [-torch.inf] * 3],
+)
+def test_logits_that_are_not_numbers_are_refused_with_a_reason(temperature, row):
+    logits = torch.tensor([[0.0, 0.0, -torch.inf], row])
+    numbers = torch.tensor([0.5, 0.5], dtype=torch.float64)
     with pytest.raises(PolicyError, match=r"Lower learner\.learning_rate"):
-        draw(logits, torch.tensor([0.5], dtype=torch.float64), Drawing(temperature=temperature))
+        draw(logits, numbers, Drawing(temperature=temperature))
+    draw(logits[:1], numbers[:1], Drawing(temperature=temperature))

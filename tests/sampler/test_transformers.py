@@ -3,13 +3,16 @@
 import numpy as np
 import pytest
 import torch
+import transformers
 
-from klinic.errors import DataError
+from klinic.errors import ConfigError, DataError
 from klinic.evidence.record import EmittedBy
 from klinic.evidence.rollout import Prompt, Segment, flatten
 from klinic.model.layout import lay_out
+from klinic.model.tiny import tiny_tokenizer
 from klinic.model.weights import Weights, fingerprint
 from klinic.sampler.drawing import Drawing
+from klinic.sampler.growing_cache import BLOCK
 from klinic.sampler.transformers import TransformersSampler
 from small import small_policy
 
@@ -200,3 +203,108 @@ def test_gradient_checkpointing_does_not_cost_the_cache():
     assert policy.lm.training
     for name, rollout in plain.items():
         assert rollout.token_ids.tolist() == thrifty[name].token_ids.tolist()
+
+
+def test_a_row_is_run_until_it_ends_and_no_longer():
+    policy = small_policy()
+    ends = (policy.eos_ids[0], *range(3, 12))
+    many = type(policy)(**{**_fields(policy), "eos_ids": ends})
+    shapes = []
+    hook = policy.lm.get_decoder().register_forward_pre_hook(
+        lambda _, __, given: shapes.append(tuple(given["input_ids"].shape)), with_kwargs=True
+    )
+    made = by_name(sampler(many, longest=30).sample(prompts(policy), step=1)).values()
+    hook.remove()
+    (prefilled, _), *after = shapes
+    assert prefilled == len(TEXTS)  # a prompt once for all of its group
+    assert len({len(r.token_ids) for r in made}) > 4
+    # the last token of a completion is not looked behind
+    assert sum(rows for rows, _ in after) == sum(len(r.token_ids) - 1 for r in made)
+
+
+def other_model(kind, **settings):
+    """Return a small model of another kind, in which all rows have opinions."""
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=len(tiny_tokenizer()),
+        hidden_size=32,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=64,
+        initializer_range=0.3,
+        eos_token_id=1,
+        pad_token_id=0,
+        bos_token_id=None,
+        **{"max_position_embeddings": 64, **settings},
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+KINDS = {
+    "query heads in groups": ("Llama", {}),
+    "groups, without PyTorch's attention": ("Llama", {"attn_implementation": "eager"}),
+    "a sliding window": ("Mistral", {"sliding_window": 6}),
+    "some sliding windows": (
+        "Qwen3",
+        {"use_sliding_window": True, "sliding_window": 6, "layer_types": [FULL, SLIDING] * 2},
+    ),
+    "convolutions": (
+        "Lfm2",
+        {"layer_types": ["conv", FULL, "conv", FULL], "block_auto_adjust_ff_dim": False},
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_models_of_other_kinds_read_what_stands_before_a_token(kind):
+    name, settings = KINDS[kind]
+    policy = small_policy(model=other_model(name, **settings))
+    before = policy.lm.config._attn_implementation
+    groups = []
+    for group in sampler(policy, longest=20).sample(prompts(policy), step=1):
+        assert policy.lm.config._attn_implementation == before  # whoever scores meanwhile
+        groups.append(group)
+    made = by_name(groups)
+    assert len({len(r.token_ids) for r in made.values()}) > 2
+    for rollout in made.values():
+        (segment,) = rollout.segments
+        np.testing.assert_allclose(segment.logp_sampler, scored(policy, rollout), atol=1e-4)
+
+
+def test_a_completion_longer_than_the_room_of_a_cache_reads_all_of_it():
+    policy = small_policy(model=other_model("Llama", max_position_embeddings=256))
+    endless = type(policy)(**{**_fields(policy), "eos_ids": ()})
+    made = by_name(
+        sampler(endless, group_size=2, longest=3 * BLOCK).sample(prompts(policy), step=1)
+    )
+    for rollout in made.values():
+        (segment,) = rollout.segments
+        assert len(segment.token_ids) == 3 * BLOCK
+        np.testing.assert_allclose(segment.logp_sampler, scored(policy, rollout), atol=1e-4)
+
+
+def test_an_adapter_is_sampled_from():
+    policy = small_policy(lora_rank=2)
+    with torch.no_grad():
+        for name, p in policy.lm.named_parameters():
+            if "lora_B" in name:
+                p.normal_(generator=torch.Generator().manual_seed(0))
+    made = by_name(sampler(policy).sample(prompts(policy), step=1))
+    with policy.lm.disable_adapter():
+        base = by_name(sampler(policy).sample(prompts(policy), step=1))
+    assert any(made[n].token_ids.tolist() != base[n].token_ids.tolist() for n in made)
+    for rollout in made.values():
+        (segment,) = rollout.segments
+        np.testing.assert_allclose(segment.logp_sampler, scored(policy, rollout), atol=1e-4)
+
+
+def test_a_model_that_reads_into_another_cache_is_refused():
+    config = transformers.MambaConfig(
+        vocab_size=len(tiny_tokenizer()), hidden_size=16, num_hidden_layers=1, eos_token_id=1
+    )
+    policy = small_policy(model=transformers.MambaForCausalLM(config))
+    with pytest.raises(ConfigError, match=r"a MambaModel, which keeps .*sampler\.type: vllm"):
+        list(sampler(policy).sample(prompts(policy), step=1))

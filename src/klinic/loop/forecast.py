@@ -170,7 +170,8 @@ def _sample(
     lm.eval()
     meter.begin()
     before = meter.live[memory.ACTIVATIONS]
-    for _ in decode(bare.policy.scorer, streams, how=how, eos_ids=frozenset(), pad_id=0):
+    # a cache that grows by single tokens shows what each of them takes
+    for _ in decode(bare.policy.scorer, streams, how=how, eos_ids=frozenset(), pad_id=0, block=1):
         held = meter.peak
         meter.begin()
         stays = meter.live[memory.ACTIVATIONS] - before if found else 0

@@ -1,7 +1,7 @@
 """Batched decoding with a key-value cache: contexts in, streams of tokens out.
 
 Contexts are padded on the left, so that all rows grow at the same place. Equal contexts are run
-once and their cache is copied. Rows that have ended leave the batch when they are half of it.
+once and their cache is copied. A row that has ended leaves the batch at once.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,10 +12,11 @@ import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
-from transformers import DynamicCache
 
+from klinic.errors import ConfigError
 from klinic.model.scorer import TokenScorer
-from klinic.sampler.drawing import Drawing, Drawn, draw
+from klinic.sampler.drawing import Drawing, draw
+from klinic.sampler.growing_cache import BLOCK, Room, grouped_attention, growing_cache
 
 FinishReason = Literal["stop", "length"]
 
@@ -40,11 +41,6 @@ class Stream:
         elif len(self.token_ids) == len(self.uniforms):
             self.finish_reason = "length"
 
-    @property
-    def next_uniform(self) -> float:
-        """The number for the next token; an ended stream needs none."""
-        return 0.0 if self.finish_reason else float(self.uniforms[len(self.token_ids)])
-
 
 @torch.no_grad()
 def decode(
@@ -54,17 +50,23 @@ def decode(
     how: Drawing,
     eos_ids: frozenset[int],
     pad_id: int,
+    block: int = BLOCK,
 ) -> Iterator[list[int]]:
     """Fill the streams; yield, after every token, the numbers of those that ended with it."""
-    rows = list(range(len(streams)))
-    cached = _Cached(scorer, [stream.context for stream in streams], pad_id)
+    rows, contexts = list(range(len(streams))), [stream.context for stream in streams]
+    most = max(map(len, contexts)) + max(len(stream.uniforms) for stream in streams) - 1
+    cached = _Cached(scorer, contexts, pad_id, lambda length: min(length - 1 + block, most))
     while rows:
-        uniform = torch.tensor([streams[i].next_uniform for i in rows], dtype=torch.float64)
-        drawn = draw(cached.logits, uniform.to(scorer.device), how)
-        yield _deal(streams, rows, drawn, eos_ids)
-        going = [row for row, i in enumerate(rows) if streams[i].finish_reason is None]
+        numbers = [streams[i].uniforms[len(streams[i].token_ids)] for i in rows]
+        uniform = torch.tensor(numbers, dtype=torch.float64, device=scorer.device)
+        drawn = draw(cached.logits, uniform, how)
+        values = zip(rows, drawn.token_ids.tolist(), drawn.logp.tolist(), strict=True)
+        for i, token_id, logp in values:
+            streams[i].add(token_id, logp, eos_ids)
+        yield [i for i in rows if streams[i].finish_reason is not None]
+        going = _closed_up([row for row, i in enumerate(rows) if not streams[i].finish_reason])
         token_ids = drawn.token_ids
-        if 2 * len(going) <= len(rows):
+        if len(going) < len(rows):
             token_ids = token_ids[going]
             rows = [rows[row] for row in going]
             cached.keep(going)
@@ -72,18 +74,14 @@ def decode(
             cached.grow(token_ids)
 
 
-def _deal(
-    streams: Sequence[Stream], rows: list[int], drawn: Drawn, eos_ids: frozenset[int]
-) -> list[int]:
-    """Give each running stream its token; return the numbers of those that ended."""
-    ended = []
-    pairs = zip(rows, drawn.token_ids.tolist(), drawn.logp.tolist(), strict=True)
-    for i, token_id, logp in pairs:
-        if streams[i].finish_reason is None:
-            streams[i].add(token_id, logp, eos_ids)
-            if streams[i].finish_reason is not None:
-                ended.append(i)
-    return ended
+def _closed_up(going: list[int]) -> list[int]:
+    """Return the rows that go on, each in its place but for the last, which fill the gaps.
+
+    >>> _closed_up([0, 2, 3, 5])
+    [0, 5, 2, 3]
+    """
+    staying, behind = set(going), [row for row in going if row >= len(going)]
+    return [row if row in staying else behind.pop() for row in range(len(going))]
 
 
 class _Cached:
@@ -91,28 +89,31 @@ class _Cached:
 
     logits: Float[Tensor, "R V"]
 
-    def __init__(self, scorer: TokenScorer, contexts: Sequence[np.ndarray], pad_id: int) -> None:
+    def __init__(
+        self, scorer: TokenScorer, contexts: Sequence[np.ndarray], pad_id: int, room: Room
+    ) -> None:
         self._scorer = scorer
-        self._cache = DynamicCache(config=scorer.lm.config)
+        self._decoder = scorer.lm.get_decoder()
+        self._cache = growing_cache(self._decoder, room)
         unique, copies = _unique(contexts)
-        longest = max(len(context) for context in unique)
+        longest = max(map(len, unique))
         ids = np.full((len(unique), longest), pad_id, dtype=np.int64)
-        for row, context in enumerate(unique):
-            ids[row, longest - len(context) :] = context
-        start = np.array([longest - len(context) for context in unique])
-        position = np.arange(longest)[None] - start[:, None]
-        self._padded = bool(start.any())
-        self._mask = torch.from_numpy((position >= 0).astype(np.int64)).to(scorer.device)
+        for row, context in zip(ids, unique, strict=True):
+            row[longest - len(context) :] = context
+        lengths = np.array([[len(context)] for context in unique])
+        position = np.arange(longest) - (longest - lengths)
+        self._padded = bool((lengths < longest).any())
+        self._mask = torch.from_numpy(position >= 0).to(scorer.device)
         self._position = torch.from_numpy(position.clip(min=0)).to(scorer.device)
         self._run(torch.from_numpy(ids).to(scorer.device))
         self.keep(copies)
+        self.logits = self.logits[copies]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows, in this order; a row may be kept twice."""
-        index = torch.tensor(rows, dtype=torch.int64, device=self._mask.device)
-        self._cache.batch_select_indices(index)
+        """Keep these rows of the cache, in this order; a row may be kept twice."""
+        index = torch.tensor(rows, dtype=torch.int64)
+        self._cache.reorder_cache(index)
         self._mask, self._position = self._mask[index], self._position[index]
-        self.logits = self.logits[index]
 
     def grow(self, token_ids: Int[Tensor, "R"]) -> None:
         """Add a token to every row and look at what comes next."""
@@ -121,14 +122,20 @@ class _Cached:
         self._run(token_ids[:, None])
 
     def _run(self, ids: Int[Tensor, "R L"]) -> None:
-        output = self._scorer.decode(
-            input_ids=ids,
-            # without padding there is nothing to mask, and the faster kernels are open
-            attention_mask=self._mask if self._padded else None,
-            position_ids=self._position,
-            past_key_values=self._cache,
-            use_cache=True,
-        )
+        with grouped_attention(self._decoder):
+            output = self._scorer.decode(
+                input_ids=ids,
+                # without padding there is nothing to mask, and the faster kernels are open
+                attention_mask=self._mask if self._padded else None,
+                position_ids=self._position,
+                past_key_values=self._cache,
+                use_cache=True,
+            )
+        if getattr(output, "past_key_values", None) is not self._cache:
+            raise ConfigError(
+                f"the model is a {type(self._decoder).__name__}, which keeps what it has read in a "
+                "way klinic does not know. Set sampler.type: vllm, or use another model."
+            )
         self.logits = self._scorer.head(output.last_hidden_state[:, -1])
 
 

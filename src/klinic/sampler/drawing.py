@@ -12,6 +12,8 @@ from torch import Tensor
 
 from klinic.errors import LogitsError
 
+AT_ONCE = 2**19  # logits at a time on a CPU: what is made of them is small, and stays in its cache
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
@@ -38,16 +40,27 @@ class Drawn:
 
 def draw(logits: Float[Tensor, "R V"], uniform: Float[Tensor, "R"], how: Drawing) -> Drawn:
     """Draw a token a row with the given uniform numbers."""
-    # of the largest, since a -inf only rules an outcome out
-    if bool((~torch.isfinite(logits.amax(-1))).any()):
+    num, outcomes = logits.shape
+    size = max(1, AT_ONCE // outcomes) if logits.device.type == "cpu" else num
+    chunks = zip(torch.split(logits, size), torch.split(uniform, size), strict=True)
+    parts = [_draw(some, numbers, how) for some, numbers in chunks]
+    return Drawn(
+        token_ids=torch.cat([part.token_ids for part in parts]),
+        logp=torch.cat([part.logp for part in parts]),
+    )
+
+
+def _draw(logits: Float[Tensor, "R V"], uniform: Float[Tensor, "R"], how: Drawing) -> Drawn:
+    logp = torch.log_softmax(logits if how.temperature in (0, 1) else logits / how.temperature, -1)
+    # all of a row or nothing of it: a -inf only rules an outcome out
+    if bool(logp[:, 0].isnan().any()):
         raise LogitsError(
             "the policy's logits are not numbers: an update has made some of its weights NaN or "
             "infinite. Lower learner.learning_rate, and go on from a checkpoint before that."
         )
     if how.temperature == 0:
         token_ids = logits.argmax(-1)
-        return Drawn(token_ids=token_ids, logp=_picked(torch.log_softmax(logits, -1), token_ids))
-    logp = torch.log_softmax(logits / how.temperature, -1)
+        return Drawn(token_ids=token_ids, logp=_picked(logp, token_ids))
     if how.filters:
         logp = torch.log_softmax(logp.masked_fill(~kept(logp, how), -torch.inf), -1)
     token_ids = inverse_cdf(logp, uniform)
@@ -59,7 +72,7 @@ def inverse_cdf(logp: Float[Tensor, "R V"], uniform: Float[Tensor, "R"]) -> Int[
 
     In float64, and never an outcome of probability 0: its share is empty.
     """
-    cdf = logp.double().exp().cumsum(-1)
+    cdf = logp.to(torch.float64, copy=True).exp_().cumsum(-1)
     total = cdf[:, -1]
     point = torch.minimum(uniform.double() * total, torch.nextafter(total, -torch.ones_like(total)))
     return torch.searchsorted(cdf, point[:, None], right=True)[:, 0]

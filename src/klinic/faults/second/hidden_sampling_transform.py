@@ -22,9 +22,9 @@ def inject(severity: Severity) -> Iterator[None]:
     class Penalised(_Cached):
         """A batch that knows which tokens each of its rows has seen."""
 
-        def __init__(self, scorer: Any, contexts: Sequence[np.ndarray], pad_id: int) -> None:
+        def __init__(self, scorer: Any, contexts: Sequence[np.ndarray], *rest: Any) -> None:
             self._seen: torch.Tensor | None = None
-            super().__init__(scorer, contexts, pad_id)
+            super().__init__(scorer, contexts, *rest)
             self._seen = torch.zeros_like(self.logits, dtype=torch.bool)
             for row, context in enumerate(contexts):
                 self._seen[row, torch.from_numpy(context)] = True

@@ -31,10 +31,10 @@ def inject(severity: Severity) -> Iterator[None]:
     def held(prompt: np.ndarray) -> bool:
         return zlib.crc32(prompt.tobytes()) % EVERY[severity] == 0
 
-    def cached(real: Any, scorer: Any, contexts: Sequence[np.ndarray], pad_id: int) -> Any:
-        now = real(scorer, contexts, pad_id)
+    def cached(real: Any, scorer: Any, contexts: Sequence[np.ndarray], *rest: Any) -> Any:
+        now = real(scorer, contexts, *rest)
         with with_weights(scorer.lm, past[0]):
-            before = real(scorer, contexts, pad_id)
+            before = real(scorer, contexts, *rest)
         hit = torch.tensor([held(context) for context in contexts])[:, None, None, None]
         for mine, theirs in zip(now._cache.layers, before._cache.layers, strict=True):
             # all but the last token, which an engine always reads anew

@@ -1,0 +1,103 @@
+"""A key-value cache with room to grow, and attention of one token over it.
+
+transformers joins all keys and values anew for every token, and where there is padding repeats them
+for every query head. Here a token is written into room made beforehand, the last row takes the
+place of one that has ended, and the query heads of a group share what they look at. Layers of other
+kinds (sliding windows, linear attention) stay those of transformers.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+from torch.nn.functional import pad, scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.cache_utils import DynamicLayer
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import causal_mask_function, sdpa_mask
+
+BLOCK = 64  # tokens of room at a time: one in 64 copies what is there
+Room = Callable[[int], int]  # tokens to make room for, where there is none for so many
+SDPA, GROUPED = "sdpa", "klinic_grouped_sdpa"
+
+
+def growing_cache(decoder: Any, room: Room) -> DynamicCache:
+    """Return an empty cache for a model."""
+    cache = DynamicCache(config=decoder.config)
+    if decoder._compiled_call_impl is None:  # it would be compiled anew for every length
+        plain = DynamicLayer
+        cache.layers = [GrowingLayer(room) if type(one) is plain else one for one in cache.layers]
+    return cache
+
+
+class GrowingLayer(DynamicLayer):  # type: ignore[misc]
+    """Keys and values of one layer, at the beginning of larger tensors."""
+
+    def __init__(self, room: Room) -> None:
+        super().__init__()
+        self._length_of, self._room = room, dict[str, Tensor]()
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
+        """Write what is new behind what is there; return all of it."""
+        if not self.is_initialized:
+            return super().update(key_states, value_states)
+        start = self.keys.shape[-2]
+        end = start + key_states.shape[-2]
+        for name, states in (("keys", key_states), ("values", value_states)):
+            if name not in self._room or end > self._room[name].shape[-2]:
+                more = self._length_of(end) - start
+                self._room[name] = pad(getattr(self, name), (0, 0, 0, more))
+            self._room[name][:, :, start:end] = states
+            setattr(self, name, self._room[name][:, :, :end])
+        return self.keys, self.values
+
+    def reorder_cache(self, beam_idx: Tensor) -> None:
+        """Keep these rows in this order: in place, if those that move come from behind the rest."""
+        kept, length = beam_idx.tolist(), self.keys.shape[-2]
+        into = [row for row, old in enumerate(kept) if row != old]
+        out_of = [kept[row] for row in into]
+        if not self._room or any(old < len(kept) for old in out_of):
+            self._room.clear()
+            super().reorder_cache(beam_idx)
+            return
+        for name, room in self._room.items():
+            room[into, :, :length] = room[out_of, :, :length]
+            self._room[name] = room[: len(kept)]
+            setattr(self, name, room[: len(kept), :, :length])
+
+
+@contextmanager
+def grouped_attention(decoder: Any) -> Iterator[None]:
+    """Let a model whose attention is PyTorch's look at keys and values without repeating them."""
+    config, before = decoder.config, decoder.config._attn_implementation
+    if before == SDPA and decoder._compiled_call_impl is None:
+        config._attn_implementation = GROUPED
+    try:
+        yield
+    finally:
+        config._attn_implementation = before
+
+
+def _attend(
+    module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **how: Any
+) -> Any:
+    """Take the heads that share a key as queries of one head, where all look at the same."""
+    rows, heads, length, size = query.shape
+    if length > 1 or heads == key.shape[1] or how.get("position_bias") is not None:
+        return sdpa_attention_forward(module, query, key, value, attention_mask, **how)
+    grouped = query.reshape(rows, key.shape[1], -1, size)
+    scale = how.get("scaling")
+    seen = scaled_dot_product_attention(grouped, key, value, attn_mask=attention_mask, scale=scale)
+    return seen.reshape(rows, 1, heads, -1), None
+
+
+def _mask(**how: Any) -> Any:
+    """Return what may be looked at: of a single token all that is no padding."""
+    one = how["q_length"] == 1 and how["mask_function"] is causal_mask_function
+    real = how["attention_mask"]
+    return sdpa_mask(**how) if not one or real is None else real[:, None, None]
+
+
+AttentionInterface.register(GROUPED, _attend)
+AttentionMaskInterface.register(GROUPED, _mask)
