@@ -14,6 +14,7 @@ from bench.steps import Arm, Bare, Klinic, Sizes, Trl
 KL_COEF = 0.04
 PROMPTS = {"1M": 4, "10M": 4, "124M": 1}
 """So that a step of the largest takes seconds."""
+PAST = 9  # questions are asked after 1, 2, 4, 8, ... steps, and cost a long run nothing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +100,8 @@ def evidence(size: str, **how: Any) -> dict[str, Any]:
             "off": bench.klinic("off", KL_COEF, **off),
             "on": bench.klinic("on", KL_COEF),
         }
-        for arm in arms.values():  # questions are asked after 1, 2, 4, 8, ... steps: get past some
-            for _ in range(9):
+        for arm in arms.values():
+            for _ in range(PAST):
                 arm()
         claims = [Claim(name=f"evidence {size}: on / off", arm="on", over="off", must=1.01)]
         measured = measure(arms, claims, **how)
@@ -110,6 +111,22 @@ def evidence(size: str, **how: Any) -> dict[str, Any]:
     apart = [(a - b) / 2 for a, b in zip(cpu["on"], cpu["off"], strict=True)]
     ratios = measured.pop("ratios")
     return {"ratios": ratios, "cpu_seconds_a_step": apart, "raw": measured}
+
+
+def attach(size: str, **how: Any) -> dict[str, Any]:
+    """Compare TRL's step with klinic attached, as it is by default, and without."""
+    with opened(size) as bench:
+        arms = {
+            "trl": Trl(bench.model, bench.sizes, 0.0, bench.folder / "trl"),
+            "attached": Trl(bench.model, bench.sizes, 0.0, bench.folder / "attached", attached={}),
+        }
+        for arm in arms.values():  # get past most of the questions
+            for _ in range(PAST):
+                arm()
+        name = f"attach {size}: TRL with klinic / without"
+        claims = [Claim(name=name, arm="attached", over="trl", must=1.01)]
+        measured = measure(arms, claims, **how)
+    return {"ratios": measured.pop("ratios"), "raw": measured}
 
 
 def _ten(run: Klinic) -> Arm:

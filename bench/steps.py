@@ -7,12 +7,13 @@ the reference, k3, backward, clipping, AdamW. It writes nothing and checks nothi
 import contextlib
 import io
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from bench.models import prompts
@@ -110,8 +111,6 @@ class Klinic:
     def __init__(
         self, model: Path, sizes: Sizes, kl_coef: float | None, folder: Path, **settings: Any
     ) -> None:
-        from rich.console import Console
-
         from klinic.loop.folder import open_folder, write_recipe
         from klinic.loop.source import FROM_PYTHON, Given, find_source
         from klinic.loop.train import assemble, begin
@@ -144,7 +143,7 @@ class Klinic:
         self._run = assemble(recipe, folder, source, Console(quiet=True))
         self._run.__enter__()
         self._state = begin(self._run)
-        self._run.open_doctor(resumed=False)
+        self._run.open_doctor(after=0)
         self._kl = recipe.kl
 
     def __call__(self) -> None:
@@ -173,7 +172,16 @@ def deterministic() -> Iterator[None]:
 class Trl:
     """TRL's trainer, a step at a time: it trains in a thread that waits after every step."""
 
-    def __init__(self, model: Path, sizes: Sizes, kl_coef: float, folder: Path) -> None:
+    def __init__(
+        self,
+        model: Path,
+        sizes: Sizes,
+        kl_coef: float,
+        folder: Path,
+        *,
+        attached: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin to train; `attached` are arguments of `klinic.attach`, if it is to be there."""
         from datasets import Dataset
         from transformers import TrainerCallback
         from trl import GRPOConfig, GRPOTrainer
@@ -213,6 +221,11 @@ class Trl:
                 callbacks=[Gate()],
             )
         self._go, self._done = go, done
+        if attached is not None:
+            import klinic
+
+            quiet = Console(file=io.StringIO())
+            klinic.attach(self._trainer, folder / "run", console=quiet, **attached)
         threading.Thread(target=self._trainer.train, daemon=True).start()
 
     def __call__(self) -> None:
