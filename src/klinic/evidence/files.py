@@ -82,6 +82,9 @@ def open_file(path: Path) -> IO[bytes]:
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file with their numbers; one without an end is an `EvidenceError`."""
     with open_file(path) as file:
+        if os.fstat(file.fileno()).st_size <= LONGEST:  # then no line is longer
+            yield from enumerate(file, 1)
+            return
         number = 0
         while line := file.readline(LONGEST + 1):
             number += 1
