@@ -143,3 +143,16 @@ def appending(replacement, real):
         return replacement if mode == "ab" else real(path, mode, *args, **kwargs)
 
     return open_file
+
+
+def test_lines_of_a_large_file_come_whole_and_holes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "LONGEST", 1000)
+    monkeypatch.setattr(files, "CHUNK", 64)
+    path = tmp_path / "log.jsonl"
+    lines = [b"a" * 500 + b"\n", b"\n", b"b" * 63 + b"\n", b"c" * 700 + b"\n", b"torn"]
+    path.write_bytes(b"".join(lines))
+    assert list(files.lines_of(path)) == list(enumerate(lines, 1))
+    for wrong in (b"d" * 1100 + b"\n", b"\0\n"):
+        path.write_bytes(b"".join(lines[:4]) + wrong)
+        with pytest.raises(EvidenceError, match="line 5: is longer"):
+            list(files.lines_of(path))

@@ -9,6 +9,7 @@
     files.py      durable small files: written whole or not at all
     fields.py     facts, run keys, metrics and probes, by name
     causes.py     which fields tell which cause apart
+    readers/      what other trainers leave behind, one file a format
 
 Nothing here imports torch.
 """

@@ -70,7 +70,7 @@ def open_file(path: Path) -> IO[bytes]:
     try:
         # a pipe would wait for a writer that never comes
         if stat.S_ISREG(path.stat().st_mode):
-            return path.open("rb")
+            return path.open("rb", buffering=CHUNK)  # a long line comes in few pieces
     except (OSError, ValueError) as error:
         said = getattr(error, "strerror", None) or str(error)
         raise EvidenceError(
@@ -82,15 +82,24 @@ def open_file(path: Path) -> IO[bytes]:
 def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file with their numbers; one without an end is an `EvidenceError`."""
     with open_file(path) as file:
-        number = 0
-        while line := file.readline(LONGEST + 1):
-            number += 1
-            if len(line) > LONGEST:
+        if os.fstat(file.fileno()).st_size <= LONGEST:  # then no line is longer
+            yield from enumerate(file, 1)
+            return
+        pieces: list[bytes] = []
+        number = 1
+        while piece := file.readline(CHUNK):
+            pieces.append(piece)
+            # a hole in a file is endless zeros
+            if b"\0" in piece or len(pieces) * CHUNK > LONGEST:
                 raise EvidenceError(
-                    f"{path}, line {number}: is longer than {LONGEST >> 20} MB, so it is no line "
-                    "of a log. Check that it is the file you mean."
+                    f"{path}, line {number}: is longer than {LONGEST >> 20} MB or holds zeros, so "
+                    "it is no line of a log. Check that it is the file you mean."
                 )
-            yield number, line
+            if piece.endswith(b"\n"):
+                yield number, b"".join(pieces)
+                pieces, number = [], number + 1
+        if pieces:
+            yield number, b"".join(pieces)
 
 
 def json_bytes(value: Mapping[Any, Any]) -> bytes:
