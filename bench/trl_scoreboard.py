@@ -11,7 +11,6 @@ import argparse
 import contextlib
 import io
 import json
-import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from typing import Any
 from rich.console import Console
 
 import klinic
+from bench.trl_logs import log_of
 from klinic.evidence.files import Journal
 from klinic.faults.in_trl import TRL_FAULTS, TrlFault
 from klinic.lab.outcome import HEALTHY, look
@@ -177,8 +177,7 @@ def outcome(trial: Trial, start: Path, folder: Path) -> dict[str, Any]:
 
 
 def _log_of(trial: Trial, folder: Path) -> Path:
-    name = re.sub(r"[^a-z0-9]+", "-", trial.name.lower())[:60]
-    path = folder / "logs" / trial.cause / f"{name}.{trial.seed}" / "trainer_state.json"
+    path = log_of(folder, cause=trial.cause, name=trial.name, seed=trial.seed)
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
 

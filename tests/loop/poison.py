@@ -51,7 +51,7 @@ class Poison:
         """Patch every site of a run; each asks whether it is struck."""
         self._know_where(monkeypatch)
         self._patch(monkeypatch, Head, "forward", self._logits)
-        self._patch(monkeypatch, TokenScorer, "forward", self._logp)
+        self._patch(monkeypatch, TokenScorer, "_chunk", self._logp)
         self._patch(monkeypatch, run_module, "with_rewards", self._advantage)
         self._patch(monkeypatch, LocalLearner, "_gradients", self._gradient)
         self._patch(monkeypatch, LocalLearner, "sound", self._held)

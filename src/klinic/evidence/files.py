@@ -13,7 +13,7 @@ from typing import IO, Any
 from klinic.errors import EvidenceError
 
 CHUNK = 1 << 20  # bytes hashed at a time: checkpoints do not fit in memory twice
-LARGEST = 1 << 28  # bytes of a JSON file: 300,000 logged steps
+LARGEST = 3 << 28  # bytes of a JSON file: a million logged steps
 LONGEST = 1 << 26  # bytes of a line: the tokens of a completion of 200,000, in fifteen columns
 
 
