@@ -81,7 +81,8 @@ class Poison:
 
     def _logp(self, real, *args, **kwargs):
         scores = real(*args, **kwargs)
-        if self.strikes("logp"):
+        # with gradients it is the policy that is scored, not the reference
+        if torch.is_grad_enabled() and self.strikes("logp"):
             spoilt = torch.zeros_like(scores.logp)
             spoilt[0] = self.value
             scores = replace(scores, logp=scores.logp + spoilt)
