@@ -62,6 +62,7 @@ if find_spec("chess") is None:
 
 WHOLE = (
     *(".md", "test_proof.py", "test_resume.py", "test_poisoned_batch.py", "test_blow_ups.py"),
+    "test_export.py",
     *(
         "test_trial.py",
         "test_single_batch.py",
@@ -72,11 +73,16 @@ WHOLE = (
 )
 
 
+OF_TRL = ("tests/integrations/", "tests/bench/test_race.py", "docs/how-to/trl.md")
+
+
 class PagesWhole(LoadScopeScheduling):
     """Give each test to any worker, but a page, or tests of one costly fixture, to one."""
 
     def _split_scope(self, nodeid: str) -> str:
         path = nodeid.partition("::")[0]
+        if path.startswith(OF_TRL):
+            return "TRL"  # which takes seconds to import
         return path if path.endswith(WHOLE) else nodeid
 
 
