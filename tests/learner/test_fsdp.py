@@ -150,17 +150,15 @@ class Member:
 def test_every_row_is_one_process_s_and_all_run_equally_many(size, micro):
     record = batch()
     values = torch.arange(record.num_tokens, dtype=torch.float64) + 1
-    runs, rows, total = set(), [], torch.zeros_like(values)
+    runs, rows, trained, total = set(), [], [], torch.zeros_like(values)
     for rank in range(size):
         team = Member(rank, size)
         batches = micro_batches(record, size=micro, pad_id=0, device=torch.device("cpu"), team=team)
         runs.add(len(batches))
-        own = own_rows(record.num_rows, rank=rank, size=size)
-        rows += range(record.num_rows)[own]
-        counted = [row for b in batches if b.counts for row in b.rows]
-        assert sorted(counted) == list(range(record.num_rows)[own])
+        rows += range(record.num_rows)[own_rows(record.num_rows, rank=rank, size=size)]
+        trained += [row for b in batches if b.counts for row in b.rows]
         parts = [values[b.tokens] for b in batches]
         total += joined(parts, batches, record.num_tokens, team)
     assert len(runs) == 1
-    assert rows == list(range(record.num_rows))
+    assert rows == sorted(trained) == list(range(record.num_rows))
     assert torch.equal(total, values)

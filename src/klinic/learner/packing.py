@@ -5,9 +5,10 @@ that differ as those of completions do, a tenth is padding where it would be two
 neighbours of the step. A micro-batch has at most as many tokens, padding included, as `size` rows
 of the longest length: of short rows there are more in one.
 
-Several processes take neighbouring rows each, so that what they write down one after the other is
-in the order of the step. All run equally many micro-batches: a sharded model gathers its weights
-from everybody in every forward pass. Who has none left repeats one that does not count.
+Several processes take turns, the longest first, so a step is cut alike by one process and by many.
+All run equally many micro-batches: a sharded model gathers its weights from everybody in every
+forward pass. Who has none left repeats one that does not count. What they write down is another
+matter: there each takes neighbouring rows, to be in the order of the step one after the other.
 """
 
 from collections.abc import Iterator, Sequence
@@ -69,7 +70,7 @@ def micro_batches(
 
 
 def own_rows(num_rows: int, *, rank: int, size: int) -> slice:
-    """Return the rows of a step that are one process's of so many."""
+    """Return the rows of a step that one process of so many writes down."""
     share = -(-num_rows // size)
     start = min(rank * share, num_rows)
     return slice(start, min(start + share, num_rows))
@@ -88,12 +89,11 @@ def joined(
 
 def _dealt(lengths: np.ndarray, size: int, team: Team) -> Iterator[tuple[np.ndarray, bool]]:
     """Yield the rows of each micro-batch of one process, and whether it counts."""
-    room = size * int(lengths.max())
-    shares = [own_rows(len(lengths), rank=rank, size=team.size) for rank in range(team.size)]
-    every = [list(_similar(np.arange(len(lengths))[share], lengths, room)) for share in shares]
-    own = every[team.rank]
+    size = min(size, -(-len(lengths) // team.size))  # so that there is something for everybody
+    cuts = list(_similar(np.arange(len(lengths)), lengths, size * int(lengths.max())))
+    own = cuts[team.rank :: team.size]
     yield from ((rows, True) for rows in own)
-    yield from ((every[0][0], False) for _ in range(max(map(len, every)) - len(own)))
+    yield from ((cuts[0], False) for _ in range(-(-len(cuts) // team.size) - len(own)))
 
 
 def _similar(rows: np.ndarray, lengths: np.ndarray, room: int) -> Iterator[np.ndarray]:
