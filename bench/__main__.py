@@ -61,9 +61,10 @@ def _table(ratios: Mapping[str, Mapping[str, Any]]) -> str:
     for name, found in ratios.items():
         span = "" if "low" not in found else f"{found['low']:.3f} to {found['high']:.3f}"
         control = f"{found['aa_low']:.3f} to {found['aa_high']:.3f}" if "aa_low" in found else ""
+        bound = "" if found["must"] is None else f"{found['side']} {found['must']}"
         lines.append(
-            f"| {name} | {found['median']:.3f} | {span} | {found['side']} {found['must']} | "
-            f"{control} | {'yes' if found['ok'] else 'no'} |"
+            f"| {name} | {found['median']:.3f} | {span} | {bound} | {control} | "
+            f"{'yes' if found['ok'] else 'no'} |"
         )
     return "\n".join(lines)
 

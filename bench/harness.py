@@ -87,7 +87,7 @@ def measure(
     claims: Sequence[Claim],
     *,
     least: int = 7,
-    most: int = 21,
+    most: int = 60,
     seconds: float = 600.0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:

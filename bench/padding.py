@@ -16,12 +16,10 @@ from bench.harness import Claim, measure
 from bench.step import opened
 from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, Segment, flatten
-from klinic.evidence.rows import places_of
 from klinic.learner.local import LocalLearner, Scored, Settings
 from klinic.learner.objective import Objective
-from klinic.learner.packing import MicroBatch
+from klinic.learner.packing import laid_out
 from klinic.learner.update import LearningRate
-from klinic.model.layout import lay_out
 from klinic.model.loading import load_policy
 from klinic.recipe.model import ModelSection
 from klinic.rewards.batch import with_rewards
@@ -77,7 +75,8 @@ def _both(model: Path) -> tuple[LocalLearner, Scored, Scored]:
     learner = LocalLearner(policy, None, objective=objective, settings=settings)
     record = _record()
     scored = learner.score(record, needs_reference=False)
-    batches = [_neighbours(record, start, policy.pad_id) for start in range(0, ROWS, MICRO)]
+    neighbours = [(np.arange(start, start + MICRO), True) for start in range(0, ROWS, MICRO)]
+    batches = laid_out(record, neighbours, pad_id=policy.pad_id, device=torch.device("cpu"))
     return learner, scored, replace(scored, batches=batches, ref_hidden=[None] * len(batches))
 
 
@@ -102,22 +101,3 @@ def _record() -> StepRecord:
     total = stream.random(ROWS)
     scores = Scores(total=total, parts={"r": total}, num_missing=0, num_nonfinite=0)
     return with_rewards(flatten(rollouts, step=2), scores, advantage="group_std")
-
-
-def _neighbours(record: StepRecord, start: int, pad_id: int) -> MicroBatch:
-    assert record.prompt_ids is not None and record.prompt_offsets is not None  # noqa: S101, PT018
-    rows = np.arange(start, start + MICRO)
-    prompts = np.split(record.prompt_ids, record.prompt_offsets[1:-1])
-    completions = np.split(record.token_ids, record.row_offsets[1:-1])
-    tokens, offsets = places_of(record.row_offsets, rows)
-    return MicroBatch(
-        layout=lay_out(
-            [prompts[row] for row in rows],
-            [completions[row] for row in rows],
-            pad_id=pad_id,
-            device=torch.device("cpu"),
-        ),
-        rows=rows,
-        tokens=torch.from_numpy(tokens),
-        offsets=offsets,
-    )

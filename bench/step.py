@@ -6,13 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from bench.harness import Claim, measure
+from bench.inside import Inside, share
 from bench.models import SIZES, saved_model
 from bench.steps import Arm, Bare, Klinic, Sizes, Trl
 
 KL_COEF = 0.04
 PROMPTS = {"1M": 4, "10M": 2, "124M": 1}
+TOKENS = {"1M": 32, "10M": 32, "124M": 16}
 """So that a step of the largest takes seconds."""
 PAST = 17  # the doctor asks after 1, 2, 4, 8, ... steps: that costs short runs, and not long ones
 
@@ -35,7 +38,11 @@ def opened(size: str) -> Iterator[Bench]:
     """Make a model, and forget it afterwards."""
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        sizes = Sizes(vocabulary=SIZES[size]["vocab_size"], prompts=PROMPTS[size])
+        sizes = Sizes(
+            vocabulary=SIZES[size]["vocab_size"],
+            prompts=PROMPTS[size],
+            completion_length=TOKENS[size],
+        )
         yield Bench(model=saved_model(size, folder / "model"), sizes=sizes, folder=folder)
 
 
@@ -66,10 +73,12 @@ def step(size: str, **how: Any) -> dict[str, Any]:
                     side="below",
                 ),
             ]
-            measured = measure(arms, claims, **how)
+            for claim in claims:  # one by one: what lies between two arms of a round is noise
+                pair = {name: arms[name] for name in (claim.over, claim.arm)}
+                measured = measure(pair, [claim], **how)
+                found["ratios"] |= measured.pop("ratios")
+                found["raw"][f"{with_kl}, {claim.over}"] = measured
             ours.close()
-        found["ratios"] |= measured.pop("ratios")
-        found["raw"][with_kl] = measured
     return found
 
 
@@ -106,12 +115,12 @@ def evidence(size: str, **how: Any) -> dict[str, Any]:
         _get_past(*arms.values())
         claims = [Claim(name=f"evidence {size}: on / off", arm="on", over="off", must=1.01)]
         measured = measure(arms, claims, **how)
+        arms["on"].time_evidence(clock := Inside())
+        within, seconds = share(arms["on"], clock, arms["on"].thread, must=1.01)
         for run in arms.values():
             run.close()
-    cpu = measured["cpu"]
-    apart = [(a - b) / 2 for a, b in zip(cpu["on"], cpu["off"], strict=True)]
-    ratios = measured.pop("ratios")
-    return {"ratios": ratios, "cpu_seconds_a_step": apart, "raw": measured}
+    ratios = measured.pop("ratios") | {f"evidence {size}: timed inside the step": within}
+    return {"ratios": ratios, "raw": {"on": measured, "inside": seconds}}
 
 
 def attach(size: str, **how: Any) -> dict[str, Any]:
@@ -125,7 +134,41 @@ def attach(size: str, **how: Any) -> dict[str, Any]:
         name = f"attach {size}: TRL with klinic / without"
         claims = [Claim(name=name, arm="attached", over="trl", must=1.01)]
         measured = measure(arms, claims, **how)
-    return {"ratios": measured.pop("ratios"), "raw": measured}
+    ratios, raw = measured.pop("ratios"), {"attached": measured}
+    for what, must, given in (
+        ("timed inside the step", 1.01, {}),
+        ("watching the KL at every step, timed inside", None, {"monitor_kl_every": 1}),
+    ):
+        with opened(size) as bench, timed_hooks() as clock:
+            timed = Trl(bench.model, bench.sizes, 0.0, bench.folder / "timed", attached=given)
+            _get_past(timed)
+            within, raw[what] = share(timed, clock, timed.thread, must=must)
+            ratios[f"attach {size}: {what}"] = within
+    return {"ratios": ratios, "raw": raw}
+
+
+@contextlib.contextmanager
+def timed_hooks() -> Iterator[Inside]:
+    """Let a clock run while klinic is at work in a step of TRL."""
+    from klinic.integrations.trl.attached import _Steps
+    from klinic.integrations.trl.generation import Heard
+    from klinic.integrations.trl.wrapping import Wrapped
+
+    clock, wrap = Inside(), Wrapped.wrap
+
+    def timed(self: Wrapped, owner: Any, name: str, change: Any) -> Any:
+        def apart(real: Any, *args: Any, **kwargs: Any) -> Any:
+            return change(clock.there_before(real), *args, **kwargs)
+
+        return clock.there_before(wrap(self, owner, name, clock.added(apart)))
+
+    ends = [(_Steps, f"on_{when}") for when in ("pre_optimizer_step", "optimizer_step", "step_end")]
+    with contextlib.ExitStack() as patched:
+        for owner, name in (*ends, (Heard, "scores")):
+            change = clock.added(getattr(owner, name))
+            patched.enter_context(patch.object(owner, name, change))
+        patched.enter_context(patch.object(Wrapped, "wrap", timed))
+        yield clock
 
 
 def _get_past(*arms: Arm) -> None:

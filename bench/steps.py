@@ -16,6 +16,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from bench.inside import Inside
 from bench.models import prompts
 
 RATE = 1e-6
@@ -145,6 +146,13 @@ class Klinic:
         self._state = begin(self._run)
         self._run.open_doctor(after=0)
         self._kl = recipe.kl
+        self.thread = threading.main_thread()
+
+    def time_evidence(self, clock: Inside) -> None:
+        """Let a clock run while questions are asked, a step is judged, and a record is written."""
+        run: Any = self._run
+        for owner, name in ((run, "ask"), (run.doctor, "see"), (run._writer, "put")):
+            setattr(owner, name, clock.added(getattr(owner, name)))
 
     def __call__(self) -> None:
         """Make a step and keep it."""
@@ -218,7 +226,6 @@ class Trl:
                     logging_strategy="no",
                 ),
                 train_dataset=Dataset.from_dict({"prompt": sizes.texts()}),
-                callbacks=[Gate()],
             )
         self._go, self._done = go, done
         if attached is not None:
@@ -226,7 +233,9 @@ class Trl:
 
             quiet = Console(file=io.StringIO())
             klinic.attach(self._trainer, folder / "run", console=quiet, **attached)
-        threading.Thread(target=self._trainer.train, daemon=True).start()
+        self._trainer.add_callback(Gate())  # the last: what others do at the end belongs to a step
+        self.thread = threading.Thread(target=self._trainer.train, daemon=True)
+        self.thread.start()
 
     def __call__(self) -> None:
         """Make a step. The batch of the next is generated when it begins."""

@@ -12,8 +12,8 @@ import contextlib
 import io
 import json
 import shutil
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +65,9 @@ class Trial:
     name: str
     seed: int
     fault: TrlFault | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """What other models and tasks need, below what the fault or the variant sets."""
+    reward: Callable[..., Any] | None = None
 
 
 def trials(seeds: int) -> Iterator[Trial]:
@@ -93,7 +96,8 @@ def trainer_of(trial: Trial, start: Path, output: Path) -> Any:
     from trl import GRPOConfig, GRPOTrainer
 
     fault = trial.fault
-    settings = dict(HEALTHY_SETTINGS[trial.name] if fault is None else fault.settings)
+    own = HEALTHY_SETTINGS[trial.name] if fault is None else fault.settings
+    settings = {**trial.settings, **own}
     parts = _adapter() if settings.pop("peft", False) else {}
     rows = [dict(row) for row in TASK.train_rows("addition")]
     how: dict[str, Any] = {
@@ -120,7 +124,7 @@ def trainer_of(trial: Trial, start: Path, output: Path) -> Any:
         "report_to": "none",
         "disable_tqdm": True,
     }
-    reward = graded if fault is None or fault.reward is None else fault.reward
+    reward = (fault.reward if fault is not None else None) or trial.reward or graded
     trainer = GRPOTrainer(
         str(start),
         reward_funcs=[reward, right],

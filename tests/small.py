@@ -12,6 +12,8 @@ from klinic.evidence.rollout import Prompt, Rollout, Segment, flatten
 from klinic.learner.local import LocalLearner, Settings
 from klinic.learner.objective import Objective
 from klinic.learner.update import LearningRate
+from klinic.maths.kl_estimators import ESTIMATORS
+from klinic.maths.surrogate import SURROGATES
 from klinic.model.loading import Policy, prepare_policy
 from klinic.model.reference import Reference, adapter_off, frozen_copy
 from klinic.model.tiny import tiny_tokenizer
@@ -157,3 +159,17 @@ def gradient(policy: Policy) -> torch.Tensor:
 def weights(policy: Policy) -> list[torch.Tensor]:
     """Return what is trained."""
     return [p for p in policy.lm.parameters() if p.requires_grad]
+
+
+LOSSES_AND_ESTIMATORS = [
+    (loss, estimator)
+    for loss in SURROGATES
+    for estimator in (None, *ESTIMATORS)
+    if (SURROGATES[loss].aggregation, estimator) != ("sequence_mean", "sequence")
+]
+"""Every pair that a recipe may have."""
+
+
+def apart(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return how far a vector is from another, as a share of that one's length."""
+    return float((a - b).norm() / b.norm())

@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from evidence.records import full_record
-from klinic.checks.base import Case, Check, Stage, Verdict, failed, no_data, passed, warned
+from klinic.checks.base import Case, Check, Stage, failed, no_data, passed, warned
 from klinic.doctor.diagnosis import Status, diagnose
+from klinic.evidence.verdict import Verdict
 
 
 def check(name, stage, says=passed, **more):

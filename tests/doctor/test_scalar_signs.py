@@ -12,10 +12,11 @@ from foreign_logs import healthy, trl_entries
 
 from klinic.checks import CHECKS
 from klinic.doctor.scalars.examine import SIGNS, examine
-from klinic.doctor.scalars.sign import Says, Sign
+from klinic.doctor.scalars.sign import Sign
 from klinic.evidence import fields
 from klinic.evidence.readers.log import Gathered
 from klinic.evidence.record import ROW_FIELDS, TOKEN_FIELDS
+from klinic.evidence.verdict import Verdict
 
 NAMES = {check.name for check in CHECKS}
 PATH = Path("log.jsonl")
@@ -50,7 +51,7 @@ def test_a_healthy_log_gives_no_alarm(steps, every):
     for seed in range(4 if steps < 400 else 8):
         entries = trl_entries(healthy(max(steps, every), seed), every=every)
         found = examine(log_of(entries))
-        assert not found.sick, [h.summary for _, h in found.of(Says.FAIL)]
+        assert not found.sick, [h.summary for _, h in found.of(Verdict.FAIL)]
         assert found.cause is None
 
 
@@ -92,7 +93,7 @@ def test_one_prompt_a_step_is_no_alarm():
 def test_what_people_mistake_for_a_fault_is_none(change):
     entries = sick(change)
     found = examine(log_of(entries))
-    assert not found.sick, [h.summary for _, h in found.of(Says.FAIL)]
+    assert not found.sick, [h.summary for _, h in found.of(Verdict.FAIL)]
 
 
 FAULTS = {
@@ -126,7 +127,7 @@ FAULTS = {
 def test_a_sign_fires_where_it_should(name):
     change, since, first = FAULTS[name]
     said = heard(sick(change, since=since, steps=320), name)
-    assert said.says is Says.FAIL, said.summary
+    assert said.says is Verdict.FAIL, said.summary
     assert said.could_be[0] == first
     late = 130 if name == "drift-without-reward" else 40  # it asks what the drift bought
     assert since < said.step <= since + late
@@ -156,7 +157,7 @@ def test_causes_are_those_of_the_catalogue():
     for change, since, _ in FAULTS.values():
         for _, said in examine(log_of(sick(change, since=since))).heard:
             assert set(said.could_be) <= NAMES
-            assert bool(said.could_be) == (said.says is Says.FAIL)
+            assert bool(said.could_be) == (said.says is Verdict.FAIL)
 
 
 @pytest.mark.parametrize(
@@ -183,14 +184,14 @@ def test_the_first_sign_counts():
         entry.update(grad_norm=900.0, reward=None if place > 60 else 0.5)
 
     found = examine(log_of(sick(change, since=50)))
-    assert found.of(Says.FAIL)[0][0].name == "gradient-explodes"
+    assert found.of(Verdict.FAIL)[0][0].name == "gradient-explodes"
     assert found.cause is None
 
 
 def test_a_missing_key_in_the_middle_is_what_trl_makes_of_nan():
     entries = sick(lambda entry, _: entry.pop("kl"), since=100)
     said = heard(entries, "not-a-number")
-    assert said.says is Says.FAIL
+    assert said.says is Verdict.FAIL
     assert said.step == 101
     assert "missing" in said.summary
 
@@ -200,7 +201,7 @@ def test_a_missing_key_says_nothing_where_the_trainer_writes_nan():
     for entry in entries:  # klinic's own
         entry.update({"policy_loss": 0.0, "kl_penalty": 0.0, "time/learn": 1.0, "kl_coef": 0.1})
         entry.update({"update_norm": 1.0, "advantage/max": 1.0})
-    assert heard(entries, "not-a-number").says is Says.PASS
+    assert heard(entries, "not-a-number").says is Verdict.PASS
 
 
 def test_an_infinite_kl_is_an_exponential():
@@ -212,13 +213,13 @@ def test_a_mean_over_ten_steps_is_not_step_0():
     entries = trl_entries(healthy(200), every=10)
     entries[0]["kl"] = 0.3
     said = heard(entries, "kl-at-step-0")
-    assert said.says is Says.WARN
+    assert said.says is Verdict.WARN
     assert "steps 1 to 10" in said.summary
 
 
 def test_a_log_that_begins_in_the_middle_has_no_step_0():
     entries = [{**e, "kl": 15.0} for e in trl_entries(healthy(100))[50:]]
-    assert heard(entries, "kl-at-step-0").says is Says.NO_DATA
+    assert heard(entries, "kl-at-step-0").says is Verdict.NO_DATA
 
 
 def test_a_norm_of_0_of_a_policy_that_moves_is_a_wrong_norm():
@@ -252,7 +253,7 @@ def test_a_signed_kl_below_0_is_of_tokens_that_others_drew():
         for e in healthy(60)
     ]
     said = heard(entries, "negative-kl")
-    assert said.says is Says.FAIL
+    assert said.says is Verdict.FAIL
     assert said.could_be[0] == "stale-sampler"
 
 

@@ -24,7 +24,8 @@ from ranks_at_work import (
 from safetensors.torch import load_file
 
 from klinic.learner.checkpoint import MODEL, SHARDS
-from klinic.learner.packing import joined, micro_batches, own_rows
+from klinic.learner.packing import joined, micro_batches
+from klinic.learner.rank_records import own_rows
 from klinic.model.weights import fingerprint
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from klinic.learner.objective import loss_parts
-from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.maths.surrogate import SURROGATES
 from small import (
+    LOSSES_AND_ESTIMATORS,
+    apart,
     batch_of,
     drifted_reference,
     gradient,
@@ -18,12 +19,6 @@ from small import (
     small_policy,
 )
 
-PAIRS = [
-    (loss, estimator)
-    for loss in SURROGATES
-    for estimator in (None, *ESTIMATORS)
-    if (SURROGATES[loss].aggregation, estimator) != ("sequence_mean", "sequence")
-]
 ALONG_THE_ROW = ("gspo", "sequence", "k1_reward", "exp_k1_reward")
 KL_COEF = 0.3
 
@@ -78,11 +73,7 @@ def plain_gradient(policy, reference, record, **objective):
     return found
 
 
-def apart(a, b):
-    return float((a - b).norm() / b.norm())
-
-
-@pytest.mark.parametrize(("loss", "estimator"), PAIRS)
+@pytest.mark.parametrize(("loss", "estimator"), LOSSES_AND_ESTIMATORS)
 def test_every_loss_with_every_estimator(tied, record, loss, estimator):
     policy, drifted = tied
     reference = None if estimator is None else drifted

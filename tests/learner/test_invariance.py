@@ -5,15 +5,16 @@ import pytest
 import torch
 
 from klinic.maths.kl_estimators import ESTIMATORS
-from klinic.maths.surrogate import SURROGATES
-from small import batch_of, drifted_reference, gradient, learner_of, rollouts, small_policy
-
-PAIRS = [
-    (loss, estimator)
-    for loss in SURROGATES
-    for estimator in (None, *ESTIMATORS)
-    if (SURROGATES[loss].aggregation, estimator) != ("sequence_mean", "sequence")
-]
+from small import (
+    LOSSES_AND_ESTIMATORS,
+    apart,
+    batch_of,
+    drifted_reference,
+    gradient,
+    learner_of,
+    rollouts,
+    small_policy,
+)
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +36,7 @@ def gradient_of(policy, reference, made, *, size, kl_coef=0.3, step=2, **changes
     return gradient(policy).clone()
 
 
-def apart(a, b):
-    return float((a - b).norm() / b.norm())
-
-
-@pytest.mark.parametrize(("loss", "estimator"), PAIRS)
+@pytest.mark.parametrize(("loss", "estimator"), LOSSES_AND_ESTIMATORS)
 def test_micro_batches_and_row_order_leave_the_gradient_alone(double, made, loss, estimator):
     policy, drifted = double
     reference = None if estimator is None else drifted

@@ -37,7 +37,8 @@ from klinic.checks import (
     wrong_metric,
     wrong_reference,
 )
-from klinic.checks.base import Case, Check, Finding, Stage, Verdict
+from klinic.checks.base import Case, Check, Finding, Stage
+from klinic.evidence.verdict import Verdict
 
 CHECKS: tuple[Check, ...] = (
     stale_sampler.CHECK,

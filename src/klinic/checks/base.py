@@ -8,19 +8,11 @@ is named; missing data is never a pass.
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum, StrEnum
+from enum import IntEnum
 from typing import Any
 
 from klinic.evidence.record import StepRecord
-
-
-class Verdict(StrEnum):
-    """What a check says of a step."""
-
-    PASS = "pass"  # noqa: S105 - a verdict
-    WARN = "warn"
-    FAIL = "fail"
-    NO_DATA = "no data"
+from klinic.evidence.verdict import Verdict
 
 
 class Stage(IntEnum):

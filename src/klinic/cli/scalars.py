@@ -34,7 +34,7 @@ def diagnose_scalars(path: Path, *, json: bool) -> int:
 def lines(found: "ScalarDiagnosis") -> list[str]:
     """Return what is printed for people."""
     from klinic.doctor.scalars.examine import fix_of
-    from klinic.doctor.scalars.sign import Says
+    from klinic.evidence.verdict import Verdict
 
     log = found.log
     steps = f"{len(log.steps)} logged steps, {log.steps[0]} to {log.steps[-1]}"
@@ -43,7 +43,7 @@ def lines(found: "ScalarDiagnosis") -> list[str]:
         said.append(f"Also there and not read: {', '.join(log.also)}")
     if log.num_skipped:
         said.append(f"{log.num_skipped} values or lines were no numbers and were left out.")
-    failed = found.of(Says.FAIL)
+    failed = found.of(Verdict.FAIL)
     said += ["", _headline(found)]
     if found.cause is not None:
         said.append(f"Fix: {fix_of(found.cause)}")
@@ -63,9 +63,9 @@ ORDER = ("fail", "warn", "no data", "pass")
 
 
 def _headline(found: "ScalarDiagnosis") -> str:
-    from klinic.doctor.scalars.sign import Says
+    from klinic.evidence.verdict import Verdict
 
-    failed = found.of(Says.FAIL)
+    failed = found.of(Verdict.FAIL)
     if not failed:
         return "No sign of trouble. What scalars cannot show stays undecided."
     sign, heard = failed[0]

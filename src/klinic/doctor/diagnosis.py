@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from klinic.checks.base import Case, Check, Finding, Verdict, no_data
+from klinic.checks.base import Case, Check, Finding, no_data
+from klinic.evidence.verdict import Verdict
 
 WEIGHT = {Verdict.NO_DATA: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.FAIL: 3}
 """Which of two findings is told."""

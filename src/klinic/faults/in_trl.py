@@ -70,10 +70,15 @@ def _other_reference(trainer: Any) -> None:
 def _shifted_reference(trainer: Any) -> None:
     def shift(real: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
         found = real(model, *args, **kwargs)
-        rolled = torch.roll(found[0], 1, dims=1) if model is trainer.ref_model else found[0]
-        return (rolled, *found[1:])
+        theirs = model is trainer.ref_model or _without_adapters(model)
+        return (torch.roll(found[0], 1, dims=1) if theirs else found[0], *found[1:])
 
     _wrap(trainer, SCORE, shift)
+
+
+def _without_adapters(model: Any) -> bool:
+    # a method of the same name belongs to models of transformers
+    return any(getattr(module, "disable_adapters", None) is True for module in model.modules())
 
 
 def _hole_in_mask(trainer: Any) -> None:

@@ -217,28 +217,40 @@ class LocalLearner:
         self._look = scored.record.step % LOOK_EVERY == 1
         apart = KLApart(self._trained.values()) if self._look and kl_coef else None
         objective = self._objective if kl_coef else replace(self._objective, estimator=None)
-        found: list[TokenScores] = []
         parts: list[Parts] = []
 
-        def noted(part: Parts) -> Parts:
+        def number_of(part: Parts) -> Tensor:
             # the term and not the advantage, which stays in the record as it is
             part = replace(part, policy=reward_scale * part.policy)
             parts.append(detached_parts(part))
-            return part
+            return part.total(0.0 if apart is not None else kl_coef)
 
-        now = 0.0 if apart is not None else kl_coef
-        for batch, reference in self._compared(scored, kl_coef):
-            targets = scored.targets.cut(batch)
-            loss = _Loss(targets, objective, lambda part: noted(part).total(now))
-            found.append(self._learn(batch, reference, loss))
+        found = self._learn(scored, objective, kl_coef, number_of)
         share = {}
         if apart is not None:
             apart.put_policy_aside()
-            for batch, reference in self._compared(scored, kl_coef):
-                self._learn(batch, reference, _Loss(scored.targets.cut(batch), objective, _kl_of))
+            self._learn(scored, objective, kl_coef, _kl_of)
             share = apart.join(kl_coef)
         self._grad_norm = norm(self._gradients())
         return self._prepared(scored, found, parts, kl_coef, share)
+
+    def _learn(
+        self,
+        scored: Scored,
+        objective: Objective,
+        kl_coef: float,
+        number_of: Callable[[Parts], Tensor],
+    ) -> list[TokenScores]:
+        """Run every micro-batch forward and backward; return what was seen of its tokens."""
+        found = []
+        for batch, reference in self._compared(scored, kl_coef):
+            loss = _Loss(scored.targets.cut(batch), objective, number_of)
+            scores, number = self._scorer.learn(
+                batch.layout, reference, loss, token_by_token=objective.token_by_token
+            )
+            torch.autograd.backward(number)
+            found.append(scores)
+        return found
 
     def _compared(
         self, scored: Scored, kl_coef: float
@@ -253,14 +265,6 @@ class LocalLearner:
             if states is None or states.tokens is not None:
                 states = self._reference.hidden(batch.layout)
             yield batch, replace(states, topk=self._objective.estimator == "topk")
-
-    def _learn(self, batch: MicroBatch, reference: RefHidden | None, loss: _Loss) -> TokenScores:
-        """Run a micro-batch forward and backward."""
-        scores, number = self._scorer.learn(
-            batch.layout, reference, loss, token_by_token=loss.objective.token_by_token
-        )
-        torch.autograd.backward(number)
-        return scores
 
     def _prepared(
         self,

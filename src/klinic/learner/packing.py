@@ -11,7 +11,7 @@ forward pass. Who has none left repeats one that does not count. What they write
 matter: there each takes neighbouring rows, to be in the order of the step one after the other.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -45,12 +45,24 @@ def micro_batches(
     record: StepRecord, *, size: int, pad_id: int, device: torch.device, team: Team = ALONE
 ) -> list[MicroBatch]:
     """Return the rows of a step that are this process's, in passes of `size` longest rows."""
+    assert record.prompt_offsets is not None  # noqa: S101 - a step to learn from has prompts
+    lengths = np.diff(record.row_offsets) + np.diff(record.prompt_offsets)
+    return laid_out(record, _dealt(lengths, size, team), pad_id=pad_id, device=device)
+
+
+def laid_out(
+    record: StepRecord,
+    cuts: Iterable[tuple[np.ndarray, bool]],
+    *,
+    pad_id: int,
+    device: torch.device,
+) -> list[MicroBatch]:
+    """Return a micro-batch for each cut: its rows, and whether it counts."""
     assert record.prompt_ids is not None and record.prompt_offsets is not None  # noqa: S101, PT018
     prompts = np.split(record.prompt_ids, record.prompt_offsets[1:-1])
     completions = np.split(record.token_ids, record.row_offsets[1:-1])
-    lengths = np.diff(record.row_offsets) + np.diff(record.prompt_offsets)
     batches = []
-    for rows, counts in _dealt(lengths, size, team):
+    for rows, counts in cuts:
         tokens, offsets = places_of(record.row_offsets, rows)
         batches.append(
             MicroBatch(
@@ -67,13 +79,6 @@ def micro_batches(
             )
         )
     return batches
-
-
-def own_rows(num_rows: int, *, rank: int, size: int) -> slice:
-    """Return the rows of a step that one process of so many writes down."""
-    share = -(-num_rows // size)
-    start = min(rank * share, num_rows)
-    return slice(start, min(start + share, num_rows))
 
 
 def joined(

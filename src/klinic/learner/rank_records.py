@@ -10,7 +10,6 @@ import torch
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rows import some_rows
 from klinic.evidence.store import Part, complete_step, part_name, write_part
-from klinic.learner.packing import own_rows
 from klinic.learner.team import Team
 
 
@@ -66,3 +65,10 @@ class PartWriter:
             for rank, row in enumerate(rows)
             if row[0]
         ]
+
+
+def own_rows(num_rows: int, *, rank: int, size: int) -> slice:
+    """Return the rows of a step that one process of so many writes down."""
+    share = -(-num_rows // size)
+    start = min(rank * share, num_rows)
+    return slice(start, min(start + share, num_rows))

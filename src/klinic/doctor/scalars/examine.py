@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from klinic.doctor.scalars import figures, kl, rewards, sampler
-from klinic.doctor.scalars.sign import Heard, Says, Sign, to_json
+from klinic.doctor.scalars.sign import Heard, Sign, to_json
 from klinic.evidence.readers.log import ScalarLog
+from klinic.evidence.verdict import Verdict
 
 SIGNS: tuple[Sign, ...] = (*figures.SIGNS, *rewards.SIGNS, *kl.SIGNS, *sampler.SIGNS)
 
@@ -23,7 +24,7 @@ class ScalarDiagnosis:
     log: ScalarLog
     heard: tuple[tuple[Sign, Heard], ...]
 
-    def of(self, says: Says) -> list[tuple[Sign, Heard]]:
+    def of(self, says: Verdict) -> list[tuple[Sign, Heard]]:
         """Return the signs that say so, the earliest first."""
         found = [(sign, heard) for sign, heard in self.heard if heard.says is says]
         return sorted(found, key=lambda pair: pair[1].step or 0)
@@ -31,7 +32,7 @@ class ScalarDiagnosis:
     @property
     def decided(self) -> tuple[Sign, Heard] | None:
         """The earliest sign, if it leaves one cause."""
-        failed = self.of(Says.FAIL)
+        failed = self.of(Verdict.FAIL)
         return failed[0] if failed and len(failed[0][1].could_be) == 1 else None
 
     @property
@@ -42,17 +43,17 @@ class ScalarDiagnosis:
     @property
     def sick(self) -> bool:
         """Whether a sign failed."""
-        return bool(self.of(Says.FAIL))
+        return bool(self.of(Verdict.FAIL))
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Token-level fields that would decide more, those of the signs that failed first."""
-        wanted = [name for sign, _ in self.of(Says.FAIL) for name in sign.decided_by]
+        wanted = [name for sign, _ in self.of(Verdict.FAIL) for name in sign.decided_by]
         return tuple(dict.fromkeys(wanted or TOKENS))
 
     def to_json(self) -> dict[str, Any]:
         """Return it as `--json` prints it."""
-        failed = self.of(Says.FAIL)
+        failed = self.of(Verdict.FAIL)
         return {
             "evidence": "scalars",
             "read": self.log.to_json(),

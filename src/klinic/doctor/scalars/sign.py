@@ -3,34 +3,20 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, TypeGuard
 
 from klinic.evidence.readers.log import Column, ScalarLog
+from klinic.evidence.verdict import Verdict
 
 IN_A_ROW = 20  # logged steps: one prompt a step has equal rewards half of the time
 AT_LEAST = 3  # where the whole log is shorter
-
-
-class Says(StrEnum):
-    """What a sign says: the words of a check's verdict."""
-
-    PASS = "pass"  # noqa: S105 - a verdict
-    WARN = "warn"
-    FAIL = "fail"
-    NO_DATA = "no data"
-
-    @property
-    def mark(self) -> str:
-        """One character for a list of many."""
-        return {"fail": "✗", "warn": "!", "pass": "✓", "no data": "?"}[self]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
     """What a sign says of a log."""
 
-    says: Says
+    says: Verdict
     summary: str
     """One sentence with the figure and its limit."""
     step: int | None = None
@@ -68,22 +54,24 @@ class Sign:
 
 def fail(summary: str, step: int, *could_be: str, **measured: float) -> Heard:
     """Return that something is wrong, and what leaves such scalars."""
-    return Heard(says=Says.FAIL, summary=summary, step=step, could_be=could_be, measured=measured)
+    return Heard(
+        says=Verdict.FAIL, summary=summary, step=step, could_be=could_be, measured=measured
+    )
 
 
 def warn(summary: str, step: int | None = None, **measured: float) -> Heard:
     """Return what is worth knowing and may well be healthy."""
-    return Heard(says=Says.WARN, summary=summary, step=step, measured=measured)
+    return Heard(says=Verdict.WARN, summary=summary, step=step, measured=measured)
 
 
 def well(summary: str, **measured: float) -> Heard:
     """Return that the sign is not there."""
-    return Heard(says=Says.PASS, summary=summary, measured=measured)
+    return Heard(says=Verdict.PASS, summary=summary, measured=measured)
 
 
 def no_data(summary: str) -> Heard:
     """Return that the log does not say."""
-    return Heard(says=Says.NO_DATA, summary=summary)
+    return Heard(says=Verdict.NO_DATA, summary=summary)
 
 
 def finite(column: Sequence[float | None]) -> list[float]:
@@ -139,7 +127,7 @@ def shown(value: float) -> str:
 
 def to_json(sign: Sign, heard: Heard) -> dict[str, Any]:
     """Return a finding as `--json` prints it."""
-    failed = heard.says is Says.FAIL
+    failed = heard.says is Verdict.FAIL
     status = {"fail": "confirmed", "pass": "not seen"}.get(heard.says, "undecided")
     return {
         "name": sign.name,

@@ -13,7 +13,7 @@ from klinic.evidence.readers import json_lines, tensorboard, trainer_state, verl
 from klinic.evidence.readers.log import ScalarLog
 from klinic.evidence.readers.trainer_state import children
 
-METRICS = "metrics.jsonl"
+METRICS = "metrics.jsonl"  # as in run_facts.py, which NumPy comes with: a log need not wait for it
 JSON_LINES = (".jsonl", ".ndjson")
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".joblib")
 PICKLE_STARTS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")

@@ -51,39 +51,27 @@ class Trainer:
 
 WRITE = "Write them from your trainer: docs/how-to/write-evidence.md, 30 lines."
 
+AS_TRL = {
+    **{
+        name: name
+        for name in (
+            *("loss", "grad_norm", "learning_rate", "kl", "entropy", "completions/clipped_ratio"),
+            *("reward", "reward_std", "frac_reward_zero_std"),
+        )
+    },
+    "sampling/sampling_logp_difference/mean": "sampler/gap",
+}
+"""klinic calls most of what it logs as TRL does."""
+
 KLINIC = Trainer(
     name="klinic",
-    names={
-        "loss": "loss",
-        "grad_norm": "grad_norm",
-        "learning_rate": "learning_rate",
-        "reward": "reward",
-        "reward_std": "reward_std",
-        "frac_reward_zero_std": "frac_reward_zero_std",
-        "kl": "kl",
-        "kl_k1/mean": "kl_k1/mean",
-        "entropy": "entropy",
-        "completions/clipped_ratio": "completions/clipped_ratio",
-        "sampling/sampling_logp_difference/mean": "sampler/gap",
-    },
+    names={**AS_TRL, "kl_k1/mean": "kl_k1/mean"},
     marks=("policy_loss", "kl_penalty", "kl_coef", "advantage/max", "time/learn", "update_norm"),
     klinic_records="Train with output.records_every: 1.",
 )
 TRL = Trainer(
     name="TRL",
-    names={
-        "loss": "loss",
-        "grad_norm": "grad_norm",
-        "learning_rate": "learning_rate",
-        "reward": "reward",
-        "reward_std": "reward_std",
-        "frac_reward_zero_std": "frac_reward_zero_std",
-        "kl": "kl",
-        "entropy": "entropy",
-        "completions/clipped_ratio": "completions/clipped_ratio",
-        "sampling/sampling_logp_difference/mean": "sampler/gap",
-        "klinic/kl_k1/mean": "kl_k1/mean",
-    },
+    names={**AS_TRL, "klinic/kl_k1/mean": "kl_k1/mean"},
     marks=("completions/mean_length", "num_tokens", "epoch", "clip_ratio/region_mean"),
     drops_nan=True,
     klinic_records="Two lines record them: `import klinic` and `klinic.attach(trainer, "
