@@ -57,7 +57,9 @@ class Bare:
         self._lm: Any = AutoModelForCausalLM.from_pretrained(model)
         self._tokenizer: Any = AutoTokenizer.from_pretrained(model)
         self._reference: Any = AutoModelForCausalLM.from_pretrained(model) if kl_coef else None
-        self._optimizer = torch.optim.AdamW(self._lm.parameters(), lr=RATE, weight_decay=0.0)
+        self._optimizer = torch.optim.AdamW(
+            self._lm.parameters(), lr=RATE, weight_decay=0.0, fused=True
+        )
         ids = self._tokenizer(sizes.texts(), return_tensors="pt").input_ids
         self._batches = ids.split(sizes.prompts)
         self._step = 0

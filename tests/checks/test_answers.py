@@ -4,6 +4,7 @@ import pytest
 
 from checks.drawn import judged, record
 from klinic.checks import (
+    Case,
     Verdict,
     dropout_in_scoring,
     kl_gradient_wrong,
@@ -15,6 +16,7 @@ from klinic.checks import (
 
 PASS, FAIL, WARN, NO_DATA = Verdict.PASS, Verdict.FAIL, Verdict.WARN, Verdict.NO_DATA
 KL = (kl_gradient_wrong, kl_not_applied, kl_sign_flipped)
+SCALE = loss_scaled_wrong.CHECK.name
 
 
 def answer(ratio, cosine, norm=1.0, expected=1.0, like="unbiased"):
@@ -86,3 +88,11 @@ def test_rows_alone_must_agree_to_the_precision_of_the_run(largest, dtype, expec
 def test_cutting_a_step_must_not_change_its_gradient(ratio, cosine, expected):
     given = {"micro_batches": {"ratio": ratio, "cosine": cosine}}
     assert judged(loss_scaled_wrong, record(), answers=given) is expected
+
+
+def test_no_wrong_scale_leaves_nothing_of_a_kl_term_and_one_may_leave_twice_of_it():
+    nothing, twice = answer(0.0, 0.0, norm=0.0), answer(2.0, 1.0, norm=2.0)
+    judge = kl_not_applied.CHECK.judge
+    found = [judge(Case(record=record(), answers=said)) for said in (nothing, twice)]
+    assert [f.verdict for f in found] == [FAIL, FAIL]
+    assert [SCALE in f.never_by for f in found] == [True, False]

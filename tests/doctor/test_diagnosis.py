@@ -52,6 +52,19 @@ def test_a_cause_is_not_named_while_what_could_explain_it_was_not_looked_at():
     assert diagnose(cases(), [blind, late]).cause == "late"
 
 
+def test_what_cannot_have_left_the_figures_neither_explains_them_nor_is_waited_for():
+    def apart(summary):
+        return replace(failed(summary), never_by=("other",))
+
+    effect = check("effect", Stage.DYNAMICS, apart)
+    other = check("other", Stage.WIRING, failed, explains=("effect",))
+    assert not diagnose(cases(), [effect, other]).of(Status.EXPLAINED)
+    blind = replace(other, needs=("record.logp_sampler",))
+    bare = [replace(c, record=replace(c.record, logp_sampler=None)) for c in cases()]
+    assert diagnose(bare, [effect, blind]).cause == "effect"
+    assert diagnose(bare, [check("effect", Stage.DYNAMICS, failed), blind]).cause is None
+
+
 def test_a_cause_that_rests_on_nothing_is_named_all_the_same():
     blind = replace(check("blind", Stage.SAMPLER), needs=("record.logp_sampler",))
     bare = [replace(c, record=replace(c.record, logp_sampler=None)) for c in cases()]

@@ -93,6 +93,8 @@ class Finding:
     summary: str
     """One sentence with the figure and its limit."""
     measured: Mapping[str, float] = field(default_factory=dict)
+    never_by: tuple[str, ...] = ()
+    """Causes that explain this check, and cannot have left these figures."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,7 @@
 """kl-not-applied: the KL term does not reach the gradient, or reaches it twice."""
 
+from dataclasses import replace
+
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 
 OFF = 0.03  # of the ratio: rounding of fp32 leaves 1e-6, of bf16 1e-2
@@ -17,7 +19,8 @@ def judge(case: Case) -> Finding:
     Confirmed when
         The difference is 0, or twice what it should be, within 3%.
     Ruled out when
-        It is something else.
+        It is something else. Where nothing arrives, no wrong scale has made it: that would leave
+        some.
     Confused with
         kl-gradient-wrong (something arrives, of another form); kl-sign-flipped (the opposite
         arrives); moved-reference (the term is right, and the KL is 0).
@@ -32,7 +35,8 @@ def judge(case: Case) -> Finding:
         f"the coefficient changes the gradient by {ratio:.3f} times what it should (limits: not 0 "
         f"and not 2, within {OFF:g})"
     )
-    return (failed if nothing or twice else passed)(summary, ratio=float(ratio), size=size)
+    found = (failed if nothing or twice else passed)(summary, ratio=float(ratio), size=size)
+    return replace(found, never_by=("loss-scaled-wrong",)) if nothing else found
 
 
 CHECK = Check(

@@ -166,11 +166,10 @@ def judged(check: Check, case: Case) -> Finding:
 
 
 def _settle(hypotheses: Sequence[Hypothesis]) -> None:
-    confirmed = {h.check.name: h for h in hypotheses if h.num_failed}
-    explained = {name for h in confirmed.values() for name in h.check.explains}
+    confirmed = [h for h in hypotheses if h.num_failed]
     for hypothesis in hypotheses:
         if hypothesis.num_failed:
-            by_another = hypothesis.check.name in explained
+            by_another = any(_could_explain(other, hypothesis) for other in confirmed)
             hypothesis.status = Status.EXPLAINED if by_another else Status.CONFIRMED
         elif hypothesis.num_judged and not hypothesis.num_warned:
             hypothesis.status = Status.RULED_OUT
@@ -214,7 +213,8 @@ def _rank(hypothesis: Hypothesis) -> tuple[int, int, int]:
 
 
 def _could_explain(hypothesis: Hypothesis, effect: Hypothesis) -> bool:
-    return effect.check.name in hypothesis.check.explains
+    never = () if effect.finding is None else effect.finding.never_by
+    return effect.check.name in hypothesis.check.explains and hypothesis.check.name not in never
 
 
 def _missing(undecided: Sequence[Hypothesis], case: Case | None) -> tuple[str, ...]:
