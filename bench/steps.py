@@ -237,10 +237,11 @@ class Trl:
             klinic.attach(self._trainer, folder / "run", console=quiet, **attached)
         self._trainer.add_callback(Gate())  # the last: what others do at the end belongs to a step
         self.thread = threading.Thread(target=self._trainer.train, daemon=True)
-        self.thread.start()
 
     def __call__(self) -> None:
         """Make a step. The batch of the next is generated when it begins."""
+        if self.thread.ident is None:  # not before: another trainer that is made resets Accelerate
+            self.thread.start()
         self._go.release()
         self._done.acquire()
 

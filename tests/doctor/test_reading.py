@@ -4,7 +4,7 @@ import json
 
 from evidence.records import full_record
 from klinic.checks.base import Case
-from klinic.doctor.reading import Cases, read_cases
+from klinic.doctor.reading import WINDOW, Cases, read_cases
 from klinic.evidence import store
 from klinic.evidence.fields import METRICS
 
@@ -41,3 +41,19 @@ def test_a_case_sees_the_metrics_up_to_its_step_in_whatever_order_they_were_writ
 def test_lines_without_a_step_belong_to_nobody(tmp_path):
     run = write_run(tmp_path, [{"reward": 1.0}, {"step": 1, "reward": 0.5}])
     assert list(read_cases(run))[-1].metrics == {1: {"reward": 0.5}}
+
+
+def test_a_record_is_measured_once_while_it_is_looked_at_and_forgotten_afterwards():
+    asked = []
+
+    def measure(record):
+        asked.append(record.step)
+        return record.step
+
+    cases = Cases({})
+    for step in range(1, WINDOW + 5):
+        case = cases.next(full_record(step=step), {})
+        assert [case.of(measure, r) for r in case.window] == [r.step for r in case.window]
+    assert asked == list(range(1, WINDOW + 5))
+    held = {id(record) for record, _ in case.measured.values()}
+    assert held <= {id(record) for record in (*case.window, case.start)}

@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import Any
+from typing import Any, TypeVar
 
 from klinic.evidence.record import StepRecord
 from klinic.evidence.verdict import Verdict
@@ -34,6 +34,7 @@ class Stage(IntEnum):
     """The run is well, and what it says of itself is wrong."""
 
 
+T = TypeVar("T")
 Answer = Mapping[str, Any]
 """What the live parts answered to one question of `evidence.fields.PROBES`: plain JSON values."""
 
@@ -53,6 +54,16 @@ class Case:
     """Lines of metrics.jsonl by step, up to this one."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
     """What was asked in this step, by question."""
+    measured: dict[Any, tuple[StepRecord, Any]] = field(default_factory=dict)
+    """What `of` has returned so far."""
+
+    def of(self, measure: Callable[[StepRecord], T], record: StepRecord) -> T:
+        """Return a measure of a record: once, however many checks and later steps ask for it."""
+        key = measure, id(record)
+        if key not in self.measured:
+            self.measured[key] = record, measure(record)
+        value: T = self.measured[key][1]
+        return value
 
     def missing(self, needs: tuple[str, ...]) -> tuple[str, ...]:
         """Return which of the needs are not there."""

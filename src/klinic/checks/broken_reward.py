@@ -4,7 +4,6 @@ import numpy as np
 
 from klinic.checks.base import Answer, Case, Check, Finding, Stage, failed, no_data, passed
 from klinic.checks.measures import equal_completions, num_pairs
-from klinic.evidence.record import StepRecord
 
 MISSING = 0.2  # of the completions without a reward: more than a timeout now and then
 SAME = 0.9  # of the completions that must get their reward again
@@ -35,7 +34,7 @@ def judge(case: Case) -> Finding:
     record = case.record
     assert record.reward is not None  # noqa: S101 - needed
     missing = float((~np.isfinite(record.reward)).mean()) if record.num_rows else 0.0
-    pairs, differ = unequally_rewarded(record)
+    pairs, differ = unequally_rewarded(record.reward, case.of(equal_completions, record))
     share = differ / pairs if pairs else 0.0
     asked = case.answers.get("regrade")
     graded = "" if asked is None else _graded(asked, at_start=case.version == 0)
@@ -65,12 +64,13 @@ def _graded(asked: Answer, *, at_start: bool) -> str:
     return ""
 
 
-def unequally_rewarded(record: StepRecord) -> tuple[int, int]:
+def unequally_rewarded(reward: np.ndarray, equal: list[list[int]]) -> tuple[int, int]:
     """Return the pairs of equal completions of one prompt, and how many have unequal rewards."""
-    assert record.reward is not None  # noqa: S101 - needed
     pairs = differ = 0
-    for rows in equal_completions(record):
-        rewards = record.reward[rows]
+    for rows in equal:
+        if len(rows) < 2:
+            continue
+        rewards = reward[rows]
         rewards = rewards[np.isfinite(rewards)]
         _, counts = np.unique(np.round(rewards, 9), return_counts=True)
         pairs += num_pairs(len(rewards))

@@ -3,7 +3,7 @@
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import equal_completions, num_pairs, wide
+from klinic.checks.measures import equal_completions, num_equal_pairs, wide
 from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.maths.arrays import row_of_token, segment_sum
 
@@ -36,7 +36,8 @@ def judge(case: Case) -> Finding:
     outside = int((record.token_ids >= int(case.run["vocabulary_size"])).sum())
     outside += int((record.token_ids < 0).sum())
     lost = _num_lost(record)
-    pairs, expected, spread = equal_pairs(record)
+    pairs = num_equal_pairs(case.of(equal_completions, record))
+    expected, spread = likely_pairs(record)
     limit = expected + max(BEYOND * spread, AT_LEAST)
     summary = (
         f"{pairs} pairs of equal completions, where {expected:.1f} are likely (limit {limit:.0f}); "
@@ -55,20 +56,19 @@ def _num_lost(record: StepRecord) -> int:
     return int((~np.isfinite(logp) & (record.emitted_by == EmittedBy.POLICY)).sum())
 
 
-def equal_pairs(record: StepRecord) -> tuple[int, float, float]:
-    """Return the equal pairs within groups, how many are likely, and their standard deviation.
+def likely_pairs(record: StepRecord) -> tuple[float, float]:
+    """Return how many equal pairs within groups are likely, and their standard deviation.
 
     That a second completion equals this one has the probability of this one.
     """
     logp = wide(record.logp_old)
     sums = segment_sum(np.nan_to_num(logp), row_of_token(record.row_offsets), record.num_rows)
     likely = np.exp(np.minimum(sums, 0.0))
-    pairs = sum(num_pairs(len(rows)) for rows in equal_completions(record))
     sizes = np.bincount(record.group)[record.group]
     chances = likely * (sizes - 1) / 2
     # pairs of one group depend on one another: as if each member brought its whole group along
     variance = float(np.sum(chances * np.maximum(sizes - 1, 1)))
-    return pairs, float(chances.sum()), float(np.sqrt(variance))
+    return float(chances.sum()), float(np.sqrt(variance))
 
 
 CHECK = Check(

@@ -3,6 +3,7 @@
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.measures import known_rewards
 from klinic.evidence.record import StepRecord
 
 SHARE = 0.9  # of the groups; half of them equal is usual, and some runs sample again instead
@@ -29,7 +30,7 @@ def judge(case: Case) -> Finding:
     last = case.window[-STEPS:]
     if len(last) < STEPS:
         return no_data(f"{len(last)} steps, and {STEPS} are needed")
-    shares = [share_equal(record) for record in last]
+    shares = [case.of(share_equal, record) for record in last]
     if any(share is None for share in shares):
         return no_data("no rewards, or groups of one")
     least = min(share for share in shares if share is not None)
@@ -45,9 +46,7 @@ def share_equal(record: StepRecord) -> float | None:
     """Return the share of groups with equal rewards; None where nothing can be compared."""
     if record.reward is None:
         return None
-    groups = [record.reward[record.group == group] for group in np.unique(record.group)]
-    known = [g[np.isfinite(g)] for g in groups]
-    compared = [g for g in known if len(g) > 1]
+    compared = [rewards for rewards in known_rewards(record) if len(rewards) > 1]
     return float(np.mean([np.ptp(g) == 0 for g in compared])) if compared else None
 
 

@@ -1,6 +1,6 @@
 """hidden-sampling-transform: the sampler truncates or penalises, and the learner does not."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -77,30 +77,38 @@ def _lowered(record: StepRecord) -> tuple[float, float]:
     """Return the share of tokens that are lowered, of those that stood before and of the others."""
     if record.prompt_ids is None or record.prompt_offsets is None:
         return 0.0, 0.0
-    prompts = np.split(record.prompt_ids, record.prompt_offsets[1:-1])
-    rows = np.split(record.token_ids, record.row_offsets[1:-1])
-    before = [
-        np.array([t in {*prompt, *ids[:n]} for n, t in enumerate(ids)], dtype=bool)
-        for prompt, ids in zip(prompts, rows, strict=True)
-    ]
-    stood = np.concatenate([np.zeros(0, bool), *before])
     lift = wide(record.logp_sampler) - wide(record.logp_old)
     known = known_tokens(record, "logp_sampler", "logp_old")
+    if np.square(lift[known]).sum() < EACH * QUIET**2:  # then no such tokens are that far apart
+        return 0.0, 0.0
+    prompts = np.split(record.prompt_ids, record.prompt_offsets[1:-1])
+    rows = np.split(record.token_ids, record.row_offsets[1:-1])
+    pairs = zip(prompts, rows, strict=True)
+    stood = np.array([seen for pair in pairs for seen in _stood_before(*pair)], dtype=bool)
     seen, fresh = lift[known & stood], lift[known & ~stood]
     if min(seen.size, fresh.size) < EACH or rms(seen) < QUIET:
         return 0.0, 0.0
     return float((seen < -TOLERANCE).mean()), float((fresh < -TOLERANCE).mean())
 
 
+def _stood_before(prompt: np.ndarray, ids: np.ndarray) -> Iterator[bool]:
+    """Yield of each token of a row whether it stands in the prompt or earlier in the row."""
+    seen = set(prompt.tolist())
+    for token in ids.tolist():
+        yield token in seen
+        seen.add(token)
+
+
 def _by_surprise(case: Case, summary: str, measured: Mapping[str, float]) -> Finding:
     records = [r for r in case.window if r.entropy is not None and r.logp_old is not None]
-    found = [_surprise(record) for record in records]
+    found = [case.of(_surprise, record) for record in records]
     groups = np.concatenate([by_group for by_group, _ in found])
     nats = sum(total for _, total in found)
     if len(groups) < CLUSTERS or nats < NATS:
         return passed(summary, **measured)
     scores = float(groups.mean() / (groups.std(ddof=1) / np.sqrt(len(groups)) + 1e-12))
-    deficit = -float(groups.sum()) / nats * _rows_per_group(records)
+    rows_per_group = sum(record.num_rows for record in records) / len(groups)
+    deficit = -float(groups.sum()) / nats * rows_per_group
     wrong = scores < -SCORES and deficit > DEFICIT
     says = (
         f"{summary}; tokens are {deficit:.1%} less surprising than their entropy (limit "
@@ -120,11 +128,6 @@ def _surprise(record: StepRecord) -> tuple[np.ndarray, float]:
     numbers, group = np.unique(record.group, return_inverse=True)
     means = np.bincount(group, weights=rows) / np.bincount(group)
     return means[: len(numbers)], float(wide(record.entropy)[known].sum())
-
-
-def _rows_per_group(records: list[StepRecord]) -> float:
-    rows = sum(record.num_rows for record in records)
-    return rows / max(sum(len(np.unique(record.group)) for record in records), 1)
 
 
 def _declared(sampling: Mapping[str, Any]) -> str:

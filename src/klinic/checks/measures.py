@@ -1,5 +1,7 @@
 """What several checks measure on a record; the formulas themselves are in `maths`."""
 
+from itertools import pairwise
+
 import numpy as np
 from jaxtyping import Bool, Float
 
@@ -48,10 +50,15 @@ def row_means(
 def equal_completions(record: StepRecord) -> list[list[int]]:
     """Return the rows of each completion, those of equal completions of one prompt together."""
     found: dict[tuple[int, bytes], list[int]] = {}
-    rows = np.split(record.token_ids, record.row_offsets[1:-1])
-    for row, (group, ids) in enumerate(zip(record.group.tolist(), rows, strict=True)):
-        found.setdefault((group, ids.tobytes()), []).append(row)
+    ends = record.row_offsets.tolist()
+    for row, (group, span) in enumerate(zip(record.group.tolist(), pairwise(ends), strict=True)):
+        found.setdefault((group, record.token_ids[slice(*span)].tobytes()), []).append(row)
     return list(found.values())
+
+
+def num_equal_pairs(equal: list[list[int]]) -> int:
+    """Return how many pairs of completions are equal."""
+    return sum(num_pairs(len(rows)) for rows in equal)
 
 
 def num_pairs(num: int) -> int:
@@ -63,12 +70,20 @@ def num_pairs(num: int) -> int:
     return num * (num - 1) // 2
 
 
+def known_rewards(record: StepRecord) -> list[np.ndarray]:
+    """Return the rewards of each group that are numbers."""
+    reward = wide(record.reward)
+    order = np.argsort(record.group, kind="stable")
+    ends = np.flatnonzero(np.diff(record.group[order])) + 1
+    groups = np.split(reward[order], ends)
+    return [group[np.isfinite(group)] for group in groups]
+
+
 def mean_reward(record: StepRecord) -> tuple[float, float] | None:
     """Return the mean reward and its standard error over groups; None where there are too few."""
     if record.reward is None:
         return None
-    groups = [record.reward[record.group == g] for g in np.unique(record.group)]
-    means = np.array([np.nanmean(g) for g in groups if np.isfinite(g).any()])
+    means = np.array([rewards.mean() for rewards in known_rewards(record) if rewards.size])
     if len(means) < 2:
         return None
     return float(means.mean()), float(means.std(ddof=1) / np.sqrt(len(means)))

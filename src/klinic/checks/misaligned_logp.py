@@ -12,6 +12,7 @@ from klinic.maths.arrays import row_of_token
 SHIFTS = (-2, -1, 1, 2)
 LARGE = 0.3  # nats, mean of a row: ten times that of bf16 against fp32
 REMOVED = 0.5  # of the gap, by a shift; unrelated tokens lose nothing by one
+FITS = 0.1  # nats, of the token in the middle once it is shifted: half of a gap goes by chance
 SOME = 0.1  # of the rows that must be hit
 CERTAIN = -1.0  # nats: a token below it was not certain, so a log-prob of exactly 0 is a filler
 FILLED = 0.001  # of the tokens
@@ -29,8 +30,9 @@ def judge(case: Case) -> Finding:
         KLs of tens and ratios of thousands on single tokens, with completions that look fine. It
         is often taken for an estimator that is unstable.
     Confirmed when
-        A tenth of the rows have a mean gap above 0.3 nats, and one shift takes away half of it;
-        or more than one token in a thousand was filled with 0.
+        A tenth of the rows have a mean gap above 0.3 nats, and one shift takes away half of it
+        and leaves half of the tokens within 0.1 nats; or more than one token in a thousand was
+        filled with 0.
     Ruled out when
         The gap is small as it stands, or no shift removes it.
     Confused with
@@ -47,11 +49,13 @@ def judge(case: Case) -> Finding:
     column = max(found, key=lambda c: found[c].gap - found[c].shifted)
     scanned = found[column]
     filled = max(share_filled(record, column) for column in columns)
-    shifted = scanned.rows > SOME and scanned.shifted < REMOVED * scanned.gap
+    removed = scanned.shifted < REMOVED * scanned.gap and scanned.middle < FITS
+    shifted = scanned.rows > SOME and removed
     summary = (
         f"{scanned.rows:.0%} of the rows have `{column}` {scanned.gap:.3g} nats from the "
         f"learner's, {scanned.shifted:.3g} when shifted by {scanned.shift:+d} (limits {SOME:.0%}, "
-        f"and {REMOVED:.0%} of it); {filled:.2%} filled with 0"
+        f"and {REMOVED:.0%} of it), half of them {scanned.middle:.2g} or less (limit {FITS:g}); "
+        f"{filled:.2%} filled with 0"
     )
     figures = {"gap": scanned.gap, "shifted_gap": scanned.shifted, "filled": filled}
     return (failed if shifted or filled > FILLED else passed)(summary, **figures)
@@ -65,6 +69,8 @@ class Scan:
     """Share of such rows."""
     gap: float
     shifted: float
+    middle: float
+    """The median of the shifted gap, where `shifted` is its mean."""
     shift: int
 
 
@@ -79,16 +85,16 @@ def scan(record: StepRecord, column: str) -> Scan:
     pairs = {shift: _gaps(old, other, record, tokens, shift) for shift in SHIFTS}
     usable = {shift: pair for shift, pair in pairs.items() if pair is not None}
     if not usable:
-        return Scan(rows=share, gap=0.0, shifted=0.0, shift=0)
+        return Scan(rows=share, gap=0.0, shifted=0.0, middle=0.0, shift=0)
     best = min(usable, key=lambda shift: usable[shift][1] - REMOVED * usable[shift][0])
-    gap, shifted = usable[best]
-    return Scan(rows=share, gap=gap, shifted=shifted, shift=best)
+    gap, shifted, middle = usable[best]
+    return Scan(rows=share, gap=gap, shifted=shifted, middle=middle, shift=best)
 
 
 def _gaps(
     old: np.ndarray, other: np.ndarray, record: StepRecord, tokens: np.ndarray, shift: int
-) -> tuple[float, float] | None:
-    """Return the mean of |old[t] - other[t]| and of |old[t + shift] - other[t]|.
+) -> tuple[float, float, float] | None:
+    """Return the mean of |old[t] - other[t]|, and mean and median of |old[t + shift] - other[t]|.
 
     Both over the tokens whose other is in the same row: in a short row, a shift that merely leaves
     the worst token out would seem to remove the gap.
@@ -101,8 +107,8 @@ def _gaps(
     known = tokens & inside & (row[moved] == row) & np.isfinite(old[moved])
     if known.sum() < ENOUGH:
         return None
-    stay, shifted = np.abs(old - other)[known].mean(), np.abs(old[moved] - other)[known].mean()
-    return float(stay), float(shifted)
+    stay, shifted = np.abs(old - other)[known], np.abs(old[moved] - other)[known]
+    return float(stay.mean()), float(shifted.mean()), float(np.median(shifted))
 
 
 def share_filled(record: StepRecord, column: str) -> float:

@@ -33,7 +33,7 @@ def judge(case: Case) -> Finding:
     if case.start is None or case.version == 0:
         return no_data("the step before the first update, and one behind it, are needed")
     k1 = gap(case.record, "logp_old", "logp_ref")
-    first, now = mean_reward(case.start), mean_reward(case.record)
+    first, now = case.of(mean_reward, case.start), case.of(mean_reward, case.record)
     if not k1.size or first is None or now is None:
         return no_data("no trained tokens, or too few groups with a reward")
     apart, median = float(k1.mean()), float(np.median(np.abs(k1)))
@@ -51,7 +51,7 @@ def judge(case: Case) -> Finding:
 
 def _gained(case: Case, first: tuple[float, float]) -> float | None:
     """Return the standard errors by which the last steps earned more than the first."""
-    known = [mean_reward(record) for record in case.window[-STEPS:]]
+    known = [case.of(mean_reward, record) for record in case.window[-STEPS:]]
     last = [reward for reward in known if reward is not None]
     if len(last) < STEPS or case.window[-STEPS].facts.get("learner_version") == 0:
         return None

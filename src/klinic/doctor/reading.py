@@ -53,6 +53,7 @@ class Cases:
         self._metrics: dict[int, Mapping[str, Any]] = {}
         self._earlier: deque[StepRecord] = deque(maxlen=WINDOW)
         self._start: StepRecord | None = None
+        self._measured: dict[Any, tuple[StepRecord, Any]] = {}
 
     def tell(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Take in the metrics of a step that checks read; an evaluation stands with its step."""
@@ -77,6 +78,7 @@ class Cases:
         if metrics is not None:
             self.tell(record.step, metrics)
         earlier = tuple(self._earlier)
+        self._forget()
         self.remember(record)
         return Case(
             record=self._earlier[-1],
@@ -85,7 +87,14 @@ class Cases:
             run=self._facts,
             metrics=self._metrics,
             answers=answers,
+            measured=self._measured,
         )
+
+    def _forget(self) -> None:
+        """Let go of what was measured on records that nobody looks at any more."""
+        kept = {id(record) for record in (*self._earlier, self._start)}
+        for key in [key for key in self._measured if key[1] not in kept]:
+            del self._measured[key]
 
 
 def with_old(record: StepRecord, facts: Mapping[str, Any]) -> StepRecord:

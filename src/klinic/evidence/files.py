@@ -31,15 +31,20 @@ def write_atomically(path: Path, data: bytes) -> None:
     # named by process and thread: two writers never share a temporary file
     temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
     try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        write_durably(temporary, data)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     sync_folder(path.parent)
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file whose bytes stay, once something that stays as well names it."""
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def read_json(path: Path) -> dict[str, Any]:

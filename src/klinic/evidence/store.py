@@ -24,7 +24,14 @@ import pyarrow.parquet as pq
 
 from klinic.errors import EvidenceError
 from klinic.evidence.columns import from_table, to_table
-from klinic.evidence.files import LONGEST, json_bytes, open_file, read_json, write_atomically
+from klinic.evidence.files import (
+    LONGEST,
+    json_bytes,
+    open_file,
+    read_json,
+    write_atomically,
+    write_durably,
+)
 from klinic.evidence.record import SCHEMA, Fact, StepRecord
 
 MANIFEST = "complete.json"
@@ -58,7 +65,7 @@ def write_part(run: Path, record: StepRecord, rank: int) -> Part:
     folder = _folder(run, record.step)
     folder.mkdir(parents=True, exist_ok=True)
     name = part_name(rank)
-    write_atomically(folder / name, data)
+    write_durably(folder / name, data)  # it counts when the manifest does, which names its hash
     return Part(file=name, rows=record.num_rows, sha256=hashlib.sha256(data).hexdigest())
 
 

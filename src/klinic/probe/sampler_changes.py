@@ -9,8 +9,7 @@ from torch import Tensor
 
 from klinic.checks import misaligned_logp, temperature_on_one_side
 from klinic.checks.base import Case
-from klinic.checks.broken_sampler import equal_pairs
-from klinic.checks.measures import gap, rms, wide
+from klinic.checks.measures import equal_completions, gap, num_equal_pairs, rms, wide
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import flatten
 from klinic.probe.proof import Measured
@@ -132,4 +131,5 @@ def streams_of_their_own(replay: Replay) -> Measured:
     groups = list(replay.run.sampler.sample(prompts, step=replay.record.step))
     fresh = flatten([rollout for group in groups for rollout in group], step=replay.record.step)
     fresh = replace(fresh, logp_old=fresh.logp_sampler)
-    return float(equal_pairs(replay.record)[0]), float(equal_pairs(fresh)[0])
+    before, after = (num_equal_pairs(equal_completions(r)) for r in (replay.record, fresh))
+    return float(before), float(after)

@@ -37,8 +37,18 @@ class Rewarded:
     group: np.ndarray
 
 
-def drawn(generated: Sequence[Any], heard: Heard, *, version: int, fingerprint: str) -> Drawn:
-    """Return the batch of what TRL's `_generate` returned: prompts, completions, mask, texts."""
+def drawn(
+    generated: Sequence[Any],
+    heard: Heard,
+    to_vllm: Sequence[Sequence[Sequence[int]]],
+    *,
+    version: int,
+    fingerprint: str,
+) -> Drawn:
+    """Return the batch of what TRL's `_generate` returned: prompts, completions, mask, texts.
+
+    The sampler was heard as transformers' own, or as vLLM with the prompts of each of its calls.
+    """
     _, completion_ids, tool_mask, completions, logprobs = generated[:5]
     rows = [np.asarray(ids, np.int64) for ids in completion_ids]
     if tool_mask is None:
@@ -49,7 +59,7 @@ def drawn(generated: Sequence[Any], heard: Heard, *, version: int, fingerprint: 
     reported = None if logprobs is None else [np.asarray(row, np.float32) for row in logprobs]
     return Drawn(
         completion_ids=rows,
-        sent=_sent(heard, len(rows)),
+        sent=_sent(heard, to_vllm, len(rows)),
         emitted_by=emitted,
         logp_sampler=heard.logp(completion_ids) if reported is None else reported,
         texts=[_text(completion) for completion in completions],
@@ -58,11 +68,14 @@ def drawn(generated: Sequence[Any], heard: Heard, *, version: int, fingerprint: 
     )
 
 
-def _sent(heard: Heard, num_rows: int) -> list[np.ndarray] | None:
-    if heard.prompt_ids is None or heard.num_generations != 1:
-        return None
-    ids = heard.prompt_ids.cpu().numpy()
-    return list(ids) if len(ids) == num_rows else None
+def _sent(
+    heard: Heard, to_vllm: Sequence[Sequence[Sequence[int]]], num_rows: int
+) -> list[np.ndarray] | None:
+    """Return the prompts as they were sent; None where there were several calls, or none."""
+    calls = [list(map(np.asarray, prompts)) for prompts in to_vllm]
+    if heard.prompt_ids is not None:
+        calls += [list(heard.prompt_ids.cpu().numpy())] * heard.num_generations
+    return calls[0] if len(calls) == 1 and len(calls[0]) == num_rows else None
 
 
 def _text(completion: Any) -> str:

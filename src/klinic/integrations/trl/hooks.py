@@ -2,6 +2,7 @@
 
     wrapped method                        what is taken from it
     _generate                             token ids, who emitted them, the sampler's log-probs
+    vllm_generation.generate              the prompts that vLLM is sent, where there is one
     _calculate_rewards                    rewards by function, and which rows are compared
     _generate_and_score_completions       a column of row numbers is added; the KL that is watched
     _get_per_token_logps_and_entropies    log-probs and entropy of the forward that is trained on
@@ -13,7 +14,7 @@ and nothing is changed in place: training comes to the same bits as without.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -48,6 +49,7 @@ class Hooks:
         self._in_loss = False
         self._seen: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._graph: torch.Tensor | None = None
+        self._sent: list[Sequence[Sequence[int]]] = []
         self.drawn: Drawn | None = None
         """The last generation."""
         self.rewarded: Rewarded | None = None
@@ -66,6 +68,8 @@ class Hooks:
         self.score = wrap(trainer, "_get_per_token_logps_and_entropies", self._on_score)
         self._loss = wrap(trainer, "_compute_loss", self._on_loss)
         wrap(trainer.accelerator, "clip_grad_norm_", self._on_norm)
+        if trainer.use_vllm:
+            wrap(trainer.vllm_generation, "generate", self._on_vllm)
 
     def undo(self) -> None:
         """Put every method back."""
@@ -113,14 +117,19 @@ class Hooks:
 
     def _on_generate(self, real: Any, *args: Any, **kwargs: Any) -> Any:
         lm = policy_of(self._trainer)
+        self._sent.clear()
         with listening(lm.get_base_model() if is_adapted(lm) else lm) as heard:
             generated = real(*args, **kwargs)
         if self._training:
             with self.timed("klinic"):
                 self.drawn = drawn(
-                    generated, heard, version=self.step - 1, fingerprint=fingerprint(lm)
+                    generated, heard, self._sent, version=self.step - 1, fingerprint=fingerprint(lm)
                 )
         return generated
+
+    def _on_vllm(self, real: Any, *args: Any, **kwargs: Any) -> Any:
+        self._sent.append(kwargs["prompts"] if "prompts" in kwargs else args[0])
+        return real(*args, **kwargs)
 
     def _on_rewards(
         self, real: Any, inputs: Any, prompts: Any, *args: Any, **kwargs: Any
