@@ -84,7 +84,6 @@ def test_json_says_the_same(folder):
 
 @pytest.mark.torch
 def test_a_step_is_counted_beside_its_memory(folder):
-    from klinic.learner.local import LOOK_EVERY
 
     told = answer("--gpus", "8", "--gpu-memory", "80", "learner.shards=2")
     step, phases = told["step"], told["memory"]["phases"]
@@ -97,7 +96,7 @@ def test_a_step_is_counted_beside_its_memory(folder):
     kl = flop["reference"] + flop["apart"]
     learning = kl + flop["scoring"] + flop["updating"]
     assert step["kl_share"] == pytest.approx(kl / learning)
-    assert flop["apart"] == pytest.approx(flop["updating"] / LOOK_EVERY)
+    assert flop["apart"] == pytest.approx(flop["updating"] * share_of_looks(STEPS))
     # what both ways of counting know is equal, but for buffers and the step that looks closer
     held = state_bytes(
         num_parameters=told["num_parameters"],

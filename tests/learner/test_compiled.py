@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from klinic.learner.local import LOOK_EVERY
+from klinic.learner.looks import OFTEN
 from klinic.model.loading import load_policy
 from klinic.model.reference import frozen_copy
 from klinic.recipe.model import ModelSection
@@ -27,7 +27,7 @@ def gradient_at(step, *, compiled):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of its own doings
-@pytest.mark.parametrize("step", [LOOK_EVERY + 1, LOOK_EVERY + 2])
+@pytest.mark.parametrize("step", [OFTEN + 1, OFTEN + 2])
 def test_a_compiled_gradient_is_the_model_s(step):
     expected = gradient_at(step, compiled=False)
     found = gradient_at(step, compiled=True)

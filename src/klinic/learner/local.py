@@ -28,6 +28,7 @@ from klinic.learner.findings import (
     moved,
 )
 from klinic.learner.gradient_share import KLApart, share_facts
+from klinic.learner.looks import looks
 from klinic.learner.objective import (
     Objective,
     Parts,
@@ -55,8 +56,6 @@ from klinic.model.reference import Reference
 from klinic.model.scorer import RefHidden
 from klinic.model.token_scores import TokenScores
 from klinic.model.weights import Weights, fingerprint, trained
-
-LOOK_EVERY = 10  # steps between two looks at what costs a second backward pass or a copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +180,7 @@ class LocalLearner:
         moving = self._reference
         if not isinstance(moving, MovingReference) or moving.step == 0:
             return None
-        if record.step % LOOK_EVERY != 1 and record.step != moving.jumped + 1:
+        if not looks(record.step) and record.step != moving.jumped + 1:
             return None
         start = moving.start
         logp = [start.logp(start.hidden(b.layout), b.layout.target_ids) for b in batches]
@@ -214,7 +213,7 @@ class LocalLearner:
     def prepare(self, scored: Scored, *, kl_coef: float, reward_scale: float = 1.0) -> Prepared:
         """Compute the loss and its gradient; nothing moves yet."""
         self.discard()
-        self._look = scored.record.step % LOOK_EVERY == 1
+        self._look = looks(scored.record.step)
         apart = KLApart(self._trained.values()) if self._look and kl_coef else None
         objective = self._objective if kl_coef else replace(self._objective, estimator=None)
         parts: list[Parts] = []

@@ -16,7 +16,8 @@ import torch
 
 from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, Segment, flatten
-from klinic.learner.local import LOOK_EVERY, LocalLearner, Scored
+from klinic.learner.local import LocalLearner, Scored
+from klinic.learner.looks import OFTEN
 from klinic.loop.assembly import make_learner
 from klinic.loop.evaluate import BATCH, GREEDY
 from klinic.loop.lengths import Lengths, find_lengths
@@ -121,10 +122,10 @@ def _tied(recipe: Recipe) -> str | bool:
 def _phases(recipe: Recipe, lengths: Lengths, bare: Bare, learner: LocalLearner) -> Iterator[Phase]:
     """Yield the phases of the steps that hold most."""
     steps = [1] if recipe.loop.max_steps == 1 else [1, 2]
-    if recipe.loop.max_steps > LOOK_EVERY:
+    if recipe.loop.max_steps > OFTEN:
         # the second look holds all that the first does, and the optimiser's moments
         _make_moments(bare, learner)
-        steps = [LOOK_EVERY + 1]
+        steps = [OFTEN + 1]
     s = recipe.sampling
     how = Drawing(temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p)
     rows = _Rows(prompts=recipe.loop.prompts_per_step, group=recipe.loop.group_size)

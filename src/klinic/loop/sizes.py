@@ -1,6 +1,6 @@
 """How much a step of a recipe is asked to do, at its largest."""
 
-from klinic.learner.local import LOOK_EVERY
+from klinic.learner.looks import share_of_looks
 from klinic.loop.assembly import learner_settings
 from klinic.loop.lengths import Lengths
 from klinic.model.work import StepSizes
@@ -24,7 +24,7 @@ def step_sizes(recipe: Recipe, lengths: Lengths, *, tied: bool, trained: bool) -
         scores_old=settings.updates_per_batch > 1 or (vocabulary and objective.needs_baseline),
         reference=tied,
         whole_vocabulary=vocabulary,
-        apart=1 / LOOK_EVERY if trained else 0,
+        apart=share_of_looks(recipe.loop.max_steps) if trained else 0,
         checkpointing=recipe.model.gradient_checkpointing,
         along_the_row=not objective.token_by_token,
     )
