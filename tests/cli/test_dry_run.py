@@ -96,7 +96,7 @@ def test_a_step_is_counted_beside_its_memory(folder):
     kl = flop["reference"] + flop["apart"]
     learning = kl + flop["scoring"] + flop["updating"]
     assert step["kl_share"] == pytest.approx(kl / learning)
-    assert flop["apart"] == pytest.approx(flop["updating"] * share_of_looks(STEPS))
+    assert flop["apart"] == pytest.approx(flop["updating"] * share_of_looks(20))
     # what both ways of counting know is equal, but for buffers and the step that looks closer
     held = state_bytes(
         num_parameters=told["num_parameters"],
