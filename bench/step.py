@@ -17,7 +17,9 @@ KL_COEF = 0.04
 PROMPTS = {"1M": 4, "10M": 2, "124M": 1}
 TOKENS = {"1M": 32, "10M": 32, "124M": 16}
 """So that a step of the largest takes seconds."""
-PAST = 17  # steps of TRL: the doctor asks after 1, 2, 4, 8, ..., which long runs hardly feel
+PAST = 17
+"""Steps before the first that counts. The doctor asks after 1, 2, 4, 8, ... and where a check fails that
+had not; weights that are random give it reason to, in the first steps that it sees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +58,7 @@ def step(size: str, **how: Any) -> dict[str, Any]:
                 "klinic": (ours := bench.klinic("klinic", kl_coef or None)),
                 "trl": Trl(bench.model, bench.sizes, kl_coef, bench.folder / "trl"),
             }
+            _get_past(ours)
             with_kl = "kl" if kl_coef else "no kl"
             claims = [
                 Claim(
@@ -89,8 +92,10 @@ def kl_cost(size: str, **how: Any) -> dict[str, Any]:
             "with": bench.klinic("with", KL_COEF),
         }
         claims = [Claim(name=f"KL {size}: with / without", arm="with", over="without", must=1.25)]
+        _get_past(*runs.values())
         measured = measure(runs, claims, **how)
         looking = bench.klinic("looking", 0.0, **{"kl.monitor_every": 10})
+        _get_past(looking)
         blocks = {"without": _ten(runs["without"]), "looking": _ten(looking)}
         name = f"KL {size}: looking every 10 steps / without"
         claims = [Claim(name=name, arm="looking", over="without", must=1.05)]
@@ -109,6 +114,7 @@ def evidence(size: str, **how: Any) -> dict[str, Any]:
             "off": bench.klinic("off", KL_COEF, **off),
             "on": bench.klinic("on", KL_COEF),
         }
+        _get_past(*arms.values())
         claims = [Claim(name=f"evidence {size}: on / off", arm="on", over="off", must=1.01)]
         measured = measure(arms, claims, **how)
         arms["on"].time_evidence(clock := Inside())
@@ -167,7 +173,7 @@ def timed_hooks() -> Iterator[Inside]:
         yield clock
 
 
-def _get_past(*arms: Trl) -> None:
+def _get_past(*arms: Arm) -> None:
     """Make as many steps as it takes for questions to be rare."""
     for arm in arms:
         for _ in range(PAST):
