@@ -18,8 +18,8 @@ PROMPTS = {"1M": 4, "10M": 2, "124M": 1}
 TOKENS = {"1M": 32, "10M": 32, "124M": 16}
 """So that a step of the largest takes seconds."""
 PAST = 17
-"""Steps before the first that counts. The doctor asks after 1, 2, 4, 8, ... and where a check fails that
-had not; weights that are random give it reason to, in the first steps that it sees."""
+"""Steps before the first that counts. The doctor asks after 1, 2, 4, 8, ... and where a check fails
+that had not; weights that are random give it reason to, in the first steps that it sees."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
