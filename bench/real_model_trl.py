@@ -11,8 +11,9 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
-from bench.real_model import digits
+from bench import real_model
 from bench.trl_scoreboard import Trial, outcome
 from klinic.faults.in_trl import TRL_FAULTS
 from klinic.lab.outcome import HEALTHY
@@ -31,9 +32,24 @@ SETTINGS = {
     "max_steps": 2,
     "per_device_train_batch_size": 8,
     "num_generations": 4,
-    "max_completion_length": 8,
+    "max_completion_length": 32,
     "eval_strategy": "no",
 }
+
+
+ROWS = [
+    {
+        "prompt": [{"role": "user", "content": f"What is {a}+{b}? Say only the number."}],
+        "answer": str(a + b),
+    }
+    for a in range(2, 10)
+    for b in range(2, 10)
+]
+
+
+def digits(completions: Any, **_: Any) -> list[float]:
+    """Return the share of digits in what was said, and a little for its length."""
+    return real_model.digits([], [said[-1]["content"] for said in completions])
 
 
 def main() -> None:
@@ -46,7 +62,15 @@ def main() -> None:
     for cause in given.only:
         fault = faults.get(cause)
         name = "as it is" if fault is None else fault.mechanism
-        trial = Trial(cause=cause, name=name, seed=0, fault=fault, settings=SETTINGS, reward=digits)
+        trial = Trial(
+            cause=cause,
+            name=name,
+            seed=0,
+            fault=fault,
+            settings=SETTINGS,
+            reward=digits,
+            rows=ROWS,
+        )
         began = time.monotonic()
         with tempfile.TemporaryDirectory() as folder:
             found = outcome(trial, given.model, Path(folder) / "trial")

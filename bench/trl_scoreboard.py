@@ -12,7 +12,7 @@ import contextlib
 import io
 import json
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,7 @@ class Trial:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """What other models and tasks need, below what the fault or the variant sets."""
     reward: Callable[..., Any] | None = None
+    rows: Sequence[Mapping[str, Any]] = field(default_factory=lambda: TASK.train_rows("addition"))
 
 
 def trials(seeds: int) -> Iterator[Trial]:
@@ -99,7 +100,7 @@ def trainer_of(trial: Trial, start: Path, output: Path) -> Any:
     own = HEALTHY_SETTINGS[trial.name] if fault is None else fault.settings
     settings = {**trial.settings, **own}
     parts = _adapter() if settings.pop("peft", False) else {}
-    rows = [dict(row) for row in TASK.train_rows("addition")]
+    rows = [dict(row) for row in trial.rows]
     how: dict[str, Any] = {
         "output_dir": str(output),
         "seed": trial.seed,
