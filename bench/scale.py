@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.arithmetic_runs import markdown
+from klinic.learner.looks import RARELY
 from klinic.model import scale, traffic
 from klinic.model.goodput import best_interval, goodput
 from klinic.model.memory import BF16, FP32, GRADIENTS, OPTIMISER, REFERENCE, WEIGHTS, state_bytes
@@ -36,7 +37,7 @@ STEP = StepSizes(
     completion_length=8192,
     micro_batch=1,
     reference=True,
-    apart=0.1,
+    apart=1 / RARELY,
 )
 DEVICE = scale.Accelerator()
 GIVEN = {"1B": 8, "8B": 16, "32B": 64, "70B": 256, "405B": 1024}
