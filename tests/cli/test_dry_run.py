@@ -84,6 +84,7 @@ def test_json_says_the_same(folder):
 
 @pytest.mark.torch
 def test_a_step_is_counted_beside_its_memory(folder):
+    from klinic.learner.looks import share_of_looks
 
     told = answer("--gpus", "8", "--gpu-memory", "80", "learner.shards=2")
     step, phases = told["step"], told["memory"]["phases"]
