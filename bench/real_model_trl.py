@@ -2,7 +2,7 @@
 
     python -m bench.real_model_trl MODEL [--only CAUSE ...]
 
-The faults are those of the scoreboard on TRL that show in two steps.
+The faults are those of the scoreboard on TRL that show in the first step.
 """
 
 import argparse
@@ -29,10 +29,10 @@ SETTINGS = {
     "bf16": True,
     "model_init_kwargs": {"dtype": "bfloat16"},
     "learning_rate": 1e-3,
-    "max_steps": 2,
+    "max_steps": 1,
     "per_device_train_batch_size": 8,
     "num_generations": 4,
-    "max_completion_length": 32,
+    "max_completion_length": 24,
     "eval_strategy": "no",
 }
 
