@@ -130,6 +130,7 @@ class Attached:
             score=hooks.score,
             loss=hooks.full_loss,
             estimator=self._term.name if self._term.coef else None,
+            hears_sampler=self._kl is not None,
             coefficient=self._term.held,
             batch=batch,
             logp_sampler=None if said is None else [said[number] for number in numbers],
@@ -202,7 +203,6 @@ class Attached:
             batches,
             eos_ids=self.trainer.eos_token_ids,
             facts=facts,
-            caches=bool(self.trainer.args.use_vllm),
             round_trip=partial(comes_back, tokenizer) if self._answers else None,
         )
 

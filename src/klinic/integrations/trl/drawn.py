@@ -1,13 +1,26 @@
 """Completions of one generation, by row, as they came out of TRL's sampler and rewards."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from klinic.evidence.record import EmittedBy
 from klinic.integrations.trl.generation import Heard
+
+
+@dataclass(slots=True)
+class HeardOfVLLM:
+    """What vLLM was sent in a generation of TRL, and what it said of it, by call."""
+
+    prompts: list[Sequence[Sequence[int]]] = field(default_factory=list)
+    cached_tokens: list[list[int | None]] = field(default_factory=list)
+
+    def told(self, outputs: Sequence[Any]) -> None:
+        """Hear what an engine of this process returned: a row for each completion."""
+        rows = [output.num_cached_tokens for output in outputs for _ in output.outputs]
+        self.cached_tokens.append(rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +30,8 @@ class Drawn:
     completion_ids: Sequence[np.ndarray]
     sent: Sequence[np.ndarray] | None
     """The prompts that the sampler was sent; None where that was not heard."""
+    cached_tokens: Sequence[int] | None
+    """Tokens of each prompt that came out of the sampler's cache; None where it does not tell."""
     emitted_by: Sequence[np.ndarray]
     logp_sampler: Sequence[np.ndarray] | None
     texts: Sequence[str]
@@ -40,14 +55,14 @@ class Rewarded:
 def drawn(
     generated: Sequence[Any],
     heard: Heard,
-    to_vllm: Sequence[Sequence[Sequence[int]]],
+    vllm: HeardOfVLLM | None,
     *,
     version: int,
     fingerprint: str,
 ) -> Drawn:
     """Return the batch of what TRL's `_generate` returned: prompts, completions, mask, texts.
 
-    The sampler was heard as transformers' own, or as vLLM with the prompts of each of its calls.
+    The sampler was transformers' own `generate`, or vLLM.
     """
     _, completion_ids, tool_mask, completions, logprobs = generated[:5]
     rows = [np.asarray(ids, np.int64) for ids in completion_ids]
@@ -59,7 +74,8 @@ def drawn(
     reported = None if logprobs is None else [np.asarray(row, np.float32) for row in logprobs]
     return Drawn(
         completion_ids=rows,
-        sent=_sent(heard, to_vllm, len(rows)),
+        sent=_sent(heard, vllm, len(rows)),
+        cached_tokens=[0] * len(rows) if vllm is None else _cached(vllm, len(rows)),
         emitted_by=emitted,
         logp_sampler=heard.logp(completion_ids) if reported is None else reported,
         texts=[_text(completion) for completion in completions],
@@ -68,14 +84,19 @@ def drawn(
     )
 
 
-def _sent(
-    heard: Heard, to_vllm: Sequence[Sequence[Sequence[int]]], num_rows: int
-) -> list[np.ndarray] | None:
+def _sent(heard: Heard, vllm: HeardOfVLLM | None, num_rows: int) -> list[np.ndarray] | None:
     """Return the prompts as they were sent; None where there were several calls, or none."""
-    calls = [list(map(np.asarray, prompts)) for prompts in to_vllm]
+    calls = [] if vllm is None else [list(map(np.asarray, p)) for p in vllm.prompts]
     if heard.prompt_ids is not None:
         calls += [list(heard.prompt_ids.cpu().numpy())] * heard.num_generations
     return calls[0] if len(calls) == 1 and len(calls[0]) == num_rows else None
+
+
+def _cached(vllm: HeardOfVLLM, num_rows: int) -> list[int] | None:
+    """Return the cached tokens of each row, where one call of an engine in this process told."""
+    told = vllm.cached_tokens[0] if len(vllm.cached_tokens) == 1 else []
+    known = [num for num in told if num is not None]
+    return known if len(known) == num_rows else None
 
 
 def _text(completion: Any) -> str:

@@ -2,7 +2,7 @@
 
     wrapped method                        what is taken from it
     _generate                             token ids, who emitted them, the sampler's log-probs
-    vllm_generation.generate              the prompts that vLLM is sent, where there is one
+    vllm_generation.generate, .llm        the prompts that vLLM is sent, and which it had cached
     _calculate_rewards                    rewards by function, and which rows are compared
     _generate_and_score_completions       a column of row numbers is added; the KL that is watched
     _get_per_token_logps_and_entropies    log-probs and entropy of the forward that is trained on
@@ -14,13 +14,13 @@ and nothing is changed in place: training comes to the same bits as without.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from klinic.integrations.trl.drawn import Drawn, Rewarded, drawn, rewarded
+from klinic.integrations.trl.drawn import Drawn, HeardOfVLLM, Rewarded, drawn, rewarded
 from klinic.integrations.trl.generation import listening
 from klinic.integrations.trl.kl_term import KLTerm
 from klinic.integrations.trl.records import ROW, Trained
@@ -49,7 +49,7 @@ class Hooks:
         self._in_loss = False
         self._seen: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._graph: torch.Tensor | None = None
-        self._sent: list[Sequence[Sequence[int]]] = []
+        self._vllm: HeardOfVLLM | None = None
         self.drawn: Drawn | None = None
         """The last generation."""
         self.rewarded: Rewarded | None = None
@@ -70,6 +70,8 @@ class Hooks:
         wrap(trainer.accelerator, "clip_grad_norm_", self._on_norm)
         if trainer.use_vllm:
             wrap(trainer.vllm_generation, "generate", self._on_vllm)
+            if hasattr(trainer.vllm_generation, "llm"):  # in this process
+                wrap(trainer.vllm_generation.llm, "generate", self._on_engine)
 
     def undo(self) -> None:
         """Put every method back."""
@@ -117,19 +119,26 @@ class Hooks:
 
     def _on_generate(self, real: Any, *args: Any, **kwargs: Any) -> Any:
         lm = policy_of(self._trainer)
-        self._sent.clear()
+        self._vllm = HeardOfVLLM() if self._trainer.use_vllm else None
         with listening(lm.get_base_model() if is_adapted(lm) else lm) as heard:
             generated = real(*args, **kwargs)
         if self._training:
             with self.timed("klinic"):
                 self.drawn = drawn(
-                    generated, heard, self._sent, version=self.step - 1, fingerprint=fingerprint(lm)
+                    generated, heard, self._vllm, version=self.step - 1, fingerprint=fingerprint(lm)
                 )
         return generated
 
     def _on_vllm(self, real: Any, *args: Any, **kwargs: Any) -> Any:
-        self._sent.append(kwargs["prompts"] if "prompts" in kwargs else args[0])
+        if self._vllm is not None:
+            self._vllm.prompts.append(kwargs["prompts"] if "prompts" in kwargs else args[0])
         return real(*args, **kwargs)
+
+    def _on_engine(self, real: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = real(*args, **kwargs)
+        if self._vllm is not None:
+            self._vllm.told(outputs)
+        return outputs
 
     def _on_rewards(
         self, real: Any, inputs: Any, prompts: Any, *args: Any, **kwargs: Any

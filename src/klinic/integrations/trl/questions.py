@@ -45,6 +45,8 @@ class Asked:
     loss: Callable[[Any, Batch], Tensor]
     estimator: str | None
     """Of the KL term in the loss; None without one."""
+    hears_sampler: bool
+    """Whether the term weighs tokens by what the sampler says of them; TRL's own does not."""
     coefficient: Callable[[float], AbstractContextManager[None]]
     """A context in which the term has another coefficient."""
     batch: Batch
@@ -161,7 +163,7 @@ def _promised(asked: Asked, name: str) -> Tensor:
     with unseen(asked.trainer):
         logp = logp_of(asked.score, asked.model, asked.batch)
         weights = token_weights(asked.trainer, asked.batch, logp.dtype)
-        inputs = kl_inputs(logp, asked.batch)
+        inputs = kl_inputs(logp, asked.batch, hears_sampler=asked.hears_sampler)
         terms = ESTIMATORS[name].term(inputs.clean())
         return _sample(asked, (terms * weights[trained_on(asked.batch)]).sum())
 

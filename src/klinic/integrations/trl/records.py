@@ -57,14 +57,11 @@ def to_record(
     *,
     eos_ids: Sequence[int],
     facts: Mapping[str, Fact],
-    caches: bool = False,
     round_trip: Callable[[list[int]], bool] | None = None,
 ) -> StepRecord:
     """Return what the micro-batches of an update are, as one record.
 
-    `caches` says whether the sampler may keep prompts from call to call: then how many tokens came
-    out of its cache is not known. `round_trip` tells whether token ids would be encoded again as
-    they are; None: nobody asks.
+    `round_trip` tells whether token ids would be encoded again as they are; None: nobody asks.
     """
     arrays = {id(batch): _on_cpu(batch) for batch in batches}
     rows = [row for batch in batches for row in _rows(batch, arrays[id(batch)])]
@@ -89,7 +86,7 @@ def to_record(
         prompt_offsets=offsets_of([len(prompt) for prompt in prompts]),
         prompt_ids=end_to_end(prompts, np.int64),
         prompt_ids_match=_prompts_match(rows, prompts),
-        cached_tokens=None if caches else np.zeros(len(rows), np.int64),
+        cached_tokens=_cached_tokens(rows),
         round_trip=None if round_trip is None else _round_trips(rows, round_trip),
         finish_reason=of_rows(lambda row: _ended(row, eos_ids), np.str_),
         reward=of_rows(lambda row: row.batch.rewarded.total[row.number], np.float64),
@@ -175,6 +172,13 @@ def _prompts_match(rows: Sequence[Row], scored: Sequence[np.ndarray]) -> np.ndar
         ],
         np.bool_,
     )
+
+
+def _cached_tokens(rows: Sequence[Row]) -> np.ndarray | None:
+    cached = [row.batch.drawn.cached_tokens for row in rows]
+    if any(told is None for told in cached):
+        return None
+    return np.array([told[row.number] for told, row in zip(cached, rows, strict=True)], np.int64)  # type: ignore[index]
 
 
 def _ended(row: Row, eos_ids: Sequence[int]) -> str:

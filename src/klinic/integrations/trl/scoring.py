@@ -100,13 +100,17 @@ def reference_logp(batch: Batch) -> Tensor | None:
     return logp
 
 
-def kl_inputs(logp: Tensor, batch: Batch) -> KLInputs:
-    """Return the trained tokens of a padded batch, row behind row, as a KL term sees them."""
+def kl_inputs(logp: Tensor, batch: Batch, *, hears_sampler: bool = True) -> KLInputs:
+    """Return the trained tokens of a padded batch, row behind row, as a KL term sees them.
+
+    TRL's own term does not hear the sampler: its ratio is to the old log-probs, also where vLLM
+    drew the tokens and reports others.
+    """
     inside, ref = trained_on(batch), reference_logp(batch)
     assert ref is not None  # noqa: S101 - asked only with a reference
     old = batch.get("old_per_token_logps")
     old = logp.detach() if old is None else old
-    sampler = batch.get("sampling_per_token_logps")
+    sampler = batch.get("sampling_per_token_logps") if hears_sampler else None
     sampler = old if sampler is None else torch.where(sampler.isnan(), old, sampler)
     ends = torch.cat([inside.new_zeros(1, dtype=torch.int64), inside.sum(1).cumsum(0)])
     return KLInputs(
