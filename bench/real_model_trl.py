@@ -21,8 +21,8 @@ from klinic.lab.outcome import HEALTHY
 CAUSES = (
     *("temperature-on-one-side", "misaligned-logp", "wrong-loss-mask", "kl-gradient-wrong"),
     *("hidden-sampling-transform", "stop-token-fault", "advantage-explodes", "wrong-groups"),
-    *("equal-rewards", "loss-scaled-wrong", "layout-changes-logp", "prompt-mismatch"),
-    *("broken-sampler", "nan-outside-mask"),
+    *("loss-scaled-wrong", "layout-changes-logp", "prompt-mismatch", "broken-sampler"),
+    "nan-outside-mask",
 )
 SETTINGS = {
     "peft": True,
