@@ -13,6 +13,7 @@ import torch
 
 from bench import loss, padding, rollout, step
 from bench.harness import versions
+from bench.table import table
 
 BENCHES: Mapping[str, Callable[..., dict[str, Any]]] = {
     **{f"step-{size}": partial(step.step, size) for size in ("1M", "10M", "124M")},
@@ -46,27 +47,11 @@ def main() -> None:
             given.out.mkdir(parents=True, exist_ok=True)
             facts = {"versions": versions(), "threads": given.threads, "load": load}
             (given.out / f"{name}.json").write_text(json.dumps(facts | found, indent=1))
-    print(json.dumps({"ratios": ratios}) if given.json else _table(ratios))  # noqa: T201
+    print(json.dumps({"ratios": ratios}) if given.json else table(ratios))  # noqa: T201
 
 
 def _tell(line: str) -> None:
     print(f"  {line}", file=sys.stderr, flush=True)  # noqa: T201
-
-
-def _table(ratios: Mapping[str, Mapping[str, Any]]) -> str:
-    lines = [
-        "| ratio | median | 95% interval | must be | A/A control | shown |",
-        "|---|---|---|---|---|---|",
-    ]
-    for name, found in ratios.items():
-        span = "" if "low" not in found else f"{found['low']:.3f} to {found['high']:.3f}"
-        control = f"{found['aa_low']:.3f} to {found['aa_high']:.3f}" if "aa_low" in found else ""
-        bound = "" if found["must"] is None else f"{found['side']} {found['must']}"
-        lines.append(
-            f"| {name} | {found['median']:.3f} | {span} | {bound} | {control} | "
-            f"{'yes' if found['ok'] else 'no'} |"
-        )
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -36,10 +36,6 @@ EXAMPLES: dict[str, Any] = {  # of the names whose meaning depends on the value
     "use_vllm": True,
     "vllm_server_base_url": "http://127.0.0.1:8000",
 }
-ORDER = (  # of the files of docs/performance
-    *("step-1M", "step-10M", "step-124M", "kl-10M", "evidence-1M", "evidence-10M"),
-    *("evidence-124M", "attach-10M", "rollout", "loss-memory", "loss-time", "padding"),
-)
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -153,30 +149,6 @@ def refused() -> str:
     )
 
 
-def performance() -> str:
-    """Return every ratio that was measured, from the raw files, as they were measured."""
-    rows = (
-        performance_row(name, found)
-        for path in sorted((DOCS / "performance").glob("*.json"), key=lambda p: ORDER.index(p.stem))
-        for name, found in json.loads(path.read_text())["ratios"].items()
-    )
-    heads = ("ratio", "median", "95% interval", "must be", "A/A control", "rounds", "shown")
-    return "\n".join([*table(heads, rows), ""])
-
-
-def performance_row(name: str, found: dict[str, Any]) -> tuple[str, ...]:
-    """Return one measured ratio as a row of the table."""
-
-    def span(low: str, high: str) -> str:
-        return f"{found[low]:.3f} to {found[high]:.3f}" if low in found else ""
-
-    bound = "" if found["must"] is None else f"{found['side']} {found['must']:.3g}"
-    return (
-        *(name, f"{found['median']:.3f}", span("low", "high"), bound, span("aa_low", "aa_high")),
-        *(str(found.get("rounds", "")), "yes" if found["ok"] else "no"),
-    )
-
-
 def table(heads: tuple[str, ...], rows: Iterator[tuple[str, ...]]) -> list[str]:
     """Return a table in Markdown."""
     cells = [heads, ("---",) * len(heads), *rows]
@@ -196,7 +168,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "names": names,
     "aliases": aliases,
     "refused": refused,
-    "performance": performance,
 }
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from integrations.trainers import LONGEST, make_trainer, save_start, teach_start, weights
+from integrations.trainers import LONGEST, make_trainer, save_start, weights
 
 pytest.importorskip("trl")
 
@@ -37,14 +37,6 @@ SHAKY = {"attn_pdrop": 0.1, "embd_pdrop": 0.1, "resid_pdrop": 0.1}
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
     return save_start(tmp_path_factory.mktemp("trl") / "start")
-
-
-@pytest.fixture(scope="module")
-def taught(tmp_path_factory, warm_starts):
-    """A start that writes sums and ends them."""
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("KLINIC_CACHE", str(warm_starts))
-        return teach_start(tmp_path_factory.mktemp("taught"))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from integrations.trainers import teach_start
 from klinic.evidence import store
 
 pytest.importorskip("vllm")
@@ -71,13 +70,6 @@ trainer = make_trainer(
 klinic.attach(trainer, folder + "/run")
 trainer.train()
 """
-
-
-@pytest.fixture(scope="module")
-def taught(tmp_path_factory, warm_starts):
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("KLINIC_CACHE", str(warm_starts))
-        return teach_start(tmp_path_factory.mktemp("taught"))
 
 
 def run_of(start: Path, folder: Path, how: str) -> str:

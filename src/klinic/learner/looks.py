@@ -23,4 +23,6 @@ def share_of_looks(steps: int) -> float:
     >>> share_of_looks(10), share_of_looks(100), share_of_looks(10_000)
     (0.1, 0.1, 0.0208)
     """
-    return sum(map(looks, range(1, steps + 1))) / steps
+    early, late = min(steps, EARLY), max(steps, EARLY)
+    num = -(-early // OFTEN) + (late - 1) // RARELY - (EARLY - 1) // RARELY
+    return num / steps
