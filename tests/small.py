@@ -135,6 +135,7 @@ def learner_of(
         "weight_decay": 0.01,
         "max_grad_norm": 1.0,
         "updates_per_batch": 1,
+        "packed": False,
     }
     objective |= {k: v for k, v in changes.items() if k in objective}
     settings |= {k: v for k, v in changes.items() if k in settings}

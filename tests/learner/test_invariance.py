@@ -45,6 +45,9 @@ def test_micro_batches_and_row_order_leave_the_gradient_alone(double, made, loss
     assert whole.norm() > 1e-3
     for size in (1, 2, 4, 8):
         assert apart(gradient_of(policy, reference, made, size=size, **how), whole) < 1e-12
+    for size in (2, 64):
+        packed = gradient_of(policy, reference, made, size=size, packed=True, **how)
+        assert apart(packed, whole) < 1e-12
     order = np.random.default_rng(0).permutation(len(made))
     shuffled = [made[i] for i in order]
     assert apart(gradient_of(policy, reference, shuffled, size=4, **how), whole) < 1e-12

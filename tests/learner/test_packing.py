@@ -30,10 +30,14 @@ def step_of(lengths):
     return flatten(rollouts, step=1)
 
 
-@given(lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40), size=st.integers(1, 9))
-def test_every_row_once_and_never_more_room_than_given(lengths, size):
+@given(
+    lengths=st.lists(st.integers(1, 60), min_size=1, max_size=40),
+    size=st.integers(1, 9),
+    packed=st.booleans(),
+)
+def test_every_row_once_and_never_more_room_than_given(lengths, size, packed):
     record = step_of(lengths)
-    batches = micro_batches(record, size=size, pad_id=0, device=CPU)
+    batches = micro_batches(record, size=size, pad_id=0, device=CPU, packed=packed)
     assert sorted(np.concatenate([b.rows for b in batches]).tolist()) == list(range(len(lengths)))
     room = size * (2 + max(lengths))
     assert all(b.layout.input_ids.numel() <= room for b in batches)
@@ -44,6 +48,15 @@ def test_every_row_once_and_never_more_room_than_given(lengths, size):
 def test_rows_of_one_batch_stay_in_the_order_of_the_step():
     (batch,) = micro_batches(step_of([3, 1, 2]), size=3, pad_id=0, device=CPU)
     assert batch.rows.tolist() == [0, 1, 2]
+
+
+def test_packed_rows_have_no_padding_and_positions_of_their_own():
+    (batch,) = micro_batches(step_of([3, 1, 2]), size=3, pad_id=0, device=CPU, packed=True)
+    layout = batch.layout
+    assert layout.input_ids.tolist() == [[3, 4, 5, 5, 5, 3, 4, 5, 3, 4, 5, 5]]
+    assert layout.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3]]
+    assert layout.predict_at.tolist() == [1, 2, 3, 6, 9, 10]
+    assert torch.equal(layout.input_ids[0, layout.predict_at + 1], layout.target_ids)
 
 
 def test_little_is_padding_where_neighbours_would_be_mostly_padding():

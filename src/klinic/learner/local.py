@@ -67,6 +67,7 @@ class Settings:
     max_grad_norm: float
     micro_batch_size: int
     updates_per_batch: int
+    packed: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -170,6 +171,7 @@ class LocalLearner:
             size=size,
             pad_id=self._policy.pad_id,
             device=self._scorer.device,
+            packed=self._settings.packed,
             team=self.team,
         )
 

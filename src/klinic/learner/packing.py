@@ -3,7 +3,8 @@
 Rows are padded to the longest of their micro-batch, so long ones go with long ones: with lengths
 that differ as those of completions do, a tenth is padding where it would be two thirds among
 neighbours of the step. A micro-batch has at most as many tokens, padding included, as `size` rows
-of the longest length: of short rows there are more in one.
+of the longest length: of short rows there are more in one. Packed rows lie end to end in that room,
+where a model knows them apart.
 
 Several processes take turns, the longest first, so a step is cut alike by one process and by many.
 All run equally many micro-batches: a sharded model gathers its weights from everybody in every
@@ -22,7 +23,7 @@ from torch import Tensor
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rows import places_of
 from klinic.learner.team import ALONE, Team
-from klinic.model.layout import Layout, lay_out
+from klinic.model.layout import Layout, end_to_end, lay_out
 
 PASS = 128  # tokens of padding that are cheaper than one more pass through the model
 
@@ -42,12 +43,19 @@ class MicroBatch:
 
 
 def micro_batches(
-    record: StepRecord, *, size: int, pad_id: int, device: torch.device, team: Team = ALONE
+    record: StepRecord,
+    *,
+    size: int,
+    pad_id: int,
+    device: torch.device,
+    packed: bool = False,
+    team: Team = ALONE,
 ) -> list[MicroBatch]:
     """Return the rows of a step that are this process's, in passes of `size` longest rows."""
     assert record.prompt_offsets is not None  # noqa: S101 - a step to learn from has prompts
     lengths = np.diff(record.row_offsets) + np.diff(record.prompt_offsets)
-    return laid_out(record, _dealt(lengths, size, team), pad_id=pad_id, device=device)
+    cuts = _dealt(lengths, size, team, packed=packed)
+    return laid_out(record, cuts, pad_id=pad_id, device=device, packed=packed)
 
 
 def laid_out(
@@ -56,6 +64,7 @@ def laid_out(
     *,
     pad_id: int,
     device: torch.device,
+    packed: bool = False,
 ) -> list[MicroBatch]:
     """Return a micro-batch for each cut: its rows, and whether it counts."""
     assert record.prompt_ids is not None and record.prompt_offsets is not None  # noqa: S101, PT018
@@ -64,14 +73,12 @@ def laid_out(
     batches = []
     for rows, counts in cuts:
         tokens, offsets = places_of(record.row_offsets, rows)
+        pairs = [prompts[row] for row in rows], [completions[row] for row in rows]
         batches.append(
             MicroBatch(
-                layout=lay_out(
-                    [prompts[row] for row in rows],
-                    [completions[row] for row in rows],
-                    pad_id=pad_id,
-                    device=device,
-                ),
+                layout=end_to_end(*pairs, device=device)
+                if packed
+                else lay_out(*pairs, pad_id=pad_id, device=device),
                 rows=rows,
                 tokens=torch.from_numpy(tokens).to(device),
                 offsets=offsets,
@@ -92,10 +99,13 @@ def joined(
     return whole if team.size == 1 else team.sum(whole)
 
 
-def _dealt(lengths: np.ndarray, size: int, team: Team) -> Iterator[tuple[np.ndarray, bool]]:
+def _dealt(
+    lengths: np.ndarray, size: int, team: Team, *, packed: bool
+) -> Iterator[tuple[np.ndarray, bool]]:
     """Yield the rows of each micro-batch of one process, and whether it counts."""
     size = min(size, -(-len(lengths) // team.size))  # so that there is something for everybody
-    cuts = list(_similar(np.arange(len(lengths)), lengths, size * int(lengths.max())))
+    room = size * int(lengths.max())
+    cuts = list((_filled if packed else _similar)(np.arange(len(lengths)), lengths, room))
     own = cuts[team.rank :: team.size]
     yield from ((rows, True) for rows in own)
     yield from ((cuts[0], False) for _ in range(-(-len(cuts) // team.size) - len(own)))
@@ -109,5 +119,14 @@ def _similar(rows: np.ndarray, lengths: np.ndarray, room: int) -> Iterator[np.nd
         fits = longest_first[: max(1, room // longest)]
         padding = np.cumsum(longest - lengths[fits])
         num = int((padding <= PASS).sum())
+        yield np.sort(longest_first[:num])
+        longest_first = longest_first[num:]
+
+
+def _filled(rows: np.ndarray, lengths: np.ndarray, room: int) -> Iterator[np.ndarray]:
+    """Yield as many rows together as have room, the longest first."""
+    longest_first = rows[np.argsort(-lengths[rows], kind="stable")]
+    while len(longest_first):
+        num = int((np.cumsum(lengths[longest_first]) <= room).sum())
         yield np.sort(longest_first[:num])
         longest_first = longest_first[num:]

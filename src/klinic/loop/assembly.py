@@ -21,6 +21,7 @@ from klinic.model.adapters import is_adapted
 from klinic.model.chat import PromptEncoder
 from klinic.model.loading import BUILT_IN, Policy, load_policy, load_scorer, load_whole
 from klinic.model.moving_reference import moving
+from klinic.model.packed import refuse_mixed_rows
 from klinic.model.reference import Reference, as_it_starts, frozen
 from klinic.recipe.recipe import Recipe
 from klinic.sampler.conversation import Conversing, Reply
@@ -86,7 +87,10 @@ def start_reference(recipe: Recipe, policy: Policy, where: str) -> Reference | N
         return None
     moves = recipe.reference.moves
     if path := recipe.reference.path:
-        reference = frozen(load_scorer(path, like=policy, seed=recipe.seed), source=path)
+        scorer = load_scorer(path, like=policy, seed=recipe.seed)
+        if recipe.learner.packed:
+            refuse_mixed_rows(scorer, path)
+        reference = frozen(scorer, source=path)
     else:
         reference = as_it_starts(policy.scorer, source=where, moves=moves)
     return moving(policy.scorer, reference, source=where) if moves else reference
@@ -128,6 +132,7 @@ def learner_settings(recipe: Recipe) -> tuple[Objective, Settings]:
         max_grad_norm=learner.max_grad_norm,
         micro_batch_size=learner.micro_batch_size,
         updates_per_batch=learner.updates_per_batch,
+        packed=learner.packed,
     )
     return objective, settings
 

@@ -39,6 +39,7 @@ from klinic.model.adapters import base_digest
 from klinic.model.chat import PromptEncoder
 from klinic.model.determinism import settle_kernels
 from klinic.model.loading import BUILT_IN, Policy
+from klinic.model.packed import refuse_mixed_rows
 from klinic.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -204,6 +205,8 @@ def _learner(
     recipe: Recipe, policy: Policy, where: str, cluster: "Clustered | None"
 ) -> tuple[Learner, dict[str, Any]]:
     """Return the learner, of this process or of several, and which reference it starts with."""
+    if recipe.learner.packed:
+        refuse_mixed_rows(policy.scorer, policy.name)
     if recipe.learner.shards > 1:
         from klinic.loop.shards import STORE, lead
 

@@ -1,8 +1,9 @@
-"""How completions lie in a forward pass: right-padded rows, and where each token is predicted.
+"""How completions lie in a forward pass, and where each token is predicted.
 
 Rows are padded on the right, behind everything a causal model can see, so that no attention mask is
-needed and no token's position depends on its neighbours. Which hidden state predicts which token is
-worked out once, here.
+needed and no token's position depends on its neighbours. Or they lie end to end in one, each with
+positions of its own: transformers takes a position that falls for the beginning of a row which sees
+nothing before it. Which hidden state predicts which token is worked out once, here.
 """
 
 from collections.abc import Sequence
@@ -51,6 +52,29 @@ def lay_out(
         position_ids=torch.arange(longest, device=device).expand(len(prompts), longest),
         predict_at=torch.from_numpy(np.concatenate(predict_at)).to(device),
         target_ids=torch.from_numpy(np.concatenate(completions).astype(np.int64)).to(device),
+    )
+
+
+def end_to_end(
+    prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], *, device: torch.device
+) -> Layout:
+    """Return the rows behind one another, without padding."""
+    _refuse_empty_prompts(prompts)
+    rows = [np.concatenate(pair) for pair in zip(prompts, completions, strict=True)]
+    begins = np.cumsum([0, *(len(row) for row in rows)])
+    predict_at = [
+        np.arange(begin + len(prompt) - 1, end - 1)
+        for prompt, begin, end in zip(prompts, begins, begins[1:], strict=False)
+    ]
+
+    def flat(parts: Sequence[np.ndarray]) -> Tensor:
+        return torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(device)
+
+    return Layout(
+        input_ids=flat(rows)[None],
+        position_ids=flat([np.arange(len(row)) for row in rows])[None],
+        predict_at=flat(predict_at),
+        target_ids=flat(completions),
     )
 
 
