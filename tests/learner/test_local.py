@@ -7,7 +7,9 @@ import pytest
 import torch
 
 from klinic.learner.update import LearningRate
+from klinic.model import scorer
 from small import (
+    apart,
     batch_of,
     drifted_reference,
     gradient,
@@ -128,7 +130,7 @@ def test_coefficient_zero_is_no_kl_at_all_and_asks_no_reference(made, estimator)
 
 @pytest.mark.parametrize(("updates", "runs"), [(1, 1), (2, 3)])
 @pytest.mark.parametrize("estimator", ["unbiased", "exact", "topk", "sequence"])
-def test_the_reference_runs_once_where_a_batch_is_used_once(made, estimator, updates, runs):
+def test_the_reference_runs_once_where_it_can(made, estimator, updates, runs):
     policy = small_policy()
     reference = drifted_reference(policy)
     learner = learner_of(policy, reference, estimator=estimator, updates_per_batch=updates)
@@ -136,7 +138,44 @@ def test_the_reference_runs_once_where_a_batch_is_used_once(made, estimator, upd
     for _ in range(updates):
         learner.prepare(scored, kl_coef=0.1)
         learner.commit()
-    assert reference.num_forwards == (1 if estimator == "unbiased" else runs)
+    assert reference.num_forwards == (1 if estimator in ("unbiased", "topk") else runs)
+
+
+def test_topk_is_the_kl_at_the_outcomes_that_were_likeliest_when_the_step_was_scored(
+    made, monkeypatch
+):
+    """By hand, in the second update: the policy has moved, the outcomes and the reference not."""
+    monkeypatch.setattr(scorer, "TOP_K", 5)
+    policy = small_policy(double=True)
+    reference = drifted_reference(policy)
+    how = {"estimator": "topk", "updates_per_batch": 2, "micro_batch_size": 3, "loss": "dr_grpo"}
+    policy.scorer.chunk_elements = 5 * policy.vocabulary_size
+    learner = learner_of(policy, reference, **how)
+    scored = learner.score(batch_of(made), needs_reference=True)
+    at_first = [rows_of(policy.scorer, batch) for batch in scored.batches]
+    learner.prepare(scored, kl_coef=0.5)
+    learner.commit()
+    found = []
+    for kl_coef in (0.0, 1.0):
+        learner.prepare(scored, kl_coef=kl_coef)
+        found.append(gradient(policy).clone())
+    learner.discard()
+    for batch, first in zip(scored.batches, at_first, strict=True):
+        targets = scored.targets.cut(batch)
+        rest = torch.ones_like(first, dtype=torch.bool)
+        rest.scatter_(-1, first.topk(5, -1).indices, value=False)
+        p, q = rows_of(policy.scorer, batch).exp(), rows_of(reference.scorer, batch).exp().detach()
+        kept = torch.where(rest, 0.0, p * (p / q).log()).sum(-1)
+        others, of_q = torch.where(rest, p, 0.0).sum(-1), torch.where(rest, q, 0.0).sum(-1)
+        term = kept + others * (others / of_q).log()
+        (targets.kl_weight * term)[targets.loss_mask].sum().backward()
+    assert gradient(policy).norm() > 1e-3
+    assert apart(found[1] - found[0], gradient(policy)) < 1e-11
+
+
+def rows_of(model, batch):
+    """All log-probs at every completion token of a micro-batch."""
+    return torch.log_softmax(model.head(model.hidden(batch.layout)), -1)
 
 
 def test_gradients_are_clipped_to_the_norm_and_both_norms_are_told(made):

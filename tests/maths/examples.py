@@ -110,6 +110,19 @@ EXAMPLES: dict[str, Example] = {
         edge={"logp_p": ROWS_P, "logp_q": ROWS_P, "k": 1},
         edge_value=np.zeros(2),
     ),
+    "kl.bucketed": Example(
+        args={
+            "logp_p": ROWS_P,
+            "token_ids": np.array([[0], [2]]),
+            "coarse_q": np.log([[0.25, 0.75], [0.5, 0.5]]),
+        },
+        edge={
+            "logp_p": np.array([[0.0, -math.inf]]),
+            "token_ids": np.array([[0]]),
+            "coarse_q": np.array([[-math.log(2.0), -math.log(2.0)]]),
+        },
+        edge_value=np.array([math.log(2.0)]),
+    ),
     **{
         f"kl_gradient.{name}": Example(args=kl_inputs(), edge=AT_REFERENCE, edge_value=ZEROS)
         for name in (

@@ -69,6 +69,10 @@ class Settings:
     updates_per_batch: int
     packed: bool = False
 
+    def keeps_top(self, objective: Objective) -> bool:
+        """Whether the reference is kept at some outcomes, instead of running in every update."""
+        return objective.estimator == "topk" and self.updates_per_batch > 1
+
 
 @dataclass(slots=True, kw_only=True)
 class Scored:
@@ -144,7 +148,7 @@ class LocalLearner:
         targets = targets_of(record, self._objective, like)
         reference = self._reference if needs_reference else None
         hidden = [None if reference is None else reference.hidden(b.layout) for b in batches]
-        targets = self._with_old(record, targets, batches, hidden)
+        targets, hidden = self._with_old(record, targets, batches, hidden)
         if reference is not None:
             logp_ref = [
                 reference.logp(h, b.layout.target_ids)
@@ -194,23 +198,27 @@ class LocalLearner:
         targets: Targets,
         batches: list[MicroBatch],
         hidden: list[RefHidden | None],
-    ) -> Targets:
+    ) -> tuple[Targets, list[RefHidden | None]]:
         """Score the policy itself where the current log-probs will not do as the old ones."""
         baseline = self._objective.needs_baseline and hidden[0] is not None
         # on the first step always: that it comes out equal is evidence, not an assumption
         if self._settings.updates_per_batch == 1 and record.step > 1 and not baseline:
-            return targets
-        scores = [
-            self._scorer(b.layout, h if baseline else None)
-            for b, h in zip(batches, hidden, strict=True)
-        ]
+            return targets, hidden
+        scores, kept = [], []
+        for batch, ref in zip(batches, hidden, strict=True):
+            states = self._scorer.hidden(batch.layout)
+            compared = ref if baseline else None
+            scores.append(self._scorer.score(states, batch.layout.target_ids, compared))
+            if ref is not None and self._settings.keeps_top(self._objective):
+                ref = replace(ref, top=self._scorer.top(states, ref))  # noqa: PLW2901
+            kept.append(ref)
         logp_old = self._joined([s.logp for s in scores], batches, record)
         targets = replace(targets, logp_old=logp_old)
         if not baseline:
-            return targets
+            return targets, kept
         exact = [s.kl_exact for s in scores if s.kl_exact is not None]
         kl_exact = self._joined(exact, batches, record)
-        return replace(targets, kl_baseline=sequence_baseline(kl_exact, targets))
+        return replace(targets, kl_baseline=sequence_baseline(kl_exact, targets)), kept
 
     def prepare(self, scored: Scored, *, kl_coef: float, reward_scale: float = 1.0) -> Prepared:
         """Compute the loss and its gradient; nothing moves yet."""
@@ -259,7 +267,8 @@ class LocalLearner:
         """Yield the micro-batches, with the reference's states that each is compared with."""
         whole = kl_coef and self._objective.needs_vocabulary
         for batch, known in zip(scored.batches, scored.ref_hidden, strict=True):
-            if not whole or self._reference is None:
+            kept = known is not None and known.top is not None
+            if not whole or self._reference is None or kept:
                 yield batch, known
                 continue
             states = known

@@ -14,6 +14,7 @@ def step_sizes(recipe: Recipe, lengths: Lengths, *, tied: bool, trained: bool) -
     """
     objective, settings = learner_settings(recipe)
     vocabulary = trained and objective.needs_vocabulary
+    kept = vocabulary and settings.keeps_top(objective)
     return StepSizes(
         prompts=recipe.loop.prompts_per_step,
         group=recipe.loop.group_size,
@@ -23,7 +24,8 @@ def step_sizes(recipe: Recipe, lengths: Lengths, *, tied: bool, trained: bool) -
         updates=settings.updates_per_batch,
         scores_old=settings.updates_per_batch > 1 or (vocabulary and objective.needs_baseline),
         reference=tied,
-        whole_vocabulary=vocabulary,
+        whole_vocabulary=vocabulary and not kept,
+        kept_top=kept,
         apart=share_of_looks(recipe.loop.max_steps) if trained else 0,
         checkpointing=recipe.model.gradient_checkpointing,
         along_the_row=not objective.token_by_token,

@@ -157,7 +157,26 @@ def topk(*, logp_p: LogProbRows, logp_q: LogProbRows, k: int) -> LogProbs:
             "one must be left for the rest bucket. Use the exact KL to keep them all."
         )
     likeliest = largest(logp_p, k)
-    return exact(
-        logp_p=coarse(logp=logp_p, token_ids=likeliest),
-        logp_q=coarse(logp=logp_q, token_ids=likeliest),
-    )
+    coarse_q = coarse(logp=logp_q, token_ids=likeliest)
+    return bucketed(logp_p=logp_p, coarse_q=coarse_q, token_ids=likeliest)
+
+
+def bucketed(
+    *, logp_p: LogProbRows, token_ids: Int[Any, "*shape K"], coarse_q: Float[Any, "*shape K+1"]
+) -> LogProbs:
+    """Return the KL over K outcomes and one bucket for the rest, to a q that was kept so.
+
+    Formula: exact KL between coarse(p) and coarse(q), for any outcomes a.
+    Symbols: logp_p, normalised log-probs of every outcome; coarse_q, what `coarse` made of q;
+    token_ids, the outcomes a.
+    Assumes: token_ids are distinct, and those of coarse_q. A lower bound of the exact KL, with
+    value and gradient 0 at p = q, whichever outcomes they are; the likelier under p, the tighter.
+    Source: Cover and Thomas, theorem 2.7.1.
+
+    >>> import numpy as np
+    >>> first = np.array([0])
+    >>> coarse_q = coarse(logp=np.log([0.25, 0.5, 0.25]), token_ids=first)
+    >>> bucketed(logp_p=np.log([0.5, 0.2, 0.3]), coarse_q=coarse_q, token_ids=first).round(4)
+    np.float64(0.1438)
+    """
+    return exact(logp_p=coarse(logp=logp_p, token_ids=token_ids), logp_q=coarse_q)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from klinic.maths import kl
+from klinic.maths.arrays import largest
 from klinic.maths.entropy import entropy
 from klinic.model.fused import Loss, fused
 from klinic.model.head import Head
@@ -30,6 +31,19 @@ TOP_K = 64  # outcomes that the estimator `topk` keeps apart; the rest share a b
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RefTop:
+    """The reference at the outcomes that were likeliest under the policy when a step was scored."""
+
+    token_ids: Int[Tensor, "n K"]
+    logp: Float[Tensor, "n K+1"]
+    """Of those, and of any other."""
+
+    def within(self, tokens: slice) -> "RefTop":
+        """Return the same for neighbouring tokens."""
+        return RefTop(token_ids=self.token_ids[tokens], logp=self.logp[tokens])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RefHidden:
     """The reference's hidden states at the same tokens, and its way from there to logits."""
 
@@ -39,6 +53,8 @@ class RefHidden:
     """Which of the tokens these are, in order; None for all of them."""
     topk: bool = False
     """Whether the KL over the likeliest outcomes is wanted, beside the exact one."""
+    top: RefTop | None = None
+    """What was kept of all tokens, so that this KL needs no more of the reference."""
 
     def at(self, tokens: Int[np.ndarray, "k"]) -> "RefHidden":
         """Return the same for some of its tokens."""
@@ -47,11 +63,12 @@ class RefHidden:
 
     def within(self, tokens: slice) -> "RefHidden":
         """Return what it has of neighbouring tokens, counted from the first of them."""
+        top = None if self.top is None else self.top.within(tokens)
         if self.tokens is None:
-            return replace(self, hidden=self.hidden[tokens])
+            return replace(self, hidden=self.hidden[tokens], top=top)
         start, stop = np.searchsorted(self.tokens, [tokens.start, tokens.stop])
         some = self.tokens[start:stop] - tokens.start
-        return replace(self, hidden=self.hidden[start:stop], tokens=some)
+        return replace(self, hidden=self.hidden[start:stop], tokens=some, top=top)
 
 
 class TokenScorer(nn.Module):
@@ -135,6 +152,17 @@ class TokenScorer(nn.Module):
                 parts.append(self._chunk(*arguments))
         return joined_scores(parts)
 
+    @torch.no_grad()
+    def top(self, hidden: Float[Tensor, "n H"], reference: RefHidden) -> RefTop:
+        """Return the reference at the outcomes that are likeliest here, a chunk at a time."""
+        token_ids, logp = [], []
+        for chunk in self._chunks(len(hidden)):
+            logp_all = self.log_softmax(self.head(hidden[chunk]))
+            ref_all = self.log_softmax(reference.logits(reference.hidden[chunk]))
+            token_ids.append(largest(logp_all, _num_apart(logp_all)))
+            logp.append(kl.coarse(logp=ref_all, token_ids=token_ids[-1]))
+        return RefTop(token_ids=torch.cat(token_ids), logp=torch.cat(logp))
+
     def _chunks(self, num_tokens: int) -> list[slice]:
         vocabulary = self.lm.get_output_embeddings().weight.shape[0]
         size = max(1, self.chunk_elements // vocabulary)
@@ -160,16 +188,18 @@ class TokenScorer(nn.Module):
         scores = TokenScores(logp=logp, **_seen(logp_all.detach(), logp.detach()))
         if reference is None:
             return scores
+        if (top := reference.top) is not None:
+            kept = {"coarse_q": top.logp, "token_ids": top.token_ids}
+            scores = replace(scores, kl_topk=kl.bucketed(logp_p=logp_all, **kept))
         with torch.no_grad():
             ref_all = self.log_softmax(reference.logits(reference.hidden))
         if reference.tokens is not None:
             return replace(scores, kl_exact=self._looked(hidden, ref_all, reference.tokens))
         both = {"logp_p": logp_all, "logp_q": ref_all}
-        likeliest = min(TOP_K, logp_all.shape[-1] - 1)
         return replace(
             scores,
             kl_exact=kl.exact(**both),
-            kl_topk=kl.topk(**both, k=likeliest) if reference.topk else None,
+            kl_topk=kl.topk(**both, k=_num_apart(logp_all)) if reference.topk else None,
             logp_ref=ref_all.gather(-1, target_ids[:, None])[:, 0],
         )
 
@@ -182,6 +212,10 @@ class TokenScorer(nn.Module):
         logp_some = self.log_softmax(self.head(hidden[tokens]))
         kl_exact[tokens] = kl.exact(logp_p=logp_some, logp_q=ref_all)
         return kl_exact
+
+
+def _num_apart(logp_all: Tensor) -> int:
+    return min(TOP_K, logp_all.shape[-1] - 1)
 
 
 @torch.no_grad()

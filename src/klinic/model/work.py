@@ -27,7 +27,9 @@ class StepSizes:
     reference: bool = False
     """Whether the step is compared with a reference."""
     whole_vocabulary: bool = False
-    """Whether the KL term needs every outcome under the reference."""
+    """Whether the KL term needs every outcome under the reference in every update."""
+    kept_top: bool = False
+    """Whether it needs some outcomes, which are kept when the step is scored."""
     apart: int | float = 0
     """Share of the steps in which the gradient of the KL is taken apart."""
     checkpointing: bool = False
@@ -121,6 +123,8 @@ def work_of(shape: Shape, sizes: StepSizes) -> Work:
         # for people, the KL of one completion a group is made exactly in every update
         looked = head.times(2 * sizes.updates / sizes.group)
         reference = forward + looked
+    if sizes.kept_top:
+        reference += head.times(2)
     if sizes.whole_vocabulary:
         compared = head.times(sizes.updates * (2 if sizes.along_the_row else 1))
         again = Flop(layers=forward.layers * sizes.reference_again)
