@@ -1,5 +1,7 @@
 """Checks that ask the live learner, by answers that it could give."""
 
+from dataclasses import replace
+
 import pytest
 
 from checks.drawn import judged, record
@@ -50,6 +52,22 @@ def answer(ratio, cosine, norm=1.0, expected=1.0, like="unbiased"):
 )
 def test_one_answer_names_one_fault_of_the_kl_term(given, verdicts):
     assert tuple(judged(check, record(), answers=given) for check in KL) == verdicts
+
+
+@pytest.mark.parametrize(
+    ("kl_coef", "estimator", "expected"),
+    [(0.0, None, PASS), (0.01, None, NO_DATA), (None, None, NO_DATA), (0.0, "k3", NO_DATA)],
+)
+def test_a_term_that_nobody_asked_for_has_no_fault(kl_coef, estimator, expected):
+    given = replace(record(), facts={"kl_coef": kl_coef})
+    for check in KL:
+        assert judged(check, given, run={"estimator": estimator}) is expected
+
+
+def test_a_coefficient_that_was_above_0_before_may_have_done_harm():
+    before, now = (replace(record(), facts={"kl_coef": coef}) for coef in (0.1, 0.0))
+    case = Case(record=now, run={"estimator": None}, earlier=(before,))
+    assert all(check.CHECK(case).verdict is NO_DATA for check in KL)
 
 
 def test_an_estimator_without_a_gradient_is_wrong_as_the_recipe_has_it():

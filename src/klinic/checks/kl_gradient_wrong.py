@@ -1,6 +1,7 @@
 """kl-gradient-wrong: the KL estimator has another gradient than that of the KL."""
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed, warned
+from klinic.checks.measures import no_kl_term
 from klinic.maths.kl_estimators import ESTIMATORS, Gradient
 
 OFF = 0.03  # of the ratio to 1: rounding of fp32 leaves 1e-6, of bf16 1e-2
@@ -24,7 +25,7 @@ def judge(case: Case) -> Finding:
         The two differ by 3% in size or point elsewhere; or the term pulls where policy and
         reference agree; or the recipe itself asks for an estimator without a gradient (k1).
     Ruled out when
-        They are the same.
+        They are the same; or no KL term was asked for.
     Confused with
         kl-not-applied (nothing arrives, or twice as much); kl-sign-flipped (the opposite).
     """
@@ -65,6 +66,7 @@ CHECK = Check(
     fix="Use an estimator whose gradient is that of the KL (kl.estimator unbiased), and test it: "
     "klinic verify module:function.",
     judge=judge,
+    alibi=no_kl_term,
     change={"kl.estimator": "unbiased"},
     explains=("step-too-big", "kl-tail-dominates", "reward-hacking"),
 )

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.measures import no_kl_term
 
 OFF = 0.03  # of the ratio: rounding of fp32 leaves 1e-6, of bf16 1e-2
 ALONG = 0.99  # cosine: twice the same, and not something else of twice the size
@@ -19,8 +20,8 @@ def judge(case: Case) -> Finding:
     Confirmed when
         The difference is 0, or twice what it should be, within 3%.
     Ruled out when
-        It is something else. Where nothing arrives, no wrong scale has made it: that would leave
-        some.
+        It is something else; or no KL term was asked for. Where nothing arrives, no wrong scale has
+        made it: that would leave some.
     Confused with
         kl-gradient-wrong (something arrives, of another form); kl-sign-flipped (the opposite
         arrives); moved-reference (the term is right, and the KL is 0).
@@ -46,5 +47,6 @@ CHECK = Check(
     fix="Let the KL term be part of the loss exactly once, with its graph, and fail on options "
     "that would drop it.",
     judge=judge,
+    alibi=no_kl_term,
     explains=("kl-gradient-wrong", "step-too-big", "reward-hacking"),
 )

@@ -1,6 +1,7 @@
 """kl-sign-flipped: the KL is maximised."""
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.measures import no_kl_term
 
 OPPOSITE = -0.9  # cosine
 
@@ -17,7 +18,7 @@ def judge(case: Case) -> Finding:
         The cosine of the two is below -0.9, and the term is not rather that of k1: the gradient of
         a score, which may point anywhere by chance.
     Ruled out when
-        It is not.
+        It is not; or no KL term was asked for.
     Confused with
         step-too-big (the term pulls back, and too little); kl-gradient-wrong (it points neither
         way).
@@ -40,6 +41,7 @@ CHECK = Check(
     needs=("probes.kl_gradient",),
     fix="Add the KL term to a loss that is minimised, or subtract it from a reward.",
     judge=judge,
+    alibi=no_kl_term,
     explains=(
         *("kl-gradient-wrong", "step-too-big", "kl-tail-dominates", "reward-hacking"),
         "equal-rewards",

@@ -5,6 +5,7 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Bool, Float
 
+from klinic.checks.base import Case, Finding, passed
 from klinic.evidence.record import StepRecord
 from klinic.maths.arrays import row_of_token, segment_sum
 
@@ -87,3 +88,10 @@ def mean_reward(record: StepRecord) -> tuple[float, float] | None:
     if len(means) < 2:
         return None
     return float(means.mean()), float(means.std(ddof=1) / np.sqrt(len(means)))
+
+
+def no_kl_term(case: Case) -> Finding | None:
+    """Rule out what only a KL term can have, where none was asked for."""
+    coefficients = [record.facts.get("kl_coef") for record in case.window]
+    asked_for = case.run.get("estimator") is not None or any(c != 0 for c in coefficients)
+    return None if asked_for else passed("the loss has no KL term: its coefficient is 0")
