@@ -99,6 +99,16 @@ def test_a_shift_is_found_and_is_no_temperature(shift, column):
     assert verdict(temperature_on_one_side, moved) is Verdict.PASS
 
 
+@pytest.mark.parametrize("shift", [-2, -1, 1, 2])
+def test_what_is_certain_fits_by_any_shift_and_says_nothing(shift):
+    """A policy that has left its sampler at one token of a row, and is sure of all the others."""
+    found = record()
+    old = np.full(ROWS * LENGTH, -0.01)
+    old[LENGTH - 1 if shift < 0 else 0 :: LENGTH] = -9.0
+    apart = replace(found, logp_old=old, logp_sampler=np.full(ROWS * LENGTH, -0.02))
+    assert verdict(misaligned_logp, apart) is Verdict.PASS
+
+
 def test_log_probs_that_were_never_computed():
     found = record()
     logp = found.logp_sampler.copy()

@@ -64,6 +64,13 @@ def test_a_term_that_nobody_asked_for_has_no_fault(kl_coef, estimator, expected)
         assert judged(check, given, run={"estimator": estimator}) is expected
 
 
+@pytest.mark.parametrize(("version", "expected"), [(0, NO_DATA), (1, PASS)])
+def test_a_policy_that_updates_have_not_moved_was_not_pushed_away(version, expected):
+    agree = answer(None, None, norm=0.0, expected=0.0)
+    given = replace(record(), facts={"learner_version": version})
+    assert judged(kl_sign_flipped, given, answers=agree) is expected
+
+
 def test_a_coefficient_that_was_above_0_before_may_have_done_harm():
     before, now = (replace(record(), facts={"kl_coef": coef}) for coef in (0.1, 0.0))
     case = Case(record=now, run={"estimator": None}, earlier=(before,))

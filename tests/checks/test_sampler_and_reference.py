@@ -5,7 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from checks.drawn import GROUP, LENGTH, ROWS, VOCABULARY, distributions, judged, moved, record
+from checks.drawn import (
+    GROUP,
+    LENGTH,
+    ROWS,
+    VOCABULARY,
+    case,
+    distributions,
+    judged,
+    moved,
+    record,
+)
 from klinic.checks import (
     Verdict,
     hidden_sampling_transform,
@@ -31,6 +41,17 @@ def test_a_sampler_that_stays_behind_is_stale_and_the_gap_of_the_first_step_is_n
     assert judged(stale_sampler, moved(noisy, 0.05), start=record(2, noise=0.05)) is PASS
     assert judged(stale_sampler, FIRST, start=FIRST) is NO_DATA
     assert judged(stale_sampler, later) is NO_DATA
+
+
+def test_a_sampler_that_draws_as_the_reference_is_behind_no_old_cache():
+    later = moved(record(1), 0.05)
+    as_reference = replace(later, logp_ref=later.logp_sampler)
+    found = stale_sampler.CHECK(case(as_reference, start=FIRST))
+    assert found.verdict is FAIL
+    assert found.never_by == ("stale-prefix-cache",)
+    elsewhere = replace(later, logp_ref=moved(record(1), 0.04).logp_old)
+    assert stale_sampler.CHECK(case(elsewhere, start=FIRST)).never_by == ()
+    assert stale_sampler.CHECK(case(replace(later, logp_ref=None), start=FIRST)).never_by == ()
 
 
 def test_a_sampler_that_says_it_is_older_is_not_stale_but_its_samples_are_old():

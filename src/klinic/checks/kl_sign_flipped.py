@@ -18,13 +18,16 @@ def judge(case: Case) -> Finding:
         The cosine of the two is below -0.9, and the term is not rather that of k1: the gradient of
         a score, which may point anywhere by chance.
     Ruled out when
-        It is not; or no KL term was asked for.
+        It is not; or the policy has been updated and has not left the reference; or no KL term was
+        asked for.
     Confused with
         step-too-big (the term pulls back, and too little); kl-gradient-wrong (it points neither
         way).
     """
     answer = case.answers["kl_gradient"]
     cosine, like = answer["cosine"], answer.get("looks_like")
+    if cosine is None and case.version:
+        return passed("policy and reference still agree: no term has pushed them apart")
     if cosine is None:
         return no_data("policy and reference agree, so no term has a gradient yet")
     summary = (
