@@ -116,6 +116,16 @@ def test_log_probs_that_were_never_computed():
     assert verdict(misaligned_logp, replace(found, logp_sampler=logp)) is Verdict.FAIL
 
 
+def test_what_a_tool_said_has_no_log_prob_to_be_computed():
+    found = record()
+    logp, emitted = found.logp_sampler.copy(), found.emitted_by.copy()
+    filled = np.argsort(logp)[:20]
+    logp[filled], emitted[filled] = 0.0, EmittedBy.TOOL
+    trained = replace(found, logp_sampler=logp, emitted_by=emitted)
+    assert verdict(misaligned_logp, trained) is Verdict.PASS
+    assert verdict(wrong_loss_mask, trained) is Verdict.FAIL
+
+
 @pytest.mark.parametrize("who", [EmittedBy.TOOL, EmittedBy.TEMPLATE])
 def test_a_trained_token_of_somebody_else(who):
     found = record()

@@ -6,7 +6,7 @@ import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 from klinic.checks.measures import known_tokens, row_means, wide
-from klinic.evidence.record import StepRecord
+from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.maths.arrays import row_of_token
 
 SHIFTS = (-2, -1, 1, 2)
@@ -117,9 +117,14 @@ def _gaps(
 
 
 def share_filled(record: StepRecord, column: str) -> float:
-    """Return the share of trained tokens with a log-prob of exactly 0 that were not certain."""
+    """Return the share of trained tokens with a log-prob of exactly 0 that were not certain.
+
+    Only of the policy's own: what somebody else said has no log-prob, and is the mask's affair.
+    """
     other, old = wide(getattr(record, column)), wide(record.logp_old)
     trained = record.loss_mask & np.isfinite(other)
+    if record.emitted_by is not None:
+        trained &= record.emitted_by == EmittedBy.POLICY
     if not trained.any():
         return 0.0
     return float(((other == 0) & (old < CERTAIN))[trained].mean())
