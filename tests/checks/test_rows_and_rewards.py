@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from checks.drawn import GROUP, LENGTH, ROWS, VOCABULARY, judged, moved, record
+from checks.drawn import GROUP, LENGTH, ROWS, VOCABULARY, case, judged, moved, record
 from klinic.checks import (
     Verdict,
     broken_reward,
@@ -23,6 +23,7 @@ from klinic.checks import (
     step_too_big,
     wrong_metric,
 )
+from klinic.doctor.diagnosis import diagnose
 from klinic.evidence.metrics import step_metrics
 
 PASS, FAIL, WARN, NO_DATA = Verdict.PASS, Verdict.FAIL, Verdict.WARN, Verdict.NO_DATA
@@ -225,6 +226,23 @@ def test_a_reward_that_rises_without_the_skill():
     assert judged(reward_hacking, FIRST, metrics=course([0.5] * 20, ())) is PASS
     assert judged(reward_hacking, FIRST, metrics=course(rising, ())) is NO_DATA
     assert judged(reward_hacking, FIRST, metrics=course(rising[:4], ())) is NO_DATA
+    assert judged(reward_hacking, FIRST, metrics=course([0.5, 0.6, 0.5, 0.6], ())) is PASS
+    assert judged(reward_hacking, FIRST, metrics=course([0.5, 0.6, 0.1], ())) is NO_DATA
+
+
+def test_a_policy_that_ran_away_and_is_paid_for_it_in_the_end_hacks_its_reward():
+    """The reward rose, accuracy fell, and on the way the policy was far off for nothing."""
+    far = moved(record(1), 0.0)
+    far = replace(far, logp_ref=far.logp_old - 2.0, reward=far.reward)
+    window = [replace(far, step=step) for step in (2, 3, 4)]
+    later = case(
+        far, start=FIRST, earlier=window, metrics=course(np.linspace(0, 1, 20), (0.8, 0.3))
+    )
+    found = diagnose([later], [step_too_big.CHECK, reward_hacking.CHECK])
+    assert step_too_big.CHECK(later).verdict is FAIL
+    assert found.cause == "reward-hacking"
+    fell = replace(far, reward=np.zeros_like(far.reward))
+    assert step_too_big.CHECK(case(fell, start=FIRST)).never_by == ("reward-hacking",)
 
 
 def test_a_figure_that_the_record_does_not_bear_out():

@@ -4,6 +4,7 @@ import pytest
 from rich.console import Console
 
 from klinic.faults import FAULTS, Severity
+from klinic.faults.base import patched
 from klinic.faults.second import SECOND
 from klinic.lab import healthy
 from klinic.lab.confusion import NOBODY, counts
@@ -77,6 +78,30 @@ def test_the_second_mechanism_is_another_one():
     for fault in SECOND:
         assert fault.mechanism != first[fault.cause].mechanism
         assert fault.inject is not first[fault.cause].inject
+
+
+@pytest.mark.parametrize("severity", Severity)
+@pytest.mark.parametrize("fault", [*FAULTS, *SECOND], ids=lambda fault: fault.mechanism)
+def test_every_fault_fits_what_it_stands_for_and_leaves_it_as_it_was(fault, severity):
+    with fault.inject(severity):
+        pass
+
+
+def test_a_change_that_could_not_be_called_as_the_real_one_is_refused():
+    class Owner:
+        def method(self, one, two, *, three, four=4):
+            return one, two, three, four
+
+    with (
+        pytest.raises(TypeError, match="too many positional"),
+        patched(Owner, "method", lambda real, self, one, **how: real(self, one, 2, **how)),
+    ):
+        pass
+    with patched(
+        Owner, "method", lambda real, self, one, *rest, **how: real(self, 7, *rest, **how)
+    ):
+        assert Owner().method(1, 2, three=3) == (7, 2, 3, 4)
+    assert Owner().method(1, 2, three=3) == (1, 2, 3, 4)
 
 
 @pytest.mark.parametrize("name", healthy.VARIANTS)

@@ -8,7 +8,9 @@ import numpy as np
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 
 SOME = 5  # steps at each end whose rewards are compared
+FEW = 4  # steps from which it can be seen that nothing rose
 ROSE = 4.0  # standard errors
+FLAT = 1.0  # of them, where there are few steps
 FELL = 0.1  # of the held-out accuracy: 100 prompts have an error of 0.05
 HALVED = 0.05  # where half of it or more is gone
 ACCURACY = "eval/accuracy"
@@ -48,16 +50,18 @@ def judge(case: Case) -> Finding:
 def did_not_rise(case: Case) -> Finding | None:
     """Rule it out by the reward alone, where nobody has measured accuracy."""
     rewards = _column(case.metrics, "reward")
-    if len(rewards) < 2 * SOME:
+    if len(rewards) < FEW:
         return None
     rose, course = _rise(rewards)
-    return None if rose > ROSE else passed(course, rose=rose)
+    limit = ROSE if len(rewards) >= 2 * SOME else FLAT
+    return None if rose > limit else passed(course, rose=rose)
 
 
 def _rise(rewards: np.ndarray) -> tuple[float, str]:
     """Return by how many standard errors the reward rose, and a sentence that says so."""
-    first, last = rewards[:SOME], rewards[-SOME:]
-    error = float(np.hypot(first.std(ddof=1), last.std(ddof=1)) / np.sqrt(SOME))
+    some = min(SOME, len(rewards) // 2)
+    first, last = rewards[:some], rewards[-some:]
+    error = float(np.hypot(first.std(ddof=1), last.std(ddof=1)) / np.sqrt(some))
     rose = float(last.mean() - first.mean()) / max(error, 1e-9)
     return rose, (
         f"the reward went from {first.mean():.3g} to {last.mean():.3g}, {rose:.1f} standard errors "
@@ -79,5 +83,5 @@ CHECK = Check(
     judge=judge,
     alibi=did_not_rise,
     change={"kl.coef": 0.05},
-    explains=("context-truncated", "equal-rewards", "kl-tail-dominates"),
+    explains=("context-truncated", "equal-rewards", "kl-tail-dominates", "step-too-big"),
 )

@@ -1,5 +1,7 @@
 """step-too-big: every part is right and the policy moves too far in a step."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
@@ -25,7 +27,8 @@ def judge(case: Case) -> Finding:
         k1 is above 0.3 nats per token and not by a few tokens, and the reward is four standard
         errors below that of the first step; or k1 is above 1 and three steps earned no more.
     Ruled out when
-        The KL is small, or it is high and the reward is not lower: that is learning.
+        The KL is small, or it is high and the reward is not lower: that is learning. Where the
+        reward fell, nobody was paid for it: that is no reward-hacking.
     Confused with
         everything else: it is named only where what could explain it was ruled out;
         reward-hacking (the reward rises).
@@ -46,7 +49,8 @@ def judge(case: Case) -> Finding:
         f"k1 to the reference is {apart:.3g} nats per token (limit {FAR:g}) and the reward went "
         f"from {first[0]:.3g} to {now[0]:.3g}: {fell:.1f} standard errors down (limit {FELL:g})"
     )
-    return (failed if wrong else passed)(summary, kl=apart, fell=fell)
+    found = (failed if wrong else passed)(summary, kl=apart, fell=fell)
+    return replace(found, never_by=("reward-hacking",)) if fell > FELL else found
 
 
 def _gained(case: Case, first: tuple[float, float]) -> float | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from inspect import Parameter, signature
 from typing import Any
 
 
@@ -37,6 +38,7 @@ class Fault:
 def patched(owner: Any, name: str, change: Callable[..., Any]) -> Iterator[None]:
     """Let `change(real, *args, **kwargs)` stand for an attribute of a module or class."""
     real = getattr(owner, name)
+    _refuse_others(real, change)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         return change(real, *args, **kwargs)
@@ -46,3 +48,11 @@ def patched(owner: Any, name: str, change: Callable[..., Any]) -> Iterator[None]
         yield
     finally:
         setattr(owner, name, real)
+
+
+def _refuse_others(real: Callable[..., Any], change: Callable[..., Any]) -> None:
+    """Refuse a change that could not be called as what it stands for is."""
+    needed = [p for p in signature(real).parameters.values() if p.default is Parameter.empty]
+    in_order = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    by_name = {p.name: None for p in needed if p.kind is Parameter.KEYWORD_ONLY}
+    signature(change).bind(real, *[None for p in needed if p.kind in in_order], **by_name)

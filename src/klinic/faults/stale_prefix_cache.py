@@ -21,12 +21,12 @@ def inject(severity: Severity) -> Iterator[None]:
     """Run prompts of later samples through the weights that the first step had."""
     first: dict[str, Any] = {}
 
-    def mixed(real: Any, self: Any, scorer: Any, contexts: Sequence[Any], pad_id: int) -> None:
-        real(self, scorer, contexts, pad_id)
+    def mixed(real: Any, self: Any, scorer: Any, contexts: Sequence[Any], *how: Any) -> None:
+        real(self, scorer, contexts, *how)
         if not scorer.lm.training and "scorer" not in first:
             first["scorer"] = copy.deepcopy(scorer)
         old = object.__new__(decoding._Cached)
-        real(old, first["scorer"], contexts, pad_id)
+        real(old, first["scorer"], contexts, *how)
         seen: dict[bytes, int] = {}
         served = []
         for context in contexts:
