@@ -1,12 +1,13 @@
-"""Rows that lie end to end: as if alone, in models that know them apart; others are refused."""
+"""Rows that lie end to end: as if alone, in models that know them apart, and only in those."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from klinic.errors import ConfigError
 from klinic.model.layout import end_to_end, lay_out
-from klinic.model.packed import refuse_mixed_rows
+from klinic.model.packed import knows_rows_apart, packs
 from klinic.model.scorer import TokenScorer
 
 CPU = torch.device("cpu")
@@ -55,18 +56,56 @@ def rows():
 @pytest.mark.parametrize("name", KNOW_ROWS_APART)
 def test_packed_rows_are_scored_as_if_alone(name):
     scorer = scorer_of(name, KNOW_ROWS_APART[name])
-    refuse_mixed_rows(scorer, name)
+    assert knows_rows_apart(scorer)
     packed = scorer(end_to_end(*rows(), device=CPU)).logp
     apart = scorer(lay_out(*rows(), pad_id=0, device=CPU)).logp
     assert (packed - apart).abs().max() < 1e-10
 
 
 @pytest.mark.parametrize("name", DO_NOT)
-def test_a_model_that_mixes_rows_is_refused(name):
-    with pytest.raises(ConfigError, match=r"learner\.packed is true.*does not know rows apart"):
-        refuse_mixed_rows(scorer_of(name, DO_NOT[name]), name)
+def test_a_model_that_mixes_rows_shows(name):
+    assert not knows_rows_apart(scorer_of(name, DO_NOT[name]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_rounding_is_no_reason_to_refuse(dtype):
-    refuse_mixed_rows(scorer_of("qwen2", KNOW_ROWS_APART["qwen2"], dtype), "qwen2")
+def test_rounding_is_no_sign_of_mixing(dtype):
+    assert knows_rows_apart(scorer_of("qwen2", KNOW_ROWS_APART["qwen2"], dtype))
+
+
+def test_only_attention_that_skips_other_rows_is_given_them(monkeypatch):
+    """What a model does with its attention is its own; what it is called decides."""
+    apart, mixed = (
+        scorer_of(name, {**KNOW_ROWS_APART, **DO_NOT}[name]) for name in ("qwen2", "opt")
+    )
+    assert not packs(apart)
+    for scorer in (apart, mixed):
+        called = SimpleNamespace(_attn_implementation="flash_attention_2")
+        monkeypatch.setattr(scorer, "lm", Called(scorer.lm, called))
+    assert packs(apart)
+    assert not packs(mixed)
+
+
+def test_a_model_that_goes_on_counting_does_not_know_rows_apart(monkeypatch):
+    """It sees nothing of the row before, and takes its own positions for those behind it."""
+    scorer = scorer_of("gpt2", KNOW_ROWS_APART["gpt2"])
+    embed = scorer.lm.transformer.wpe.forward
+    monkeypatch.setattr(
+        scorer.lm.transformer.wpe,
+        "forward",
+        lambda places: embed(torch.arange(places.shape[-1]).expand(places.shape)),
+    )
+    assert not knows_rows_apart(scorer)
+
+
+class Called(torch.nn.Module):
+    """A model by another config."""
+
+    def __init__(self, lm, config):
+        super().__init__()
+        self.lm, self.config = lm, config
+
+    def get_decoder(self):
+        return self.lm.get_decoder()
+
+    def get_output_embeddings(self):
+        return self.lm.get_output_embeddings()

@@ -47,7 +47,6 @@ SAMPLES = {
     "learner.loss": "grpo",
     "learner.schedule": "cosine",
     "learner.mask_truncated": True,
-    "learner.packed": True,
     "model.gradient_checkpointing": True,
     "model.name": "a/b",
     "data.task": "chess",

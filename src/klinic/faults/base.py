@@ -52,7 +52,8 @@ def patched(owner: Any, name: str, change: Callable[..., Any]) -> Iterator[None]
 
 def _refuse_others(real: Callable[..., Any], change: Callable[..., Any]) -> None:
     """Refuse a change that could not be called as what it stands for is."""
-    needed = [p for p in signature(real).parameters.values() if p.default is Parameter.empty]
-    in_order = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    by_name = {p.name: None for p in needed if p.kind is Parameter.KEYWORD_ONLY}
-    signature(change).bind(real, *[None for p in needed if p.kind in in_order], **by_name)
+    given = signature(real).parameters.values()
+    first = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
+    needed = [None for p in given if p.kind in first and p.default is Parameter.empty]
+    by_name = {p.name: None for p in given if p.kind is Parameter.KEYWORD_ONLY}
+    signature(change).bind(real, *needed, **by_name)

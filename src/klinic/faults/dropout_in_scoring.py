@@ -14,11 +14,11 @@ RATE = {Severity.MILD: 0.01, Severity.NORMAL: 0.1}
 def inject(severity: Severity) -> Iterator[None]:
     """Set the dropout of the policy's attention after it was checked."""
 
-    def alive(real: Any, recipe: Any, policy: Any, reference: Any) -> Any:
+    def alive(real: Any, recipe: Any, policy: Any, *rest: Any, **how: Any) -> Any:
         for module in policy.lm.modules():
             if hasattr(module, "attention_dropout"):
                 module.attention_dropout = RATE[severity]
-        return real(recipe, policy, reference)
+        return real(recipe, policy, *rest, **how)
 
     with patched(train, "make_learner", alive):
         yield

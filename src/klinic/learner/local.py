@@ -169,13 +169,18 @@ class LocalLearner:
             reference_fingerprint=None if self._reference is None else self._reference.now(),
         )
 
+    @property
+    def packs(self) -> bool:
+        """Whether rows lie end to end."""
+        return self._settings.packed
+
     def _cut(self, record: StepRecord, size: int) -> list[MicroBatch]:
         return micro_batches(
             record,
             size=size,
             pad_id=self._policy.pad_id,
             device=self._scorer.device,
-            packed=self._settings.packed,
+            packed=self.packs,
             team=self.team,
         )
 

@@ -1,6 +1,7 @@
 """The parts of a run, as its recipe describes them: policy, reference, learner, sampler."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from klinic.model.adapters import is_adapted
 from klinic.model.chat import PromptEncoder
 from klinic.model.loading import BUILT_IN, Policy, load_policy, load_scorer, load_whole
 from klinic.model.moving_reference import moving
-from klinic.model.packed import refuse_mixed_rows
+from klinic.model.packed import packs
 from klinic.model.reference import Reference, as_it_starts, frozen
 from klinic.recipe.recipe import Recipe
 from klinic.sampler.conversation import Conversing, Reply
@@ -87,10 +88,7 @@ def start_reference(recipe: Recipe, policy: Policy, where: str) -> Reference | N
         return None
     moves = recipe.reference.moves
     if path := recipe.reference.path:
-        scorer = load_scorer(path, like=policy, seed=recipe.seed)
-        if recipe.learner.packed:
-            refuse_mixed_rows(scorer, path)
-        reference = frozen(scorer, source=path)
+        reference = frozen(load_scorer(path, like=policy, seed=recipe.seed), source=path)
     else:
         reference = as_it_starts(policy.scorer, source=where, moves=moves)
     return moving(policy.scorer, reference, source=where) if moves else reference
@@ -103,10 +101,19 @@ def identity(reference: Reference | None) -> dict[str, Any]:
     return {"kind": reference.kind, "source": reference.source, "digest": reference.digest}
 
 
-def make_learner(recipe: Recipe, policy: Policy, reference: Reference | None) -> LocalLearner:
+def make_learner(
+    recipe: Recipe, policy: Policy, reference: Reference | None, *, packed: bool = False
+) -> LocalLearner:
     """Return the learner that the recipe describes, in this process."""
     objective, settings = learner_settings(recipe)
+    settings = replace(settings, packed=packed)
     return LocalLearner(policy, reference, objective=objective, settings=settings)
+
+
+def both_pack(policy: Policy, reference: Reference | None) -> bool:
+    """Whether rows can lie end to end, for whoever reads them."""
+    others = [] if reference is None else [reference.scorer]
+    return all(packs(scorer) for scorer in (policy.scorer, *others))
 
 
 def learner_settings(recipe: Recipe) -> tuple[Objective, Settings]:
@@ -132,7 +139,6 @@ def learner_settings(recipe: Recipe) -> tuple[Objective, Settings]:
         max_grad_norm=learner.max_grad_norm,
         micro_batch_size=learner.micro_batch_size,
         updates_per_batch=learner.updates_per_batch,
-        packed=learner.packed,
     )
     return objective, settings
 

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from klinic.errors import ConfigError, RankLostError
 from klinic.learner.fsdp import FsdpLearner, Ranks
 from klinic.learner.ranks import Call, GroupWire, Leader, follow
-from klinic.loop.assembly import identity, learner_settings, start_reference
+from klinic.loop.assembly import both_pack, identity, learner_settings, start_reference
 from klinic.model.determinism import settle_kernels
 from klinic.model.loading import Policy, load_policy
 from klinic.orphans import PARENT
@@ -179,7 +179,7 @@ def _build(
         policy,
         reference,
         objective=objective,
-        settings=settings,
+        settings=replace(settings, packed=both_pack(policy, reference)),
         team=Ranks(),
         published=published,
     )

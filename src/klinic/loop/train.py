@@ -15,6 +15,7 @@ from klinic.learner.checkpoint import MODEL
 from klinic.learner.protocol import Learner
 from klinic.loop import checkpoint
 from klinic.loop.assembly import (
+    both_pack,
     conversing,
     identity,
     make_learner,
@@ -39,7 +40,6 @@ from klinic.model.adapters import base_digest
 from klinic.model.chat import PromptEncoder
 from klinic.model.determinism import settle_kernels
 from klinic.model.loading import BUILT_IN, Policy
-from klinic.model.packed import refuse_mixed_rows
 from klinic.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -205,14 +205,13 @@ def _learner(
     recipe: Recipe, policy: Policy, where: str, cluster: "Clustered | None"
 ) -> tuple[Learner, dict[str, Any]]:
     """Return the learner, of this process or of several, and which reference it starts with."""
-    if recipe.learner.packed:
-        refuse_mixed_rows(policy.scorer, policy.name)
     if recipe.learner.shards > 1:
         from klinic.loop.shards import STORE, lead
 
         return lead(recipe, policy, where, None if cluster is None else cluster.followers(STORE))
     reference = start_reference(recipe, policy, where)
-    return make_learner(recipe, policy, reference), identity(reference)
+    packed = both_pack(policy, reference)
+    return make_learner(recipe, policy, reference, packed=packed), identity(reference)
 
 
 def begin(run: Run) -> LoopState:

@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,9 +60,21 @@ def sampled(tensor: Tensor) -> Tensor:
 def sampled_digest(tensors: Mapping[str, Tensor]) -> str:
     """Return a hash of evenly spaced entries of every tensor; all who share tensors must ask."""
     gathered = _gathered({name: p for name, p in tensors.items() if _is_sharded(p)})
-    return _hash(
-        (name, gathered[name] if name in gathered else sampled(p)) for name, p in tensors.items()
-    )
+    entries = {
+        name: gathered[name] if name in gathered else sampled(p.detach())
+        for name, p in tensors.items()
+    }
+    return _hash(_joined(entries))
+
+
+def _joined(entries: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Yield the same in few tensors: each is fetched from its device, and waited for."""
+    alike: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+    for name, few in entries.items():
+        alike.setdefault((few.dtype, few.device), []).append(name)
+    for names in alike.values():
+        named = " ".join(f"{name} {len(entries[name])}" for name in names)
+        yield named, torch.cat([entries[name] for name in names])
 
 
 def _gathered(sharded: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -126,7 +126,7 @@ class Replay:
             size=self.recipe.learner.micro_batch_size if size is None else size,
             pad_id=self.run.policy.pad_id,
             device=self.run.policy.scorer.device,
-            packed=self.recipe.learner.packed,
+            packed=self.learner.packs,
         )
 
     def probe(self) -> dict[str, dict[str, Any]]:

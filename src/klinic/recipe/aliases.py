@@ -167,8 +167,6 @@ ALIASES: dict[str, str | Callable[[Any], Meaning]] = {
     "datasets": "data.path",
     "data.dataset": "data.path",
     "eval.dataset": "eval.path",
-    "use_remove_padding": "learner.packed",
-    "padding_free": "learner.packed",
     "eval_dataset": "eval.path",
     "eval_path": "eval.path",
     "retention.dataset": "retention.path",

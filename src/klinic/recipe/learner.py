@@ -39,9 +39,6 @@ class LearnerSection(Section):
     micro_batch_size: Count = 8
     """Completions of the longest length in one forward and backward pass, and more of shorter
     ones: memory, not the result."""
-    packed: bool = False
-    """Whether rows lie end to end, without padding. Faster with flash attention; elsewhere rows of
-    similar length are, which is what they are otherwise."""
     shards: Count = 1
     """Processes that share the weights by FSDP2; 1 is this one alone."""
     mask_truncated: bool = False
