@@ -240,7 +240,9 @@ def test_a_canary_would_be_seen(tmp_path, asked_for):
         pytest.skip("needs chromium")
     port, asked = asked_for
     page = tmp_path / "page.html"
-    page.write_text(f"<title>x</title><script>fetch('http://127.0.0.1:{port}/stolen')</script>")
+    # one that is waited for: the browser may be gone before a fetch has left it
+    ask = f"r = new XMLHttpRequest(); r.open('GET', 'http://127.0.0.1:{port}/stolen', false)"
+    page.write_text(f"<title>x</title><script>{ask}; r.send()</script>")
     subprocess.run(
         [PROGRAM, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom", page.as_uri()],
         capture_output=True,
