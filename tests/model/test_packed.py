@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from klinic.model.layout import end_to_end, lay_out
+from klinic.model.layout import lay_end_to_end, lay_out
 from klinic.model.packed import knows_rows_apart, packs
 from klinic.model.scorer import TokenScorer
 
@@ -57,7 +57,7 @@ def rows():
 def test_packed_rows_are_scored_as_if_alone(name):
     scorer = scorer_of(name, KNOW_ROWS_APART[name])
     assert knows_rows_apart(scorer)
-    packed = scorer(end_to_end(*rows(), device=CPU)).logp
+    packed = scorer(lay_end_to_end(*rows(), device=CPU)).logp
     apart = scorer(lay_out(*rows(), pad_id=0, device=CPU)).logp
     assert (packed - apart).abs().max() < 1e-10
 

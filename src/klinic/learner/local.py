@@ -214,9 +214,7 @@ class LocalLearner:
             states = self._scorer.hidden(batch.layout)
             compared = ref if baseline else None
             scores.append(self._scorer.score(states, batch.layout.target_ids, compared))
-            if ref is not None and self._settings.keeps_top(self._objective):
-                ref = replace(ref, top=self._scorer.top(states, ref))  # noqa: PLW2901
-            kept.append(ref)
+            kept.append(self._with_top(states, ref))
         logp_old = self._joined([s.logp for s in scores], batches, record)
         targets = replace(targets, logp_old=logp_old)
         if not baseline:
@@ -224,6 +222,12 @@ class LocalLearner:
         exact = [s.kl_exact for s in scores if s.kl_exact is not None]
         kl_exact = self._joined(exact, batches, record)
         return replace(targets, kl_baseline=sequence_baseline(kl_exact, targets)), kept
+
+    def _with_top(self, states: Tensor, ref: RefHidden | None) -> RefHidden | None:
+        """Keep the reference at the likeliest outcomes, where updates will ask for those alone."""
+        if ref is None or not self._settings.keeps_top(self._objective):
+            return ref
+        return replace(ref, top=self._scorer.top(states, ref))
 
     def prepare(self, scored: Scored, *, kl_coef: float, reward_scale: float = 1.0) -> Prepared:
         """Compute the loss and its gradient; nothing moves yet."""

@@ -12,7 +12,7 @@ forward pass. Who has none left repeats one that does not count. What they write
 matter: there each takes neighbouring rows, to be in the order of the step one after the other.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,7 @@ from torch import Tensor
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rows import places_of
 from klinic.learner.team import ALONE, Team
-from klinic.model.layout import Layout, end_to_end, lay_out
+from klinic.model.layout import Layout, lay_end_to_end, lay_out
 
 PASS = 128  # tokens of padding that are cheaper than one more pass through the model
 
@@ -76,7 +76,7 @@ def laid_out(
         pairs = [prompts[row] for row in rows], [completions[row] for row in rows]
         batches.append(
             MicroBatch(
-                layout=end_to_end(*pairs, device=device)
+                layout=lay_end_to_end(*pairs, device=device)
                 if packed
                 else lay_out(*pairs, pad_id=pad_id, device=device),
                 rows=rows,
@@ -105,28 +105,30 @@ def _dealt(
     """Yield the rows of each micro-batch of one process, and whether it counts."""
     size = min(size, -(-len(lengths) // team.size))  # so that there is something for everybody
     room = size * int(lengths.max())
-    cuts = list((_filled if packed else _similar)(np.arange(len(lengths)), lengths, room))
+    cuts = list(_longest_first(lengths, room, _filled if packed else _similar))
     own = cuts[team.rank :: team.size]
     yield from ((rows, True) for rows in own)
     yield from ((cuts[0], False) for _ in range(-(-len(cuts) // team.size) - len(own)))
 
 
-def _similar(rows: np.ndarray, lengths: np.ndarray, room: int) -> Iterator[np.ndarray]:
-    """Yield rows of similar length together, the longest first, each in the order of the step."""
-    longest_first = rows[np.argsort(-lengths[rows], kind="stable")]
-    while len(longest_first):
-        longest = int(lengths[longest_first[0]])
-        fits = longest_first[: max(1, room // longest)]
-        padding = np.cumsum(longest - lengths[fits])
-        num = int((padding <= PASS).sum())
-        yield np.sort(longest_first[:num])
-        longest_first = longest_first[num:]
+def _longest_first(
+    lengths: np.ndarray, room: int, fitting: Callable[[np.ndarray, int], int]
+) -> Iterator[np.ndarray]:
+    """Yield as many rows together as fit, the longest first, each cut in the order of the step."""
+    rows = np.argsort(-lengths, kind="stable")
+    while len(rows):
+        num = fitting(lengths[rows], room)
+        yield np.sort(rows[:num])
+        rows = rows[num:]
 
 
-def _filled(rows: np.ndarray, lengths: np.ndarray, room: int) -> Iterator[np.ndarray]:
-    """Yield as many rows together as have room, the longest first."""
-    longest_first = rows[np.argsort(-lengths[rows], kind="stable")]
-    while len(longest_first):
-        num = int((np.cumsum(lengths[longest_first]) <= room).sum())
-        yield np.sort(longest_first[:num])
-        longest_first = longest_first[num:]
+def _similar(lengths: np.ndarray, room: int) -> int:
+    """Return how many of the longest rows have room, padded to the first, with little padding."""
+    longest = int(lengths[0])
+    padding = np.cumsum(longest - lengths[: max(1, room // longest)])
+    return int((padding <= PASS).sum())
+
+
+def _filled(lengths: np.ndarray, room: int) -> int:
+    """Return how many of the longest rows have room end to end."""
+    return int((np.cumsum(lengths) <= room).sum())

@@ -8,6 +8,7 @@ nothing before it. Which hidden state predicts which token is worked out once, h
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from klinic.errors import ShapeError
+from klinic.evidence.rollout import end_to_end, offsets_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,20 +57,20 @@ def lay_out(
     )
 
 
-def end_to_end(
+def lay_end_to_end(
     prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], *, device: torch.device
 ) -> Layout:
     """Return the rows behind one another, without padding."""
     _refuse_empty_prompts(prompts)
     rows = [np.concatenate(pair) for pair in zip(prompts, completions, strict=True)]
-    begins = np.cumsum([0, *(len(row) for row in rows)])
+    spans = pairwise(offsets_of([len(row) for row in rows]))
     predict_at = [
         np.arange(begin + len(prompt) - 1, end - 1)
-        for prompt, begin, end in zip(prompts, begins, begins[1:], strict=False)
+        for prompt, (begin, end) in zip(prompts, spans, strict=True)
     ]
 
     def flat(parts: Sequence[np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.concatenate(parts).astype(np.int64)).to(device)
+        return torch.from_numpy(end_to_end(parts, np.int64)).to(device)
 
     return Layout(
         input_ids=flat(rows)[None],

@@ -9,7 +9,7 @@ it, and nothing says so. So it is tried, on two rows.
 import numpy as np
 import torch
 
-from klinic.model.layout import end_to_end
+from klinic.model.layout import lay_end_to_end
 from klinic.model.scorer import TokenScorer
 
 LENGTH = 8
@@ -30,7 +30,7 @@ def knows_rows_apart(scorer: TokenScorer) -> bool:
 
     def last(*rows: np.ndarray) -> torch.Tensor:
         starts, rest = [row[:1] for row in rows], [row[1:] for row in rows]
-        states = scorer.hidden(end_to_end(starts, rest, device=scorer.device))
+        states = scorer.hidden(lay_end_to_end(starts, rest, device=scorer.device))
         return states[-len(row) + 1 :].double()
 
     alone, behind = last(row), last(one, row)
