@@ -87,7 +87,7 @@ def measure(
     claims: Sequence[Claim],
     *,
     least: int = 7,
-    most: int = 60,
+    most: int = 500,
     seconds: float = 600.0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Any]:

@@ -17,6 +17,9 @@ KL_COEF = 0.04
 PROMPTS = {"1M": 4, "10M": 2, "124M": 1}
 TOKENS = {"1M": 32, "10M": 32, "124M": 16}
 """So that a step of the largest takes seconds."""
+SHORT = {"prompts": 1, "completion_length": 16}
+"""Beside the bare step, whose margin is small: the shorter the steps, the less the machine changes
+between them. What klinic adds to each weighs the more."""
 PAST = 17
 """Steps before the first that counts. The doctor asks after 1, 2, 4, 8, ... and where a check fails
 that had not; weights that are random give it reason to, in the first steps that it sees."""
@@ -36,52 +39,43 @@ class Bench:
 
 
 @contextlib.contextmanager
-def opened(size: str) -> Iterator[Bench]:
-    """Make a model, and forget it afterwards."""
+def opened(size: str, **sizes: int) -> Iterator[Bench]:
+    """Make a model, and forget it afterwards; its steps are as usual where nothing else is said."""
     with TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        sizes = Sizes(
-            vocabulary=SIZES[size]["vocab_size"],
-            prompts=PROMPTS[size],
-            completion_length=TOKENS[size],
+        usual = {"prompts": PROMPTS[size], "completion_length": TOKENS[size]}
+        yield Bench(
+            model=saved_model(size, folder / "model"),
+            sizes=Sizes(vocabulary=SIZES[size]["vocab_size"], **{**usual, **sizes}),
+            folder=folder,
         )
-        yield Bench(model=saved_model(size, folder / "model"), sizes=sizes, folder=folder)
 
 
 def step(size: str, **how: Any) -> dict[str, Any]:
     """Compare the steps of one size, without a KL and with one."""
     found: dict[str, Any] = {"ratios": {}, "raw": {}}
     for kl_coef in (0.0, KL_COEF):
+        kl = "kl" if kl_coef else "no kl"
+        name = f"step {size}, {kl}: klinic / "
+        bare = Claim(name=f"{name}bare", arm="klinic", over="bare", must=1.03)
+        trl = Claim(name=f"{name}TRL", arm="klinic", over="trl", must=1.0, side="below")
+        with opened(size, **SHORT) as bench:
+            by_hand = Bare(bench.model, bench.sizes, kl_coef)
+            against_bare = _klinic_over(by_hand, bench, kl_coef, bare, **how)
         with opened(size) as bench:
-            arms: dict[str, Arm] = {
-                "bare": Bare(bench.model, bench.sizes, kl_coef),
-                "klinic": (ours := bench.klinic("klinic", kl_coef or None)),
-                "trl": Trl(bench.model, bench.sizes, kl_coef, bench.folder / "trl"),
-            }
-            _get_past(ours)
-            with_kl = "kl" if kl_coef else "no kl"
-            claims = [
-                Claim(
-                    name=f"step {size}, {with_kl}: klinic / bare",
-                    arm="klinic",
-                    over="bare",
-                    must=1.03,
-                ),
-                Claim(
-                    name=f"step {size}, {with_kl}: klinic / TRL",
-                    arm="klinic",
-                    over="trl",
-                    must=1.0,
-                    side="below",
-                ),
-            ]
-            for claim in claims:  # one by one: what lies between two arms of a round is noise
-                pair = {name: arms[name] for name in (claim.over, claim.arm)}
-                measured = measure(pair, [claim], **how)
-                found["ratios"] |= measured.pop("ratios")
-                found["raw"][f"{with_kl}, {claim.over}"] = measured
-            ours.close()
+            theirs = Trl(bench.model, bench.sizes, kl_coef, bench.folder / "trl")
+            against_trl = _klinic_over(theirs, bench, kl_coef, trl, **how)
+        found["ratios"] |= against_bare.pop("ratios") | against_trl.pop("ratios")
+        found["raw"] |= {f"{kl}, bare": against_bare, f"{kl}, trl": against_trl}
     return found
+
+
+def _klinic_over(of: Arm, bench: Bench, kl_coef: float, claim: Claim, **how: Any) -> dict[str, Any]:
+    ours = bench.klinic("klinic", kl_coef or None)
+    _get_past(ours)
+    measured = measure({claim.over: of, claim.arm: ours}, [claim], **how)
+    ours.close()
+    return measured
 
 
 def kl_cost(size: str, **how: Any) -> dict[str, Any]:
