@@ -1,10 +1,16 @@
 """A run as cases: what is kept of its metrics, and which of them a case may see."""
 
 import json
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis.strategies import integers
 
 from evidence.records import full_record
+from klinic.checks import malformed_output, reward_hacking
 from klinic.checks.base import Case
-from klinic.doctor.reading import WINDOW, Cases, read_cases
+from klinic.doctor.reading import ENDS, WINDOW, Cases, read_cases
 from klinic.evidence import store
 from klinic.evidence.fields import METRICS
 
@@ -36,6 +42,54 @@ def test_a_case_sees_the_metrics_up_to_its_step_in_whatever_order_they_were_writ
     assert seen == [[1, 2], [1, 2, 3, 4]]
     last: Case = list(read_cases(tmp_path))[-1]
     assert last.metrics[2] == {"reward": 0.2, "eval/accuracy": 0.5}
+
+
+def metrics_of_a_long_run(
+    draws: np.random.Generator, num_steps: int
+) -> dict[int, dict[str, float]]:
+    """A reward at every step, an evaluation at every seventh, sometimes an answer rate."""
+    lines = {}
+    for step in range(1, num_steps + 1):
+        line = {"reward": draws.random() + step / num_steps}
+        if step % 7 == 0:
+            line["eval/accuracy"] = draws.random()
+        if draws.random() < 0.5:
+            line["completions/parse_rate"] = draws.random() / 3
+        lines[step] = line
+    return lines
+
+
+@given(seed=integers(0, 10_000), num_steps=integers(1, 400))
+def test_the_ends_of_a_run_say_what_all_of_it_says(seed, num_steps):
+    lines = metrics_of_a_long_run(np.random.default_rng(seed), num_steps)
+    cases = Cases({})
+    for step, line in lines.items():
+        cases.tell(step, line)
+    kept = cases.next(full_record(step=num_steps), {})
+    whole = replace(kept, metrics=lines)
+    for check in (reward_hacking.CHECK, malformed_output.CHECK):
+        one, other = check(kept), check(whole)
+        assert (one.verdict, one.measured) == (other.verdict, other.measured)
+
+
+def test_what_is_kept_of_the_metrics_does_not_grow_with_the_run():
+    cases = Cases({})
+    for step in range(5000):
+        cases.tell(step, {"reward": 0.5, **({"eval/accuracy": 0.5} if step % 50 == 0 else {})})
+        cases.tell(step, {"time/step": 3.0})
+    kept = cases.next(full_record(step=5000), {}).metrics
+    assert sum("reward" in line for line in kept.values()) == 2 * ENDS
+    assert sum("eval/accuracy" in line for line in kept.values()) == 2 * ENDS
+    assert len(kept) <= 4 * ENDS
+    assert {0, 50, 4950, 4999} <= kept.keys()
+
+
+def test_a_metric_that_is_told_again_counts_once():
+    cases = Cases({})
+    for step in (*range(3 * ENDS), 2 * ENDS, 3 * ENDS - 1):
+        cases.tell(step, {"reward": 0.5})
+    kept = cases.next(full_record(step=3 * ENDS), {}).metrics
+    assert len(kept) <= 2 * ENDS
 
 
 def test_lines_without_a_step_belong_to_nobody(tmp_path):

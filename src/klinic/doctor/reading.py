@@ -14,6 +14,7 @@ from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import METRICS, PROBES, RUN_FACTS, SHARED, read_run_facts
 
 WINDOW = 20  # records before a step that a check may look at
+ENDS = 20  # values of a metric that are kept from the beginning of a run, and as many from its end
 
 
 def read_cases(run: Path) -> Iterator[Case]:
@@ -50,16 +51,31 @@ class Cases:
 
     def __init__(self, facts: Mapping[str, Any]) -> None:
         self._facts = facts
-        self._metrics: dict[int, Mapping[str, Any]] = {}
+        self._metrics: dict[int, dict[str, Any]] = {}
+        self._told: dict[str, list[int]] = {}  # the steps of each metric
         self._earlier: deque[StepRecord] = deque(maxlen=WINDOW)
         self._start: StepRecord | None = None
         self._measured: dict[Any, tuple[StepRecord, Any]] = {}
 
     def tell(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Take in the metrics of a step that checks read; an evaluation stands with its step."""
-        # a run may go on for weeks, and these are kept of all its steps
-        read = {name: value for name, value in metrics.items() if name in fields.METRICS}
-        self._metrics[step] = {**self._metrics.get(step, {}), **read}
+        for name in metrics.keys() & fields.METRICS.keys():
+            self._metrics.setdefault(step, {})[name] = metrics[name]
+            self._keep_ends(name, step)
+
+    def _keep_ends(self, name: str, step: int) -> None:
+        """Let go of a metric in the middle of a run: it may go on for weeks, judged at every step.
+
+        Metrics go one by one, because an evaluation is rarer than a reward.
+        """
+        steps = self._told.setdefault(name, [])
+        if step not in steps:
+            steps.append(step)
+        if len(steps) > 2 * ENDS:
+            line = self._metrics[middle := steps.pop(ENDS)]
+            del line[name]
+            if not line:
+                del self._metrics[middle]
 
     def remember(self, record: StepRecord) -> None:
         """Take in a record that was judged before."""
