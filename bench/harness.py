@@ -95,6 +95,8 @@ def measure(
     every = {**arms, CONTROL: next(iter(arms.values()))}
     for arm in every.values():
         arm()  # the first time loads, compiles and allocates
+    gc.collect()
+    gc.freeze()  # what is there now stays, and need not be looked through before every arm
     rounds, began = Rounds(), time.monotonic()
     while rounds.num < most:
         _one_round(every, rounds)

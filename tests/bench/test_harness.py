@@ -34,7 +34,9 @@ def on(monkeypatch):
         made = Machine(**how)
         monkeypatch.setattr(harness, "time", made)
         # with all that a test process holds, a collection takes longer than the rest
-        monkeypatch.setattr(harness, "gc", SimpleNamespace(collect=lambda: None))
+        monkeypatch.setattr(
+            harness, "gc", SimpleNamespace(collect=lambda: None, freeze=lambda: None)
+        )
         return made
 
     return machine

@@ -30,6 +30,8 @@ class Drawn:
     completion_ids: Sequence[np.ndarray]
     sent: Sequence[np.ndarray] | None
     """The prompts that the sampler was sent; None where that was not heard."""
+    pad_id: int | None
+    """What fills them up on the left, for `generate`; vLLM is sent prompts as they are."""
     cached_tokens: Sequence[int] | None
     """Tokens of each prompt that came out of the sampler's cache; None where it does not tell."""
     emitted_by: Sequence[np.ndarray]
@@ -57,6 +59,7 @@ def drawn(
     heard: Heard,
     vllm: HeardOfVLLM | None,
     *,
+    pad_id: int,
     version: int,
     fingerprint: str,
 ) -> Drawn:
@@ -75,6 +78,7 @@ def drawn(
     return Drawn(
         completion_ids=rows,
         sent=_sent(heard, vllm, len(rows)),
+        pad_id=pad_id if vllm is None else None,
         cached_tokens=[0] * len(rows) if vllm is None else _cached(vllm, len(rows)),
         emitted_by=emitted,
         logp_sampler=heard.logp(completion_ids) if reported is None else reported,

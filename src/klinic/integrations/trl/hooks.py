@@ -125,7 +125,12 @@ class Hooks:
         if self._training:
             with self.timed("klinic"):
                 self.drawn = drawn(
-                    generated, heard, self._vllm, version=self.step - 1, fingerprint=fingerprint(lm)
+                    generated,
+                    heard,
+                    self._vllm,
+                    pad_id=self._trainer._tokenizer.pad_token_id,
+                    version=self.step - 1,
+                    fingerprint=fingerprint(lm),
                 )
         return generated
 

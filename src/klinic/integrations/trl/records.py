@@ -164,14 +164,21 @@ def _prompts_match(rows: Sequence[Row], scored: Sequence[np.ndarray]) -> np.ndar
     if any(row.batch.drawn.sent is None for row in rows):
         return None
     sent = [row.batch.drawn.sent[row.number] for row in rows]  # type: ignore[index]
-    return np.array(
-        [
-            len(padded) >= len(prompt)
-            and np.array_equal(padded[len(padded) - len(prompt) :], prompt)
-            for padded, prompt in zip(sent, scored, strict=True)
-        ],
-        np.bool_,
-    )
+    pads = [row.batch.drawn.pad_id for row in rows]
+    return np.array(list(map(_is_prompt, sent, scored, pads)), np.bool_)
+
+
+def _is_prompt(sent: np.ndarray, prompt: np.ndarray, pad_id: int | None) -> bool:
+    """Tell whether something is a prompt with nothing on its left but padding.
+
+    >>> two = np.array([7, 8])
+    >>> [_is_prompt(np.array(ids), two, 0) for ids in ([7, 8], [0, 0, 7, 8], [5, 7, 8], [8])]
+    [True, True, False, False]
+    >>> _is_prompt(np.array([0, 7, 8]), two, None)
+    False
+    """
+    before, same = np.split(sent, [max(len(sent) - len(prompt), 0)])
+    return np.array_equal(same, prompt) and all(token == pad_id for token in before.tolist())
 
 
 def _cached_tokens(rows: Sequence[Row]) -> np.ndarray | None:
