@@ -1,5 +1,8 @@
 """broken-reward: rewards are missing, wrong, or in another order than the completions."""
 
+import math
+from collections import Counter
+
 import numpy as np
 
 from klinic.checks.base import Answer, Case, Check, Finding, Stage, failed, no_data, passed
@@ -67,14 +70,12 @@ def _graded(asked: Answer, *, at_start: bool) -> str:
 def unequally_rewarded(reward: np.ndarray, equal: list[list[int]]) -> tuple[int, int]:
     """Return the pairs of equal completions of one prompt, and how many have unequal rewards."""
     pairs = differ = 0
+    rounded = np.round(reward, 9).tolist()
     for rows in equal:
-        if len(rows) < 2:
-            continue
-        rewards = reward[rows]
-        rewards = rewards[np.isfinite(rewards)]
-        _, counts = np.unique(np.round(rewards, 9), return_counts=True)
-        pairs += num_pairs(len(rewards))
-        differ += num_pairs(len(rewards)) - sum(num_pairs(int(num)) for num in counts)
+        counts = Counter(rounded[row] for row in rows if math.isfinite(rounded[row]))
+        of_all = num_pairs(counts.total())
+        pairs += of_all
+        differ += of_all - sum(map(num_pairs, counts.values()))
     return pairs, differ
 
 

@@ -47,8 +47,8 @@ def judge(case: Case) -> Finding:
 def _cut_off(record: StepRecord, eos_ids: list[int]) -> float:
     has_tokens = np.diff(record.row_offsets) > 0
     last = record.token_ids[(record.row_offsets[1:] - 1)[has_tokens]]
-    reason = np.asarray(record.finish_reason)[has_tokens]
-    return float(((reason == "length") & ~np.isin(last, np.asarray(eos_ids))).mean())
+    cut = np.asarray(record.finish_reason)[has_tokens] == "length"
+    return float((cut & ~np.isin(last, np.asarray(eos_ids))).mean()) if cut.any() else 0.0
 
 
 CHECK = Check(

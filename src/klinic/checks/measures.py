@@ -77,6 +77,8 @@ def known_rewards(record: StepRecord) -> list[np.ndarray]:
     order = np.argsort(record.group, kind="stable")
     ends = np.flatnonzero(np.diff(record.group[order])) + 1
     groups = np.split(reward[order], ends)
+    if np.isfinite(reward).all():
+        return groups
     return [group[np.isfinite(group)] for group in groups]
 
 

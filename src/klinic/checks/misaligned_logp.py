@@ -85,6 +85,8 @@ def scan(record: StepRecord, column: str) -> Scan:
     hit = np.nan_to_num(means) > LARGE
     tokens = known & hit[row_of_token(record.row_offsets)]
     share = float(hit.mean()) if hit.size else 0.0
+    if tokens.sum() < ENOUGH:  # as in most steps: there is nothing to remove
+        return Scan(rows=share, gap=0.0, shifted=0.0, middle=0.0, shift=0)
     pairs = {shift: _gaps(old, other, record, tokens, shift) for shift in SHIFTS}
     usable = {shift: pair for shift, pair in pairs.items() if pair is not None}
     if not usable:

@@ -7,6 +7,7 @@ import numpy as np
 from klinic.checks import after_sync
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 from klinic.checks.measures import gap, known_tokens, rms, wide
+from klinic.evidence.record import StepRecord
 from klinic.maths.arrays import row_of_token
 
 GREW = 5.0  # times the gap of the first step; that of two engines does not grow with training
@@ -50,7 +51,7 @@ def judge(case: Case) -> Finding:
     now = _fresh_gap(case)
     if now.size < ENOUGH:
         return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
-    first = rms(gap(case.start, "logp_sampler", "logp_old"))
+    first = case.of(_apart, case.start)
     limit = max(FLOOR, GREW * first)
     apart, to_reference = rms(now), _to_reference(case)
     summary = (
@@ -82,6 +83,10 @@ def _says_older(case: Case) -> bool:
     if record.weight_version is None or version is None or not record.loss_mask.any():
         return False
     return bool((record.weight_version[record.loss_mask] < version).any())
+
+
+def _apart(record: StepRecord) -> float:
+    return rms(gap(record, "logp_sampler", "logp_old"))
 
 
 def _fresh_gap(case: Case) -> np.ndarray:
