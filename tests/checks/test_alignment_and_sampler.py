@@ -8,11 +8,14 @@ import pytest
 from klinic.checks import (
     Case,
     Verdict,
+    context_truncated,
     misaligned_logp,
     stop_token_fault,
     temperature_on_one_side,
     wrong_loss_mask,
 )
+from klinic.doctor.diagnosis import diagnose
+from klinic.doctor.reading import Cases
 from klinic.evidence.record import EmittedBy, StepRecord
 
 ROWS, LENGTH, VOCABULARY = 24, 10, 32
@@ -180,3 +183,47 @@ def test_rows_that_are_cut_off_are_no_fault():
     cut = np.array(["length"] * ROWS, "<U6")
     case = replace(found, token_ids=ids, finish_reason=cut)
     assert verdict(stop_token_fault, case) is Verdict.NO_DATA
+
+
+END_OF_TURN = 7
+
+
+def with_turns_that_end(num_rows, **changes):
+    """Return rows that are cut off, of which some end a turn in their middle and go on."""
+    found = record()
+    ids = found.token_ids.copy()
+    ids[ids == END_OF_TURN] = 2
+    ids[LENGTH - 1 :: LENGTH] = 2
+    ids[LENGTH // 2 :: LENGTH][:num_rows] = END_OF_TURN
+    cut = np.array(["length"] * ROWS, "<U6")
+    return replace(found, token_ids=ids, finish_reason=cut, **changes)
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"), [(ROWS, Verdict.FAIL), (ROWS // 4, Verdict.FAIL), (1, Verdict.NO_DATA)]
+)
+def test_an_end_that_only_the_model_s_files_know_is_the_stop_token_s_fault(rows, said):
+    found = with_turns_that_end(rows)
+    assert verdict(stop_token_fault, found, declared_eos_ids=[1, END_OF_TURN]) is said
+    assert verdict(stop_token_fault, found, declared_eos_ids=[1]) is Verdict.NO_DATA
+    assert verdict(stop_token_fault, found) is Verdict.NO_DATA
+
+
+def test_a_turn_that_a_tool_answers_is_an_end_that_was_known():
+    by_whom = np.zeros(ROWS * LENGTH, np.int8)
+    by_whom[LENGTH // 2 + 1 :: LENGTH] = EmittedBy.TOOL
+    found = with_turns_that_end(ROWS, emitted_by=by_whom)
+    assert verdict(stop_token_fault, found, declared_eos_ids=[END_OF_TURN]) is Verdict.NO_DATA
+
+
+def test_an_unknown_end_is_told_and_not_the_length_that_comes_of_it():
+    run = {**RUN, "declared_eos_ids": [1, END_OF_TURN]}
+    cases = Cases(run)
+    steps = [replace(with_turns_that_end(ROWS), step=step) for step in (1, 2, 3)]
+    checks = [stop_token_fault.CHECK, context_truncated.CHECK]
+    found = diagnose([cases.next(one, {}) for one in steps], checks)
+    assert [str(h.status) for h in found.hypotheses] == ["confirmed", "explained"]
+    assert found.cause == "stop-token-fault"
+    run["declared_eos_ids"] = [1]
+    again = Cases(run)
+    assert diagnose([again.next(one, {}) for one in steps], checks).cause == "context-truncated"

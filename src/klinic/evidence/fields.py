@@ -38,6 +38,7 @@ RUN_KEYS = {
     "logprob_mode": '"processed": of the distribution that was really sampled from; "raw": of the '
     "bare logits",
     "eos_ids": "every token id that ends a completion",
+    "declared_eos_ids": "those that the model's tokenizer and generation config name as ends",
     "pad_id": "the id used for padding, or null",
     "vocabulary_size": "ids the tokenizer can make",
     "policy": "`name`, `digest` of the weights at the start, `num_parameters`, `num_trainable`, "

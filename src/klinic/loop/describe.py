@@ -12,7 +12,7 @@ from klinic.evidence.record import SCHEMA
 from klinic.evidence.run_facts import SHARED
 from klinic.maths.surrogate import SURROGATES
 from klinic.model.adapters import policy_digest
-from klinic.model.loading import BUILT_IN, Policy, num_experts, num_parameters
+from klinic.model.loading import BUILT_IN, Policy, declared_ends, num_experts, num_parameters
 from klinic.recipe.recipe import Recipe
 
 LIBRARIES = (
@@ -32,6 +32,7 @@ def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict
         "sampling": {**sampling.model_dump(), "repetition_penalty": 1.0},
         "logprob_mode": "processed",
         "eos_ids": list(policy.eos_ids),
+        "declared_eos_ids": list(declared_ends(policy.lm, policy.tokenizer)),
         "pad_id": policy.pad_id,
         "vocabulary_size": policy.vocabulary_size,
         "policy": {

@@ -214,20 +214,29 @@ def quiet() -> "Iterator[None]":
 
 def stop_ids(lm: Any, tokenizer: Any, name: str) -> tuple[int, ...]:
     """Return every id that ends a completion: the tokenizer's, the config's, generation's."""
-    found: list[int] = []
-    for given in (
-        tokenizer.eos_token_id,
-        getattr(lm.generation_config, "eos_token_id", None),
-        getattr(lm.config.get_text_config(), "eos_token_id", None),
-    ):
-        ids: Sequence[int] = [] if given is None else given if isinstance(given, list) else [given]
-        found += [int(i) for i in ids if int(i) not in found]
+    of_config = getattr(lm.config.get_text_config(), "eos_token_id", None)
+    found = _distinct(*declared_ends(lm, tokenizer), of_config)
     if not found:
         raise ConfigError(
             f"model.name is {name}: neither its tokenizer nor its config names an end-of-sequence "
             "token, so every completion would run into the length limit. Set eos_token_id."
         )
-    return tuple(found)
+    return found
+
+
+def declared_ends(lm: Any, tokenizer: Any) -> tuple[int, ...]:
+    """Return the ids that end a completion by what tokenizer and generation config say."""
+    return _distinct(tokenizer.eos_token_id, getattr(lm.generation_config, "eos_token_id", None))
+
+
+def _distinct(*given: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Return the ids of all that were given, each as one, several or none.
+
+    >>> _distinct(2, None, [5, 2])
+    (2, 5)
+    """
+    several = [one if isinstance(one, Sequence) else [one] for one in given if one is not None]
+    return tuple(dict.fromkeys(int(number) for ids in several for number in ids))
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from klinic.loop.describe import begun
 from klinic.maths.surrogate import SURROGATES
 from klinic.model.adapters import policy_digest
 from klinic.model.dropout import largest_dropout
-from klinic.model.loading import num_experts, num_parameters
+from klinic.model.loading import declared_ends, num_experts, num_parameters
 
 ADVANTAGES = {"group": "group_std", "batch": "batch", "none": "group_mean"}
 
@@ -29,6 +29,7 @@ def run_facts(trainer: Any, reference: Reference | None, estimator: str | None) 
         "sampling": sampling(args),
         "logprob_mode": "processed",
         "eos_ids": list(trainer.eos_token_ids),
+        "declared_eos_ids": list(declared_ends(lm, trainer._tokenizer)),
         "pad_id": trainer._tokenizer.pad_token_id,
         "vocabulary_size": int(lm.get_output_embeddings().weight.shape[0]),
         "policy": {
