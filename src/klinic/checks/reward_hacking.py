@@ -10,6 +10,7 @@ from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, pas
 SOME = 5  # steps at each end whose rewards are compared
 FEW = 4  # steps from which it can be seen that nothing rose
 ROSE = 4.0  # standard errors
+LIKELY = 2.0  # of them, where half of the accuracy is gone: a policy that is merely lost earns less
 FLAT = 1.0  # of them, where there are few steps
 FELL = 0.1  # of the held-out accuracy: 100 prompts have an error of 0.05
 HALVED = 0.05  # where half of it or more is gone
@@ -26,7 +27,8 @@ def judge(case: Case) -> Finding:
         What is written as a reward is optimised, not what was meant: length, a format, a phrase.
         Training curves are the best of the whole project, and the model is worse.
     Confirmed when
-        The reward rose by four standard errors, and the accuracy fell by 0.1, or by half and 0.05.
+        The reward rose by four standard errors, and the accuracy fell by 0.1; or it rose by two,
+        and the accuracy fell by half and 0.05.
     Ruled out when
         Accuracy did not fall, or the reward did not rise.
     Confused with
@@ -38,11 +40,11 @@ def judge(case: Case) -> Finding:
         return no_data(f"{len(accuracy)} evaluations (of 2) and {len(rewards)} steps (of 10)")
     rose, course = _rise(rewards)
     fell = float(accuracy[0] - accuracy[-1])
-    lost = fell >= FELL or (fell >= HALVED and accuracy[-1] <= accuracy[0] / 2)
-    wrong = rose > ROSE and lost
+    halved = fell >= HALVED and accuracy[-1] <= accuracy[0] / 2
+    wrong = (rose > LIKELY and halved) or (rose > ROSE and fell >= FELL)
     summary = (
-        f"{course}, and accuracy went from {accuracy[0]:.3g} to {accuracy[-1]:.3g} (limit "
-        f"{FELL:g} down)"
+        f"{course} (limit {LIKELY if halved else ROSE:g}), and accuracy went from "
+        f"{accuracy[0]:.3g} to {accuracy[-1]:.3g} (limit {FELL:g} down)"
     )
     return (failed if wrong else passed)(summary, rose=rose, fell=fell)
 
@@ -53,8 +55,8 @@ def did_not_rise(case: Case) -> Finding | None:
     if len(rewards) < FEW:
         return None
     rose, course = _rise(rewards)
-    limit = ROSE if len(rewards) >= 2 * SOME else FLAT
-    return None if rose > limit else passed(course, rose=rose)
+    limit = LIKELY if len(rewards) >= 2 * SOME else FLAT
+    return None if rose > limit else passed(f"{course} (limit {limit:g})", rose=rose)
 
 
 def _rise(rewards: np.ndarray) -> tuple[float, str]:
@@ -65,7 +67,7 @@ def _rise(rewards: np.ndarray) -> tuple[float, str]:
     rose = float(last.mean() - first.mean()) / max(error, 1e-9)
     return rose, (
         f"the reward went from {first.mean():.3g} to {last.mean():.3g}, {rose:.1f} standard errors "
-        f"up (limit {ROSE:g})"
+        "up"
     )
 
 
