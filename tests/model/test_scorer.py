@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from transformers import GPT2Config, GPT2LMHeadModel, modeling_utils
 
 from klinic.model.adapters import base_digest
 from klinic.model.layout import lay_out
+from klinic.model.scorer import WARNING, TokenScorer
 from small import drifted_reference, own_reference, small_policy
 
 CPU = torch.device("cpu")
@@ -112,3 +114,19 @@ def test_bf16_computes_in_bf16_and_takes_log_probs_in_fp32(layout):
     assert b.dtype == torch.float32
     assert all(p.dtype == torch.float32 for p in rough.lm.parameters())
     assert 0 < float((a - b).detach().abs().max()) < 0.2
+
+
+def test_a_model_that_warns_of_padding_has_no_reason_to(monkeypatch):
+    said = []
+    monkeypatch.setattr(modeling_utils.logger, "warning_once", said.append)
+    sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 32, "pad_token_id": 0}
+    lm = GPT2LMHeadModel(GPT2Config(**sizes))
+    scorer = TokenScorer(lm, temperature=1.0)
+    padded = lay_out(
+        [np.array([5, 6])] * 2, [np.array([7]), np.array([8, 9])], pad_id=0, device=CPU
+    )
+    scorer(padded)
+    assert not said
+    del vars(lm.transformer)[WARNING]
+    scorer(padded)
+    assert "attention_mask" in said[0]
