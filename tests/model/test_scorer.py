@@ -42,6 +42,8 @@ def test_log_prob_entropy_and_rank_are_the_softmax_s(layout, temperature, tokens
     torch.testing.assert_close(scores.logp, logp, rtol=0, atol=1e-12)
     torch.testing.assert_close(scores.entropy, -(whole.exp() * whole).sum(-1), rtol=0, atol=1e-12)
     assert scores.rank.tolist() == (whole > logp[:, None]).sum(-1).tolist()
+    alone = policy.scorer.logp(policy.scorer.hidden(layout), layout.target_ids)
+    assert torch.equal(alone, scores.logp)
 
 
 @pytest.mark.parametrize("tokens_at_a_time", [2, 1000])

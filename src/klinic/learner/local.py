@@ -209,18 +209,20 @@ class LocalLearner:
         # on the first step always: that it comes out equal is evidence, not an assumption
         if self._settings.updates_per_batch == 1 and record.step > 1 and not baseline:
             return targets, hidden
-        scores, kept = [], []
+        old, exact, kept = [], [], []
         for batch, ref in zip(batches, hidden, strict=True):
-            states = self._scorer.hidden(batch.layout)
-            compared = ref if baseline else None
-            scores.append(self._scorer.score(states, batch.layout.target_ids, compared))
+            states, ids = self._scorer.hidden(batch.layout), batch.layout.target_ids
+            if baseline:
+                scores = self._scorer.score(states, ids, ref)
+                old.append(scores.logp)
+                exact.append(scores.kl_exact)
+            else:
+                old.append(self._scorer.logp(states, ids))
             kept.append(self._with_top(states, ref))
-        logp_old = self._joined([s.logp for s in scores], batches, record)
-        targets = replace(targets, logp_old=logp_old)
+        targets = replace(targets, logp_old=self._joined(old, batches, record))
         if not baseline:
             return targets, kept
-        exact = [s.kl_exact for s in scores if s.kl_exact is not None]
-        kl_exact = self._joined(exact, batches, record)
+        kl_exact = self._joined([kl for kl in exact if kl is not None], batches, record)
         return replace(targets, kl_baseline=sequence_baseline(kl_exact, targets)), kept
 
     def _with_top(self, states: Tensor, ref: RefHidden | None) -> RefHidden | None:

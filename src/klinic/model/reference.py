@@ -65,7 +65,7 @@ class Reference:
     def logp(self, hidden: RefHidden, target_ids: Tensor) -> Tensor:
         """Return the log-probs of the tokens."""
         with self._in_force():
-            return self.scorer.score(hidden.hidden, target_ids).logp
+            return self.scorer.logp(hidden.hidden, target_ids)
 
     @torch.no_grad()
     def _logits(self, hidden: Tensor) -> Tensor:

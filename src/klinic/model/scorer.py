@@ -155,6 +155,14 @@ class TokenScorer(nn.Module):
         return joined_scores(parts)
 
     @torch.no_grad()
+    def logp(
+        self, hidden: Float[Tensor, "n H"], target_ids: Int[Tensor, "n"]
+    ) -> Float[Tensor, "n"]:
+        """Return the log-probs that `score` does, to the bit, and nothing beside them."""
+        chunks = self._chunks(len(target_ids))
+        return torch.cat([self._logp(hidden[c], target_ids[c])[1] for c in chunks])
+
+    @torch.no_grad()
     def top(self, hidden: Float[Tensor, "n H"], reference: RefHidden) -> RefTop:
         """Return the reference at the outcomes that are likeliest here, a chunk at a time."""
         token_ids, logp = [], []
@@ -181,12 +189,16 @@ class TokenScorer(nn.Module):
         tempered = logits if self.temperature == 1 else logits / self.temperature
         return torch.log_softmax(tempered, dim=-1)
 
+    def _logp(self, hidden: Tensor, target_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the log-probs of all outcomes, and of those that were drawn."""
+        logp_all = self.log_softmax(self.head(hidden))
+        # a copy, no view: FSDP2 hangs its hook on what a forward returns
+        return logp_all, logp_all.gather(-1, target_ids[:, None])[:, 0].clone()
+
     def _chunk(
         self, hidden: Tensor, target_ids: Tensor, reference: RefHidden | None
     ) -> TokenScores:
-        logp_all = self.log_softmax(self.head(hidden))
-        # a copy, no view: FSDP2 hangs its hook on what a forward returns
-        logp = logp_all.gather(-1, target_ids[:, None])[:, 0].clone()
+        logp_all, logp = self._logp(hidden, target_ids)
         scores = TokenScores(logp=logp, **_seen(logp_all.detach(), logp.detach()))
         if reference is None:
             return scores
