@@ -177,8 +177,8 @@ def _is_prompt(sent: np.ndarray, prompt: np.ndarray, pad_id: int | None) -> bool
     >>> _is_prompt(np.array([0, 7, 8]), two, None)
     False
     """
-    before, same = np.split(sent, [max(len(sent) - len(prompt), 0)])
-    return np.array_equal(same, prompt) and all(token == pad_id for token in before.tolist())
+    num = max(len(sent) - len(prompt), 0)
+    return np.array_equal(sent[num:], prompt) and bool((sent[:num] == pad_id).all())
 
 
 def _cached_tokens(rows: Sequence[Row]) -> np.ndarray | None:

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from klinic.integrations.trl.scoring import Batch, Score, logp_of, trained_on, unseen
 from klinic.model.adapters import (
@@ -60,7 +61,10 @@ class Reference:
 
 def policy_of(trainer: Any) -> Any:
     """Return the trained model without what a launcher wrapped around it."""
-    return trainer.accelerator.unwrap_model(trainer.model)
+    model = trainer.model
+    if isinstance(model, PreTrainedModel):  # nothing is, and to make sure takes a millisecond
+        return model
+    return trainer.accelerator.unwrap_model(model)
 
 
 def reference_of(trainer: Any, *, monitored: bool) -> Reference | None:
