@@ -7,7 +7,8 @@ from transformers import GPT2Config, GPT2LMHeadModel, modeling_utils
 
 from klinic.model.adapters import base_digest
 from klinic.model.layout import lay_out
-from klinic.model.scorer import WARNING, TokenScorer
+from klinic.model.loading import WARNING, expect_no_mask
+from klinic.model.scorer import TokenScorer
 from small import drifted_reference, own_reference, small_policy
 
 CPU = torch.device("cpu")
@@ -123,6 +124,7 @@ def test_a_model_that_warns_of_padding_has_no_reason_to(monkeypatch):
     monkeypatch.setattr(modeling_utils.logger, "warning_once", said.append)
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 32, "pad_token_id": 0}
     lm = GPT2LMHeadModel(GPT2Config(**sizes))
+    expect_no_mask(lm)
     scorer = TokenScorer(lm, temperature=1.0)
     padded = lay_out(
         [np.array([5, 6])] * 2, [np.array([7]), np.array([8, 9])], pad_id=0, device=CPU

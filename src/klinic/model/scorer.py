@@ -27,7 +27,6 @@ from klinic.model.token_scores import TokenScores, joined_scores
 
 CHUNK_ELEMENTS = 2**24  # logits at a time: 64 MiB in fp32
 BLOCK_ELEMENTS = 2**18  # looked at at a time: 1 MiB, which stays in a cache
-WARNING = "warn_if_padding_and_no_attention_mask"
 TOP_K = 64  # outcomes that the estimator `topk` keeps apart; the rest share a bucket
 
 
@@ -78,7 +77,6 @@ class TokenScorer(nn.Module):
     def __init__(self, lm: Any, *, temperature: float, autocast: torch.dtype | None = None) -> None:
         super().__init__()
         self.lm: Any = lm
-        _expect_no_mask(lm.get_decoder())
         self.head = Head(lm)
         self.temperature = temperature
         self.autocast = autocast
@@ -243,16 +241,3 @@ def _seen(logp_all: Tensor, logp: Tensor) -> dict[str, Tensor]:
         # summed in int32, in half the time; a vocabulary is far from its end
         rank[some] = (logp_all[some] > logp[some, None]).sum(-1, dtype=torch.int32)
     return {"entropy": undecided, "rank": rank}
-
-
-def _expect_no_mask(decoder: Any) -> None:
-    """Let a decoder not warn of padding without a mask: no token of a layout can see any.
-
-    Older models of transformers do, and look for it in every forward pass.
-    """
-    if hasattr(decoder, WARNING):
-        setattr(decoder, WARNING, _say_nothing)
-
-
-def _say_nothing(*_: Any) -> None:
-    pass
