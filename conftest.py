@@ -73,7 +73,10 @@ WHOLE = (
 )
 
 
-OF_TRL = ("tests/integrations/", "tests/bench/test_race.py", "docs/how-to/trl.md")
+OF_TRL = (
+    *("tests/integrations/", "tests/bench/test_race.py", "tests/bench/test_loss.py"),
+    "docs/how-to/trl.md",
+)
 
 
 class PagesWhole(LoadScopeScheduling):
