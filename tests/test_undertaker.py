@@ -30,7 +30,8 @@ print(left.pid, flush=True)
 
 def start(folder, then):
     script = [sys.executable, "-c", SCRIPT.replace("{then}", then), str(folder)]
-    return subprocess.Popen(script, stdout=subprocess.PIPE, text=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    return subprocess.Popen(script, text=True, **pipes)
 
 
 def ignores(pid, number):
@@ -67,10 +68,14 @@ def test_being_asked_to_end_with_everybody_else_does_not_stop_it(tmp_path):
 
 
 def test_whoever_ends_in_order_is_not_waited_for(tmp_path):
-    with start(tmp_path / "left", "left.kill(); left.wait(); folder.rmdir()") as process:
-        process.stdout.readline()
+    in_order = "sys.stdin.readline(); left.kill(); left.wait(); folder.rmdir()"
+    with start(tmp_path / "left", in_order) as process:
+        left = int(process.stdout.readline())
         there = descendants(process.pid)
-        process.wait(10)
+        (undertaker,) = there - {left}
+        while not ignores(undertaker, signal.SIGHUP):  # it has only just been started
+            time.sleep(0.01)
+        process.communicate("go\n", timeout=10)
     begun = time.monotonic()
     wait_until_gone(there)
     assert time.monotonic() - begun < GRACE

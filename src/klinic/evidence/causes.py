@@ -124,7 +124,8 @@ CAUSES = (
         14,
         "stop-token-fault",
         "the end of a completion is masked, missed or trained past",
-        f"{MASKED} record.token_ids record.finish_reason run.eos_ids run.pad_id run.sampling",
+        f"{MASKED} record.token_ids record.finish_reason run.eos_ids run.pad_id "
+        "run.declared_eos_ids run.sampling",
     ),
     _cause(
         15,
