@@ -39,12 +39,6 @@ MANIFEST_KEYS = {"schema", "step", "parts", "facts"}
 NON_FINITE = ("NaN", "Infinity", "-Infinity")
 """How a fact that is no finite number is written: JSON has no NaN, and null says "not recorded"."""
 MARK = b"PAR1"  # at the end of a Parquet file
-FORMAT: Mapping[str, Any] = {
-    "compression": "zstd",
-    # log-probs hardly repeat, and a part is always read whole: both only cost time and room
-    "use_dictionary": False,
-    "write_statistics": False,
-}
 WAITING = 4
 """Records that may wait for the disk before training waits for it as well."""
 
@@ -66,7 +60,7 @@ def write_record(run: Path, record: StepRecord, rank: int = 0) -> None:
 def write_part(run: Path, record: StepRecord, rank: int) -> Part:
     """Write the rows that one rank holds. The step does not count before `complete_step`."""
     sink = pa.BufferOutputStream()
-    pq.write_table(to_table(record), sink, **FORMAT)
+    pq.write_table(to_table(record), sink, compression="zstd")
     data = sink.getvalue().to_pybytes()
     folder = _folder(run, record.step)
     folder.mkdir(parents=True, exist_ok=True)
