@@ -22,6 +22,5 @@ def entropy(logp: Float[Any, "*shape V"]) -> Float[Any, "*shape"]:
     array([1.0397])
     """
     xp = namespace(logp)
-    p = xp.exp(logp)
     # where p is 0, any number will do for its logarithm, but not -inf
-    return -(p * xp.clip(logp, FAR, None)).sum(-1)
+    return -xp.linalg.vecdot(xp.exp(logp), xp.clip(logp, FAR, None))

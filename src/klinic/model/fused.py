@@ -16,6 +16,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from klinic.model.head import Sums
 from klinic.model.token_scores import TokenScores, joined_scores
 
 Loss = Callable[[TokenScores, slice], Tensor]
@@ -28,7 +29,7 @@ LEARNT = ("logp", "kl_exact", "kl_topk")
 
 def fused(
     hidden: Float[Tensor, "n H"],
-    weights: Sequence[Tensor],
+    weights: Sequence[Tensor] | Sums,
     score: Score,
     loss: Loss,
     *,
@@ -37,7 +38,8 @@ def fused(
 ) -> tuple[TokenScores, Float[Tensor, ""]]:
     """Return the scores, and the loss as a number that knows its gradient already.
 
-    `weights` are the parameters between hidden states and scores; their gradient is taken too.
+    `weights` are the parameters between hidden states and scores; their gradient is taken too, or
+    where there is only one, `score` adds it up.
     """
     ahead = _Ahead(hidden, weights)
     if token_by_token:
@@ -54,10 +56,11 @@ def fused(
 class _Ahead:
     """The sum so far, and its gradient in hidden states and weights."""
 
-    def __init__(self, hidden: Tensor, weights: Sequence[Tensor]) -> None:
+    def __init__(self, hidden: Tensor, weights: Sequence[Tensor] | Sums) -> None:
         self._hidden = hidden
         self._at = hidden.detach()
-        self._weights = list(weights)
+        self._sums = weights if isinstance(weights, Sums) else None
+        self._weights = [] if isinstance(weights, Sums) else list(weights)
         self._value = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
         self._of_hidden = torch.zeros_like(self._at)
         self._of_weights: list[Tensor | None] = [None] * len(self._weights)
@@ -111,9 +114,11 @@ class _Ahead:
 
     def number(self) -> Tensor:
         """Return the sum; its backward pass hands the gradient on to the decoder."""
-        gradients = (self._of_hidden, *self._of_weights)
+        weights, of_weights = self._weights, self._of_weights
+        if self._sums is not None:
+            weights, of_weights = [self._sums.weight], [self._sums.of_weight]
         number: Tensor = _Known.apply(  # type: ignore[no-untyped-call]
-            self._value, gradients, self._hidden, *self._weights
+            self._value, (self._of_hidden, *of_weights), self._hidden, *weights
         )
         return number
 
@@ -134,6 +139,8 @@ class _Known(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError("the gradient of a fused loss can be used once")
+        if factor.is_cpu and factor == 1:  # the rule, and the head's is half a gigabyte to walk
+            return (None, None, *gradients)
         scaled = (None if g is None else g.mul_(factor) for g in gradients)
         return (None, None, *scaled)
 

@@ -6,7 +6,7 @@ tokens at a time. Some models do more than a matrix product there; what they do 
 and `agrees_with_model` holds it against the model's own logits when a model is loaded.
 """
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from jaxtyping import Float
@@ -35,17 +35,66 @@ class Head(nn.Module):
         """The parameters of it that are trained."""
         return [p for p in self._embedding[0].parameters() if p.requires_grad]
 
-    def forward(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
+    def sums(self) -> "Sums | None":
+        """Return where gradients of its weight can be added up; None where autograd has to."""
+        (embedding,) = self._embedding
+        is_product = type(embedding) is nn.Linear and embedding.bias is None
+        is_trained = is_product and embedding.weight.requires_grad
+        return Sums(embedding.weight) if is_trained else None
+
+    def forward(
+        self, hidden: Float[Tensor, "n H"], sums: "Sums | None" = None
+    ) -> Float[Tensor, "n V"]:
         """Return the logits, computed in the precision of the weights and at least in fp32."""
         (embedding,) = self._embedding
         with torch.autocast(hidden.device.type, enabled=False):
             precise = torch.promote_types(embedding.weight.dtype, torch.float32)
-            logits = embedding(hidden.to(embedding.weight.dtype)).to(precise)
+            at = hidden.to(embedding.weight.dtype)
+            product = embedding(at) if sums is None else sums.product(at)
+            logits: Tensor = product.to(precise)
         if self.scale != 1:  # a product with 1 is a copy of everything
             logits = logits * self.scale
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
-        return cast(Tensor, logits)
+        return logits
+
+
+class Sums:
+    """The gradient of a head's weight, added up in place.
+
+    It is as large as the head. Made anew for each chunk of tokens and then added, it takes longer
+    than the product it comes from.
+    """
+
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
+        self.of_weight: Tensor | None = None
+
+    def product(self, hidden: Tensor) -> Tensor:
+        """Return the logits; their backward pass adds to the sum, and autograd sees no weight."""
+        logits: Tensor = _Product.apply(hidden, self)  # type: ignore[no-untyped-call]
+        return logits
+
+    def add(self, of_logits: Tensor, hidden: Tensor) -> None:
+        """Add what some tokens have to say."""
+        if self.of_weight is None:
+            self.of_weight = of_logits.T @ hidden
+        else:
+            self.of_weight.addmm_(of_logits.T, hidden)
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, sums: Sums) -> Tensor:
+        ctx.save_for_backward(hidden)
+        ctx.sums = sums
+        return nn.functional.linear(hidden, sums.weight)
+
+    @staticmethod
+    def backward(ctx: Any, of_logits: Tensor) -> tuple[Tensor, None]:
+        (hidden,) = ctx.saved_tensors
+        ctx.sums.add(of_logits, hidden)
+        return of_logits @ ctx.sums.weight, None
 
 
 def _scale(config: Any) -> float:

@@ -20,12 +20,14 @@ from torch.utils.checkpoint import checkpoint
 from klinic.maths import kl
 from klinic.maths.arrays import largest
 from klinic.maths.entropy import entropy
+from klinic.model.drawn import drawn_logp
 from klinic.model.fused import Loss, fused
-from klinic.model.head import Head
+from klinic.model.head import Head, Sums
 from klinic.model.layout import Layout
 from klinic.model.token_scores import TokenScores, joined_scores
 
-CHUNK_ELEMENTS = 2**24  # logits at a time: 64 MiB in fp32
+CHUNK_ELEMENTS = 27 * 2**20  # logits at a time: 108 MiB in fp32
+CHUNK_ROWS = 16  # tokens of a chunk are a multiple of it: so matrix products are made
 BLOCK_ELEMENTS = 2**18  # looked at at a time: 1 MiB, which stays in a cache
 TOP_K = 64  # outcomes that the estimator `topk` keeps apart; the rest share a bucket
 
@@ -117,15 +119,15 @@ class TokenScorer(nn.Module):
 
         `token_by_token` says that no token's part of the loss looks at another token.
         """
-        hidden = self.hidden(layout)
+        hidden, sums = self.hidden(layout), self.head.sums()
 
         def score(some: Tensor, tokens: slice) -> TokenScores:
             ref = None if reference is None else reference.within(tokens)
-            return self._chunk(some, layout.target_ids[tokens], ref)
+            return self._chunk(some, layout.target_ids[tokens], ref, sums)
 
         return fused(
             hidden,
-            self.head.weights,
+            self.head.weights if sums is None else sums,
             score,
             loss,
             chunks=self._chunks(len(hidden)),
@@ -157,8 +159,11 @@ class TokenScorer(nn.Module):
         self, hidden: Float[Tensor, "n H"], target_ids: Int[Tensor, "n"]
     ) -> Float[Tensor, "n"]:
         """Return the log-probs that `score` does, to the bit, and nothing beside them."""
-        chunks = self._chunks(len(target_ids))
-        return torch.cat([self._logp(hidden[c], target_ids[c])[1] for c in chunks])
+
+        def drawn(some: slice) -> Tensor:
+            return drawn_logp(self._tempered(self.head(hidden[some])), target_ids[some])[1]
+
+        return torch.cat([drawn(some) for some in self._chunks(len(target_ids))])
 
     @torch.no_grad()
     def top(self, hidden: Float[Tensor, "n H"], reference: RefHidden) -> RefTop:
@@ -174,6 +179,7 @@ class TokenScorer(nn.Module):
     def _chunks(self, num_tokens: int) -> list[slice]:
         vocabulary = self.lm.get_output_embeddings().weight.shape[0]
         size = max(1, self.chunk_elements // vocabulary)
+        size -= size % CHUNK_ROWS if size > CHUNK_ROWS else 0
         starts = range(0, max(num_tokens, 1), size)
         return [slice(start, min(start + size, num_tokens)) for start in starts]
 
@@ -184,22 +190,26 @@ class TokenScorer(nn.Module):
 
     def log_softmax(self, logits: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Return log-probs at the run's temperature."""
-        tempered = logits if self.temperature == 1 else logits / self.temperature
-        return torch.log_softmax(tempered, dim=-1)
+        return torch.log_softmax(self._tempered(logits), dim=-1)
 
-    def _logp(self, hidden: Tensor, target_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the log-probs of all outcomes, and of those that were drawn."""
-        logp_all = self.log_softmax(self.head(hidden))
-        # a copy, no view: FSDP2 hangs its hook on what a forward returns
-        return logp_all, logp_all.gather(-1, target_ids[:, None])[:, 0].clone()
+    def _tempered(self, logits: Tensor) -> Tensor:
+        return logits if self.temperature == 1 else logits / self.temperature
 
     def _chunk(
-        self, hidden: Tensor, target_ids: Tensor, reference: RefHidden | None
+        self,
+        hidden: Tensor,
+        target_ids: Tensor,
+        reference: RefHidden | None,
+        sums: Sums | None = None,
     ) -> TokenScores:
-        logp_all, logp = self._logp(hidden, target_ids)
-        scores = TokenScores(logp=logp, **_seen(logp_all.detach(), logp.detach()))
+        logits = self._tempered(self.head(hidden, sums))
+        seen, logp = drawn_logp(logits, target_ids)
+        scores = TokenScores(logp=logp, **_seen(seen, logp.detach()))
         if reference is None:
             return scores
+        if reference.tokens is None or reference.top is not None:
+            # apart from `logp`, whose gradient is the same to the bit whether this has one or not
+            logp_all = torch.log_softmax(logits, dim=-1)
         if (top := reference.top) is not None:
             kept = {"coarse_q": top.logp, "token_ids": top.token_ids}
             scores = replace(scores, kl_topk=kl.bucketed(logp_p=logp_all, **kept))
@@ -234,10 +244,12 @@ def _num_apart(logp_all: Tensor) -> int:
 def _seen(logp_all: Tensor, logp: Tensor) -> dict[str, Tensor]:
     """Return entropy and rank, some rows at a time: what they take beside the logits is little."""
     rows = max(1, BLOCK_ELEMENTS // logp_all.shape[-1])
-    undecided, rank = torch.empty_like(logp), torch.empty_like(logp, dtype=torch.int64)
+    undecided, rank = torch.empty_like(logp), torch.empty_like(logp)
+    likelier = torch.empty_like(logp_all[:rows])
     for start in range(0, len(logp), rows):
         some = slice(start, start + rows)
         undecided[some] = entropy(logp_all[some])
-        # summed in int32, in half the time; a vocabulary is far from its end
-        rank[some] = (logp_all[some] > logp[some, None]).sum(-1, dtype=torch.int32)
-    return {"entropy": undecided, "rank": rank}
+        # zeros and ones as floats, in a third of the time; their sum is exact below 2**24
+        into = likelier[: len(undecided[some])]
+        rank[some] = torch.gt(logp_all[some], logp[some, None], out=into).sum(-1)
+    return {"entropy": undecided, "rank": rank.long()}
