@@ -58,7 +58,12 @@ class Inside:
 
 
 def share(
-    step: Callable[[], Any], clock: Inside, thread: threading.Thread, *, must: float | None
+    step: Callable[[], Any],
+    clock: Inside,
+    thread: threading.Thread,
+    *,
+    must: float | None,
+    rounds: int = STEPS,
 ) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """Return the time of a step with what is added over that without, and the seconds of each.
 
@@ -67,7 +72,7 @@ def share(
     raw: dict[str, list[float]] = {"step": [], "added": [], "added_by_threads": []}
     assert thread.ident is not None  # noqa: S101 - it makes the steps
     own = time.pthread_getcpuclockid(thread.ident)
-    for _ in range(STEPS):
+    for _ in range(rounds):
         began = time.perf_counter(), time.process_time(), time.clock_gettime(own), clock.seconds
         step()
         added = clock.seconds - began[3]
@@ -83,6 +88,6 @@ def share(
         "must": must,
         "side": "at most",
         "ok": must is None or found.median <= must,
-        "rounds": STEPS,
+        "rounds": rounds,
     }
     return told, raw
