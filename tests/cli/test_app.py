@@ -1,9 +1,9 @@
 """The command as a process: what it imports, how fast it answers, how it fails."""
 
 import json
+import resource
 import subprocess
 import sys
-import time
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -34,11 +34,13 @@ def test_help_imports_nothing_heavy():
 
 
 def test_help_answers_at_once():
+    # its own work, whoever else is at work; .ci/check_base.py looks at the clock, alone
     seconds = []
-    for _ in range(5):
-        start = time.perf_counter()
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert run("--help").returncode == 0
-        seconds.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(seconds) < 0.4
 
 
