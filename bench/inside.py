@@ -8,9 +8,10 @@ both.
 
 import threading
 import time
-from collections.abc import Callable
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from bench.harness import interval
 
@@ -40,6 +41,15 @@ class Inside:
         if self._stack and self._stack[-1]:
             self.seconds += now - self._since
         self._since = now
+
+    @contextmanager
+    def adding(self, *methods: tuple[Any, str]) -> Iterator[None]:
+        """Let the time of some methods count, each told as its owner and its name."""
+        with ExitStack() as patched:
+            for owner, name in methods:
+                change = self.added(getattr(owner, name))
+                patched.enter_context(patch.object(owner, name, change))
+            yield
 
     def added(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """Return a function whose time counts."""

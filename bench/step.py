@@ -1,7 +1,6 @@
 """What a step of klinic costs beside a bare one and one of TRL, without and with a KL."""
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bench.harness import Claim, measure
-from bench.inside import Inside, share
+from bench.inside import STEPS, Inside, share
 from bench.models import SIZES, saved_model
 from bench.steps import Arm, Bare, Klinic, Sizes, Trl
 
@@ -98,12 +97,11 @@ def kl_cost(size: str, **how: Any) -> dict[str, Any]:
         ratios, raw = measured.pop("ratios") | looked.pop("ratios"), {"with": measured}
         raw["looking"] = looked
         for what, must, step, rounds in (
-            ("with, timed inside the step", 1.25, runs["with"], 40),
+            ("with, timed inside the step", 1.25, runs["with"], STEPS),
             ("looking every 10 steps, timed inside", 1.05, blocks["looking"], 12),
         ):
             with timed_reference() as clock:
-                main = threading.main_thread()
-                within, raw[what] = share(step, clock, main, must=must, rounds=rounds)
+                within, raw[what] = share(step, clock, looking.thread, must=must, rounds=rounds)
             ratios[f"KL {size}: {what}"] = within
         for run in (*runs.values(), looking):
             run.close()
@@ -118,10 +116,7 @@ def timed_reference() -> Iterator[Inside]:
 
     clock = Inside()
     asked = [(Reference, name) for name in ("hidden", "logp", "_logits", "now")]
-    with contextlib.ExitStack() as patched:
-        for owner, name in (*asked, (TokenScorer, "_looked")):
-            change = clock.added(getattr(owner, name))
-            patched.enter_context(patch.object(owner, name, change))
+    with clock.adding(*asked, (TokenScorer, "_looked")):
         yield clock
 
 
@@ -186,11 +181,7 @@ def timed_hooks() -> Iterator[Inside]:
         return clock.there_before(real) if name == "_compute_loss" else real
 
     ends = [(_Steps, f"on_{when}") for when in ("pre_optimizer_step", "optimizer_step", "step_end")]
-    with contextlib.ExitStack() as patched:
-        for owner, name in (*ends, (Heard, "scores")):
-            change = clock.added(getattr(owner, name))
-            patched.enter_context(patch.object(owner, name, change))
-        patched.enter_context(patch.object(Wrapped, "wrap", timed))
+    with clock.adding(*ends, (Heard, "scores")), patch.object(Wrapped, "wrap", timed):
         yield clock
 
 
