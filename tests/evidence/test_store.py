@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import subprocess
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -132,6 +134,18 @@ def test_a_manifest_needs_no_digest_but_must_have_the_one_it_names(run):
     (run / MANIFEST).write_text(json.dumps(manifest | {"digest": "0" * 64}))
     with pytest.raises(EvidenceError, match="does not have the digest it names"):
         read_record(run, 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_no_thread_of_arrows_outlives_a_reading(run):
+    """Python 3.11 ends such a thread when it asks for the GIL at exit, and C++ aborts on that."""
+    counting = (
+        "import os, sys; from pathlib import Path; from klinic.evidence.store import read_record\n"
+        "threads = lambda: os.listdir('/proc/self/task')\n"
+        "before = threads(); read_record(Path(sys.argv[1]), 1)\n"
+        "assert threads() == before"
+    )
+    subprocess.run([sys.executable, "-c", counting, str(run)], check=True)
 
 
 def test_rows_are_counted(run):

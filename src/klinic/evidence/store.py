@@ -226,7 +226,8 @@ def _read_part(folder: Path, part: Part) -> Any:
             "or cut short; restore it from a copy, or delete the step's folder."
         )
     try:
-        table = pq.ParquetFile(pa.BufferReader(data)).read()
+        # A thread of Arrow's that lets go of `data` while Python ends would abort the process.
+        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise EvidenceError(f"{path}: is not Parquet ({error}). Write the step again.") from error
     if table.num_rows != part.rows:

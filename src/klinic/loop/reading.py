@@ -113,7 +113,8 @@ def _parquet(file: Path) -> Iterator[tuple[int, Any]]:
     from pyarrow import parquet
 
     try:
-        yield from enumerate(parquet.read_table(file).to_pylist(), 1)
+        # threads of Arrow's can abort a process that ends, as in `evidence.store`
+        yield from enumerate(parquet.ParquetFile(file).read(use_threads=False).to_pylist(), 1)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{file} is not a readable Parquet file: {error}.") from error
 
