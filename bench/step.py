@@ -166,8 +166,8 @@ def attach(size: str, **how: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def timed_hooks() -> Iterator[Inside]:
     """Let a clock run while klinic is at work in a step of TRL."""
+    from klinic.integrations.trl import generation
     from klinic.integrations.trl.attached import _Steps
-    from klinic.integrations.trl.generation import Heard
     from klinic.integrations.trl.wrapping import Wrapped
 
     clock, wrap = Inside(), Wrapped.wrap
@@ -181,7 +181,14 @@ def timed_hooks() -> Iterator[Inside]:
         return clock.there_before(real) if name == "_compute_loss" else real
 
     ends = [(_Steps, f"on_{when}") for when in ("pre_optimizer_step", "optimizer_step", "step_end")]
-    with clock.adding(*ends, (Heard, "scores")), patch.object(Wrapped, "wrap", timed):
+    overheard = generation.Overheard
+    told = staticmethod(clock.added(overheard.__torch_function__))
+    with (
+        clock.adding(*ends, (generation.Heard, "scores")),
+        patch.object(overheard, "__torch_function__", told),
+        patch.object(generation, "_as_plain", clock.there_before(generation._as_plain)),
+        patch.object(Wrapped, "wrap", timed),
+    ):
         yield clock
 
 
