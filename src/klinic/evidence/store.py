@@ -60,7 +60,10 @@ def write_record(run: Path, record: StepRecord, rank: int = 0) -> None:
 def write_part(run: Path, record: StepRecord, rank: int) -> Part:
     """Write the rows that one rank holds. The step does not count before `complete_step`."""
     sink = pa.BufferOutputStream()
-    pq.write_table(to_table(record), sink, compression="zstd")
+    # log-probs hardly repeat: a dictionary of them takes time, and more room than they do
+    pq.write_table(
+        to_table(record), sink, compression="zstd", use_dictionary=False, write_statistics=False
+    )
     data = sink.getvalue().to_pybytes()
     folder = _folder(run, record.step)
     folder.mkdir(parents=True, exist_ok=True)
