@@ -60,9 +60,15 @@ def write_record(run: Path, record: StepRecord, rank: int = 0) -> None:
 def write_part(run: Path, record: StepRecord, rank: int) -> Part:
     """Write the rows that one rank holds. The step does not count before `complete_step`."""
     sink = pa.BufferOutputStream()
-    # log-probs hardly repeat: a dictionary of them takes time, and more room than they do
+    # Log-probs hardly repeat: a dictionary of them takes time, and more room than they do. Least and
+    # largest values, and Arrow's word for each type beside Parquet's own, are read by nobody.
     pq.write_table(
-        to_table(record), sink, compression="zstd", use_dictionary=False, write_statistics=False
+        to_table(record),
+        sink,
+        compression="zstd",
+        use_dictionary=False,
+        write_statistics=False,
+        store_schema=False,
     )
     data = sink.getvalue().to_pybytes()
     folder = _folder(run, record.step)

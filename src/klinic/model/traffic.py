@@ -32,7 +32,7 @@ STORED_FLOATS = ("logp_sampler", "logp", "logp_old", "entropy")
 FLOAT = 3.7  # bytes: four, of which zstd saves a little, as exponents are alike
 RANK = 1.0  # bytes: most tokens are among the likeliest
 STORED_ROW = 16  # bytes
-FILE = 5_500  # bytes: descriptions of 20 columns
+FILE = 3_300  # bytes: descriptions of 20 columns
 
 
 def sent_bytes(sizes: StepSizes) -> float:
