@@ -60,8 +60,8 @@ def write_record(run: Path, record: StepRecord, rank: int = 0) -> None:
 def write_part(run: Path, record: StepRecord, rank: int) -> Part:
     """Write the rows that one rank holds. The step does not count before `complete_step`."""
     sink = pa.BufferOutputStream()
-    # Log-probs hardly repeat: a dictionary of them takes time, and more room than they do. Least and
-    # largest values, and Arrow's word for each type beside Parquet's own, are read by nobody.
+    # Log-probs hardly repeat: a dictionary of them takes time, and more room than they do. Least
+    # and largest values, and Arrow's word for a type beside Parquet's own, are read by nobody.
     pq.write_table(
         to_table(record),
         sink,
