@@ -94,8 +94,8 @@ def kl_cost(size: str, **how: Any) -> dict[str, Any]:
         name = f"KL {size}: looking every 10 steps / without"
         claims = [Claim(name=name, arm="looking", over="without", must=1.05)]
         looked = measure(blocks, claims, **how)
-        ratios, raw = measured.pop("ratios") | looked.pop("ratios"), {"with": measured}
-        raw["looking"] = looked
+        ratios = measured.pop("ratios") | looked.pop("ratios")
+        raw = {"with": measured, "looking": looked}
         for what, must, step, rounds in (
             ("with, timed inside the step", 1.25, runs["with"], STEPS),
             ("looking every 10 steps, timed inside", 1.05, blocks["looking"], 12),
