@@ -77,15 +77,40 @@ class EngineLostError(SamplerError, LostError):
     """The engine that samples is gone."""
 
 
+class MachineError(KlinicError, OSError):
+    """The machine cannot do what a command needs: no room, no memory, no permission, no file."""
+
+    exit_code = 4
+
+
+class UnfinishedError(KlinicError, RuntimeError):
+    """The process of a run exited on its own before the last step was saved."""
+
+
 class RewardError(KlinicError, ValueError):
     """A reward function failed, or returned what is not a reward."""
 
 
+def text_of(error: BaseException) -> str:
+    """Return the text of an error that is not ours; its `__str__` may itself raise.
+
+    >>> class Broken(Exception):
+    ...     def __str__(self):
+    ...         raise KeyError("no text")
+    >>> text_of(ValueError("wrong")), text_of(Broken())
+    ('wrong', '(no text: its __str__ raised KeyError)')
+    """
+    try:
+        return str(error)
+    except Exception as raised:  # code of a user, in the text of an error as anywhere else
+        return f"(no text: its __str__ raised {type(raised).__name__})"
+
+
 def first_line(error: BaseException) -> str:
-    """Return what an error of somebody else's says first; its type where it says nothing.
+    """Return the first line of an error that is not ours; its type where it has no text.
 
     >>> first_line(ValueError("wrong\\nand more"))
     'wrong'
     """
-    lines = str(error).strip().splitlines()
+    lines = text_of(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -1,12 +1,14 @@
 """The `klinic` command, its errors and its exit codes.
 
-Exit codes: 0 well, 1 a finding that fails, 2 the input cannot be used, 3 klinic itself is at fault,
-75 a process of the run is gone and it can go on with --resume, 128 + n stopped by signal n.
+Exit codes: 0 well, 1 a finding that fails, 2 the input cannot be used, 3 a bug in klinic, 4 a fault
+of the machine, 75 a process of the run is gone and it can go on with --resume, 128 + n stopped by
+signal n. docs/reference/commands.md has them as a table.
 """
 
 import os
 import sys
-from typing import Annotated
+from contextlib import suppress
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -22,8 +24,9 @@ from klinic.cli.report import report
 from klinic.cli.train import FLAGS, train
 from klinic.cli.verify import verify
 from klinic.cli.watch import watch
-from klinic.errors import KlinicError
+from klinic.errors import KlinicError, text_of
 from klinic.harmless import harmless
+from klinic.machine_faults import machine_fault
 
 KEPT = "\n\t"  # what messages are laid out with
 
@@ -69,20 +72,27 @@ app.command(rich_help_panel="Look", context_settings=FLAGS)(demo)
 
 
 def main() -> None:
-    """Run a command; say in one sentence what cannot be used."""
+    """Run a command; an error becomes one sentence and the exit code of its kind."""
     try:
         app()
     except KlinicError as error:
-        typer.echo(harmless(f"{type(error).__name__}: {error}", keep=KEPT), err=True)
-        sys.exit(error.exit_code)
+        _fail(f"{type(error).__name__}: {error}", error.exit_code)
     except KeyboardInterrupt:  # where typer's own net does not reach
         sys.exit(130)
     except Exception as error:
         if "KLINIC_DEBUG" in os.environ:
             raise
-        typer.echo(
-            harmless(f"{type(error).__name__}: {error}", keep=KEPT)
-            + "\nThis is a mistake in klinic, not in what you gave it. KLINIC_DEBUG=1 shows where.",
-            err=True,
+        fault = machine_fault(error)
+        if fault is not None:
+            _fail(f"{type(fault).__name__}: {fault}", fault.exit_code)
+        _fail(
+            f"Internal error (a bug in klinic): {type(error).__name__}: {text_of(error)}\n"
+            "It is no fault of your input. KLINIC_DEBUG=1 shows where it happened.",
+            3,
         )
-        sys.exit(3)
+
+
+def _fail(sentence: str, exit_code: int) -> NoReturn:
+    with suppress(OSError):  # standard error may be closed, or on the disk that is full
+        typer.echo(harmless(sentence, keep=KEPT), err=True)
+    sys.exit(exit_code)

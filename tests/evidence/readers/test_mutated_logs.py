@@ -75,7 +75,7 @@ def test_300_damaged_logs_in_processes_of_their_own(tmp_path):
 @pytest.mark.parametrize(
     "answer",
     [
-        (3, "", "TypeError: x\nThis is a mistake in klinic"),
+        (3, "", "Internal error (a bug in klinic): TypeError: x"),
         (2, "", "Traceback (most recent call last)"),
         (2, "", ""),
         (2, "half of an answer", "EvidenceError: x"),
