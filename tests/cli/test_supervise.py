@@ -41,6 +41,12 @@ def die(number=signal.SIGKILL):
     os.kill(os.getpid(), number)
 
 
+def finish(folder, number):
+    step(folder, number)
+    (Path(folder) / "checkpoints" / f"step={number:06d}").mkdir(parents=True)
+    sys.exit(0)
+
+
 """
 
 
@@ -101,13 +107,13 @@ def test_one_that_dies_every_time_is_given_up_with_a_sentence(run, tmp_path):
 
 def test_one_that_makes_steps_goes_on_for_as_long_as_it_takes(run, tmp_path):
     """In a folder of its own choice; the fifth time it is well."""
-    torch = "step('runs/recipe-2', num)\ndie(signal.SIGSEGV) if num < 5 else os._exit(0)"
+    torch = "step('runs/recipe-2', num)\ndie(11) if num < 5 else finish('runs/recipe-2', 9)"
     (tmp_path / "runs" / "recipe").mkdir(parents=True)
-    process = run(torch, "--kl-beta", "0.1")
+    process = run(torch, "--kl-beta", "0.1", "max_steps=9")
     _, said = process.communicate()
     assert process.returncode == 0, said
     first, *others = starts(tmp_path)
-    assert first == ["train", "recipe.yaml", "--kl-beta", "0.1"]
+    assert first == ["train", "recipe.yaml", "--kl-beta", "0.1", "max_steps=9"]
     again = ["train", "--resume", *first[1:], 'output.dir="runs/recipe-2"']
     assert others == [again] * 4
     events = lines(tmp_path / "runs" / "recipe-2" / "events.jsonl")
@@ -132,7 +138,7 @@ def test_steps_that_were_made_before_are_no_progress(run, tmp_path):
         ("raise TypeError('klinic is wrong')", 3, 1),
         ("die(signal.SIGTERM)", 143, 1),
         ("from klinic.errors import RankLostError\nif num == 1: raise RankLostError('gone')\n"
-         "os._exit(0)", 0, 2),
+         "finish('runs/recipe', 100)", 0, 2),
         ("if num == 1: die(signal.SIGABRT)\nraise TypeError('klinic is wrong')", 3, 2),
     ],
 )  # fmt: skip
@@ -143,6 +149,40 @@ def test_what_a_run_says_is_final_and_what_is_lost_is_not(run, tmp_path, torch, 
     assert process.returncode == code, said
     assert len(starts(tmp_path)) == num
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    ("torch", "code", "step"),
+    [
+        ("os._exit(0)", 0, 0),
+        ("sys.exit(0)", 0, 0),
+        ("step('run', 3)\nos._exit(0)", 0, 3),
+        ("step('run', 3)\nos._exit(3)", 3, 3),
+        ("step('run', 3)\nos._exit(1)", 1, 3),
+        ("step('run', 3)\nos._exit(143)", 143, 3),
+        ("os.closerange(3, 256)\nos._exit(7)", 7, 0),
+        ("if os.fork(): os._exit(9)", 9, 0),
+    ],
+)
+def test_an_exit_before_the_last_step_is_on_disk_is_a_failure(run, tmp_path, torch, code, step):
+    """Whatever its code: a reward that calls `os._exit(0)` has trained nothing."""
+    process = run(torch, "output.dir=run", "max_steps=5")
+    _, said = process.communicate()
+    assert process.returncode == 2, said
+    *_, last = said.splitlines()
+    assert last.startswith(
+        f"UnfinishedError: the process of the run exited with code {code} after step {step} of 5, "
+        "before the last step was saved."
+    )
+    assert ("Then go on in run with --resume." in last) is (step > 0)
+    assert len(starts(tmp_path)) == 1
+
+
+def test_a_finished_run_that_has_nothing_left_to_do_is_well(run, tmp_path):
+    (tmp_path / "run" / "checkpoints" / "step=000007").mkdir(parents=True)
+    process = run("step('run', 7)\nsys.exit(0)", "output.dir=run", "max_steps=5", "--resume")
+    _, said = process.communicate()
+    assert process.returncode == 0, said
 
 
 @pytest.mark.parametrize("arguments", [["kl.coef=-1"], ["no.such.key=1"], ["--gpus", "2"]])
@@ -229,7 +269,7 @@ def left(folder):
 
 def test_nobody_is_left_behind_between_two_starts_and_in_the_end(run, tmp_path):
     """Not even who has a session of its own, and does not listen to SIGTERM."""
-    process = run(LEAVING + "die() if num == 1 else os._exit(0)")
+    process = run(LEAVING + "die() if num == 1 else finish('runs/recipe', 100)")
     process.communicate()
     assert process.returncode == 0
     assert len(left(tmp_path)) == 4

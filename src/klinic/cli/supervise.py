@@ -2,16 +2,19 @@
 
 The parent imports no torch: memory that runs out, or a driver that fails, takes the run and leaves
 the parent. What the run says about itself (a recipe that cannot work, a reward that failed, a run
-that was stopped) is final; what killed it without a word is not.
+that was stopped) is final; what killed it without a word is not. An exit code counts only where
+klinic itself ended the process, and 0 only where the checkpoint of the last step is on disk: any
+function that the run calls may end it with any code.
 """
 
+import atexit
 import json
 import os
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -20,13 +23,15 @@ from typing import TYPE_CHECKING
 import typer
 
 from klinic import orphans
-from klinic.errors import LostError
+from klinic.errors import LostError, UnfinishedError
 
 if TYPE_CHECKING:
     from klinic.recipe.loading import Loaded
 
 SUPERVISED = "KLINIC_SUPERVISED"
 """The number of the process that supervises this one; 0 where nobody shall."""
+EXIT_PIPE = "KLINIC_EXIT_PIPE"
+"""The descriptor that a run writes to when it exits in order, which `os._exit` does not."""
 MOST_RESTARTS = 3  # without a new step: what kills a run at one place four times is no accident
 PAUSE = 1.0  # seconds for a device or a socket to be given back
 STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # whoever sends one wants the run to end
@@ -41,9 +46,28 @@ def find_supervisor() -> int | None:
     if told is None:
         return None
     supervisor = int(told) if told.isdecimal() else 0
+    pipe = os.environ.pop(EXIT_PIPE, "")
     if supervisor:
         orphans.die_with(supervisor)
+        if pipe.isdecimal():
+            atexit.register(_announce_exit, int(pipe), _identity(int(pipe)), os.getpid())
     return supervisor
+
+
+def _announce_exit(pipe: int, identity: tuple[int, int] | None, owner: int) -> None:
+    """Report an exit in order; not from a fork, and not into a file that took the number over."""
+    if os.getpid() == owner and identity is not None and _identity(pipe) == identity:
+        with suppress(OSError):
+            os.write(pipe, b".")
+
+
+def _identity(pipe: int) -> tuple[int, int] | None:
+    try:
+        os.set_inheritable(pipe, False)
+        found = os.fstat(pipe)
+    except OSError:  # a function has closed it
+        return None
+    return found.st_dev, found.st_ino
 
 
 def supervise(loaded: "Loaded") -> int:
@@ -55,6 +79,7 @@ def supervise(loaded: "Loaded") -> int:
             ending = child.run(history.command())
             orphans.end_descendants()
             if child.is_stopped() or not ending.is_loss:
+                history.refuse_unfinished(ending, is_stopped=child.is_stopped())
                 return ending.exit_code
             history.add(ending)
             time.sleep(PAUSE)
@@ -71,6 +96,8 @@ class _Ending:
     """Its exit code, or minus the signal that killed it."""
     seconds: float
     """That it had lived."""
+    in_order: bool
+    """Whether klinic ended it; a function that calls `os._exit` does so without a word."""
 
     @property
     def is_loss(self) -> bool:
@@ -118,8 +145,11 @@ class _Child:
     def run(self, command: list[str]) -> _Ending:
         """Start it, and wait until it has ended; what it leaves behind is reaped on the way."""
         begun = time.monotonic()
-        told = {**os.environ, SUPERVISED: str(os.getpid())}
+        announced, pipe = os.pipe()
+        os.set_inheritable(pipe, True)
+        told = {**os.environ, SUPERVISED: str(os.getpid()), EXIT_PIPE: str(pipe)}
         pid = self._pid = os.posix_spawn(command[0], command, told)
+        os.close(pipe)
         if self.is_stopped():  # while it was being started
             os.kill(pid, self.stopped_by)
         ended, status = os.wait()
@@ -127,12 +157,24 @@ class _Child:
             ended, status = os.wait()
         self._pid = None
         code = os.waitstatus_to_exitcode(status)
-        return _Ending(pid=pid, code=code, seconds=time.monotonic() - begun)
+        seconds = time.monotonic() - begun
+        return _Ending(pid=pid, code=code, seconds=seconds, in_order=_has_written(announced))
 
     def _on(self, number: int, _: FrameType | None) -> None:
         self.stopped_by = number
         if self._pid is not None and not (number == signal.SIGINT and _is_in_front()):
             os.kill(self._pid, number)
+
+
+def _has_written(announced: int) -> bool:
+    """Whether anything was written to a pipe, which a fork of a run may still hold open."""
+    os.set_blocking(announced, False)
+    try:
+        return bool(os.read(announced, 1))
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(announced)
 
 
 def _is_in_front() -> bool:
@@ -182,6 +224,27 @@ class _History:
         says = f"The run {ending} after step {step}. {where}: {count}."
         typer.echo(says, err=True)
         self._write(step, says, ending)
+
+    def refuse_unfinished(self, ending: _Ending, *, is_stopped: bool) -> None:
+        """Raise where an exit code is not the truth about the run."""
+        if ending.code < 0 or (ending.code > 0 and (ending.in_order or is_stopped)):
+            return
+        step, last = self._step_after(ending), self._loaded.recipe.loop.max_steps
+        if ending.code == 0 and self._has_saved(last):
+            return
+        go_on = "" if self._folder is None else f" Then go on in {self._folder} with --resume."
+        raise UnfinishedError(
+            f"the process of the run exited with code {ending.code} after step {step} of {last}, "
+            "before the last step was saved. If no sentence above says why, it was not klinic "
+            "that ended it: a reward or another function of yours, or a library, called os._exit "
+            f"or exit. Make it return or raise instead.{go_on}"
+        )
+
+    def _has_saved(self, step: int) -> bool:
+        """Whether a checkpoint of this step or a later one is on disk."""
+        from klinic.loop import checkpoint
+
+        return self._folder is not None and max(checkpoint.steps(self._folder), default=-1) >= step
 
     def _step_after(self, ending: _Ending) -> int:
         """Return the last step of the run, once it is known where it is."""
