@@ -11,7 +11,7 @@ from pyarrow import parquet
 
 from klinic.errors import ConfigError, DataError
 from klinic.loop.data import Prompts
-from klinic.loop.rows import checked, read_rows
+from klinic.loop.rows import checked, from_python, read_rows
 from klinic.model.chat import PromptEncoder
 
 ROWS = [{"prompt": f"{i}+1=", "answer": str(i + 1)} for i in range(10)]
@@ -191,3 +191,52 @@ def test_a_dataset_that_was_saved_is_read(tmp_path):
     DatasetDict({"train": Dataset.from_list(ROWS)}).save_to_disk(str(tmp_path / "saved"))
     assert [r["answer"] for r in read_rows(f"{tmp_path / 'saved'},,train[2:4]")] == ["3", "4"]
     assert len(read_rows(f"{tmp_path / 'saved'},,train[50%:]")) == 5
+
+
+def test_a_folder_that_cannot_be_read_is_refused(tmp_path):
+    script = tmp_path / "mine"
+    script.mkdir()
+    (script / "mine.py").write_text("raise SystemExit(7)\n")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "dataset_info.json").write_text("{")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "train.parquet").write_bytes(b"PAR1 no")
+    for name in ("mine", "empty", "saved", "broken"):
+        with pytest.raises(DataError, match=f"no dataset named .*{name} with configuration"):
+            read_rows(str(tmp_path / name))
+
+
+def test_a_saved_row_that_python_cannot_hold_is_refused(tmp_path):
+    from datasets import Dataset
+
+    when = pa.array([0, 2**62]).cast(pa.timestamp("us"))
+    Dataset(pa.table({"prompt": ["a", "b"], "when": when})).save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(DataError, match="saved"):
+        read_rows(str(tmp_path / "saved"))
+
+
+def test_rows_of_other_libraries_are_read_or_refused():
+    import pandas as pd
+    from datasets import Dataset, DatasetDict
+
+    rows = Dataset.from_list(ROWS)
+    assert from_python(rows, "train_dataset") == ROWS
+    for wrong in (pd.DataFrame(ROWS), DatasetDict({"train": rows})):
+        with pytest.raises(DataError, match=r"train_dataset is a Data\w+, not rows"):
+            from_python(wrong, "train_dataset")
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        (10**5000, "row 2: `answer` is a int that cannot be shown"),
+        ({("a", "b"): 1}, "row 2: `answer` is .* cannot be written as JSON"),
+        ({1: 2, "a": 3}, "row 2: `answer` is .* cannot be written as JSON"),
+    ],
+    ids=["a long number", "a pair as key", "mixed keys"],
+)
+def test_a_value_without_a_digest_is_refused(value, says):
+    rows = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": value}]
+    with pytest.raises(DataError, match=says):
+        _ = prompts(per_step=1, rows=rows).digest

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from klinic.errors import ConfigError, DataError
+from klinic.errors import ConfigError, DataError, first_line
 from klinic.evidence.rollout import Prompt
 from klinic.loop.reading import Row, shown
 from klinic.loop.rows import PROMPT
@@ -65,9 +65,30 @@ class Prompts:
     def digest(self) -> str:
         """Return a hash of all rows, by which a resumed run knows them again."""
         total = hashlib.sha256()
-        for row in self._rows:
-            total.update(json.dumps(dict(row), sort_keys=True, default=_canonical).encode())
+        for number, row in enumerate(self._rows, 1):
+            try:
+                total.update(_json_of(dict(row)))
+            except Exception as error:  # a value may be an object of the user's
+                raise DataError(_no_json(row, number)) from error
         return total.hexdigest()
+
+
+def _json_of(row: Any) -> bytes:
+    return json.dumps(row, sort_keys=True, default=_canonical).encode()
+
+
+def _no_json(row: Row, number: int) -> str:
+    """Return which column of a row no digest can be made of, and why."""
+    for name, value in row.items():
+        try:
+            _json_of(value)
+        except Exception as error:
+            return (
+                f"row {number}: `{name}` is {shown(value)}, which cannot be written as JSON "
+                f"({first_line(error)}), so a resumed run could not know it again. Use text, "
+                "numbers, lists and mappings with text as keys."
+            )
+    return f"row {number} cannot be written as JSON. Name its columns with text."
 
 
 def _canonical(value: Any) -> Any:

@@ -1,28 +1,40 @@
-"""Where rows are: a file, a folder of a dataset, or a hub; `name,config,split` says which part."""
+"""Finds rows: a file, a folder of a dataset, or a hub id; `name,config,split` picks a part."""
 
-import csv
-import json
+import errno
+import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from klinic.errors import DataError
+from klinic.errors import DataError, first_line
+from klinic.loop.parquet_rows import read_parquet
+from klinic.loop.text_rows import read_csv, read_json_lines, read_json_list
 
 Row = Mapping[str, Any]
 SPLIT = "train"
 SAVED = ("dataset_info.json", "dataset_dict.json")  # what `save_to_disk` leaves
+READERS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
+    ".jsonl": read_json_lines,
+    ".json": read_json_list,
+    ".csv": read_csv,
+    ".parquet": read_parquet,
+}
+KINDS = ".jsonl, .json, .csv or .parquet"
+OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO)
 
 
 def read(path: str) -> Iterator[tuple[int, Any]]:
     """Yield the rows of a file or a dataset, each with its number."""
-    file = Path(path).expanduser()
+    file = _local(path)
     reader = READERS.get(file.suffix.lower())
     if reader is None:
-        yield from enumerate(_dataset(path), 1)
+        yield from _dataset(path)
         return
-    if not file.is_file():
-        raise DataError(f"{path}: there is no such file under {Path.cwd()}.")
-    yield from reader(file)
+    _refuse_no_file(path, file)
+    try:
+        yield from reader(file)
+    except PermissionError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def parts(path: str) -> tuple[str, str | None, str]:
@@ -36,26 +48,65 @@ def parts(path: str) -> tuple[str, str | None, str]:
     return name.strip(), config.strip() or None, split.strip() or SPLIT
 
 
-def _dataset(path: str) -> Iterator[Any]:
+def _local(path: str) -> Path:
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:  # a home that nobody has
+        raise DataError(f"data.path is {path}: {first_line(error)}") from error
+
+
+def _mode(path: str, file: Path) -> int | None:
+    """Return what the system says a file is; None where there is nothing."""
+    try:
+        return file.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:  # no permission, a loop, too long, a zero byte
+        said = getattr(error, "strerror", None) or first_line(error)
+        raise DataError(f"{shown(path)} cannot be read: {said}.") from error
+
+
+def _refuse_no_file(path: str, file: Path) -> None:
+    mode = _mode(path, file)
+    if mode is None:
+        raise DataError(f"{path}: there is no such file under {Path.cwd()}.")
+    if not stat.S_ISREG(mode):  # a pipe would wait for ever, a device has no end
+        kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, a socket or a device"
+        raise DataError(f"{path} is {kind}, not a file of rows. Name a {KINDS} file.")
+
+
+def _dataset(path: str) -> Iterator[tuple[int, Any]]:
     """Yield the rows of a folder or of a hub id, through the `datasets` library."""
     name, config, split = parts(path)
-    folder = Path(name).expanduser()
-    _refuse_missing(path, name, folder)
+    folder = _local(name)
+    _refuse_no_dataset(path, name, folder)
+    number = 0
     try:
-        yield from _saved(folder, split) if _is_saved(folder) else _loaded(folder, config, split)
-    except (OSError, ValueError, KeyError) as error:
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        rows = _saved(folder, split) if _is_saved(folder) else _loaded(folder, config, split)
+        for number, row in enumerate(rows, 1):
+            yield number, row
+    except Exception as error:  # the library raises what its readers raise
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) in OF_THE_MACHINE:
+            raise
         raise DataError(
-            f"data.path is {path}: no dataset named {name} with configuration {config} and split "
-            f"{split} can be loaded ({first}). Write name,config,split of a hub id or a folder, or "
-            "a .jsonl, .json, .csv or .parquet file."
+            f"data.path is {path}: {_reason(name, config, split, number)} ({first_line(error)}). "
+            f"Write name,config,split of a hub id or a folder, or a {KINDS} file."
         ) from error
 
 
-def _refuse_missing(path: str, name: str, folder: Path) -> None:
-    """Refuse a folder that does not exist, before a hub is asked for it."""
+def _reason(name: str, config: str | None, split: str, number: int) -> str:
+    if number:
+        return f"what follows row {number} of {name} cannot be read"
+    return f"no dataset named {name} with configuration {config} and split {split} can be loaded"
+
+
+def _refuse_no_dataset(path: str, name: str, folder: Path) -> None:
+    """Refuse what is no folder and no hub id, before the hub is searched for it."""
+    mode = _mode(path, folder)
+    if mode is not None and not stat.S_ISDIR(mode):
+        raise DataError(f"data.path is {path}: this file is none of {KINDS}, which klinic reads.")
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
-    if looks_local and not folder.is_dir():
+    if looks_local and mode is None:
         raise DataError(f"data.path is {path}: there is no folder {name} under {Path.cwd()}.")
 
 
@@ -84,60 +135,8 @@ def _saved(folder: Path, split: str) -> Iterator[Any]:
 
 def shown(value: Any) -> str:
     """Return a value, short."""
-    text = repr(value)
+    try:
+        text = repr(value)
+    except Exception:  # a number of 5,000 digits has none, and a user's object may raise anything
+        return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) < 40 else f"{text[:37]}..."
-
-
-def _jsonl(file: Path) -> Iterator[tuple[int, Any]]:
-    for number, line in enumerate(_lines(file), 1):
-        if line.strip():
-            yield number, _parsed(line, f"{file}, line {number}")
-
-
-def _json(file: Path) -> Iterator[tuple[int, Any]]:
-    rows = _parsed("".join(_lines(file)), str(file))
-    if not isinstance(rows, list):
-        raise DataError(f"{file} is {shown(rows)}, not a list of rows. Write one, or use .jsonl.")
-    yield from enumerate(rows, 1)
-
-
-def _csv(file: Path) -> Iterator[tuple[int, Any]]:
-    try:
-        yield from enumerate(csv.DictReader(_lines(file), strict=True), 1)
-    except csv.Error as error:
-        raise DataError(f"{file} is not a CSV file: {error}.") from error
-
-
-def _parquet(file: Path) -> Iterator[tuple[int, Any]]:
-    import pyarrow as pa
-    from pyarrow import parquet
-
-    try:
-        # threads of Arrow's can abort a process that ends, as in `evidence.store`
-        yield from enumerate(parquet.ParquetFile(file).read(use_threads=False).to_pylist(), 1)
-    except (pa.ArrowException, OSError) as error:
-        raise DataError(f"{file} is not a readable Parquet file: {error}.") from error
-
-
-def _lines(file: Path) -> list[str]:
-    try:
-        return file.read_text(encoding="utf-8").splitlines(keepends=True)
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{file} is not UTF-8 (byte {error.start}: {error.reason}). Save it as UTF-8."
-        ) from error
-
-
-def _parsed(text: str, where: str) -> Any:
-    try:
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise DataError(f"{where} is not JSON: {error}. Write one object a row.") from error
-
-
-READERS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
-    ".jsonl": _jsonl,
-    ".json": _json,
-    ".csv": _csv,
-    ".parquet": _parquet,
-}

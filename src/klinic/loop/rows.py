@@ -1,15 +1,17 @@
 """Rows: read from files, folders or a hub, mapped by the user's function, checked one by one."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any
 
-from klinic.errors import DataError
+from klinic.errors import DataError, first_line, text_of
 from klinic.loop.reading import Row, read, shown
 from klinic.recipe.function import find_function
 
 PROMPT = "prompt"
 ROLES_THAT_END = "system, user or tool"
+MOST_NAMED, LONGEST_NAME = 50, 100  # columns in a message, and characters of a name
 
 
 def read_rows(path: str, *, map_with: str | None = None) -> list[Row]:
@@ -22,11 +24,37 @@ def read_rows(path: str, *, map_with: str | None = None) -> list[Row]:
     return checked(((number, row) for number, row in mapped if row is not None), path)
 
 
+def from_python(rows: Any, source: str) -> list[Row]:
+    """Return the rows of a list, a `datasets.Dataset` or any other iterable of mappings."""
+    if isinstance(rows, Mapping) or hasattr(rows, "iterrows") or not isinstance(rows, Iterable):
+        raise DataError(
+            f"{source} is a {type(rows).__name__}, not rows. Pass a list of mappings or a "
+            "datasets.Dataset; of a DataFrame, frame.to_dict('records'); of a DatasetDict, one "
+            "split."
+        )
+    return checked(_numbered(rows, source), source)
+
+
+def _numbered(rows: Iterable[Any], source: str) -> Iterator[tuple[int, Any]]:
+    number = 0
+    try:
+        for number, row in enumerate(rows, 1):
+            yield number, row
+    except Exception as error:  # the user's iterable may raise anything
+        raise DataError(
+            f"{source}, row {number + 1} cannot be read: {type(error).__name__}: "
+            f"{first_line(error)}."
+        ) from error
+
+
 def checked(rows: Iterable[tuple[int, Any]], source: str) -> list[Row]:
     """Return the rows, refusing the first that cannot be a prompt."""
     found = []
     for number, row in rows:
-        _check(row, f"{source}, row {number}")
+        try:
+            _check(row)
+        except DataError as error:
+            raise DataError(f"{source}, row {number}{error}") from error
         found.append(row)
     if not found:
         raise DataError(f"{source} has no rows: there is nothing to train on.")
@@ -39,51 +67,59 @@ def _mapped(row: Any, function: Callable[[Any], Any], where: str) -> Any:
         return function(dict(row) if isinstance(row, Mapping) else row)
     except (Exception, SystemExit) as error:  # a user's code may raise anything
         raise DataError(
-            f"{where}: data.map failed on {shown(row)}: {type(error).__name__}: {error}. Return a "
-            "row with a `prompt`, or None to leave it out."
+            f"{where}: data.map failed on {shown(row)}: {type(error).__name__}: "
+            f"{text_of(error)}. Return a row with a `prompt`, or None to leave it out."
         ) from error
 
 
-def _check(row: Any, where: str) -> None:
-    if not isinstance(row, Mapping):
-        raise DataError(f'{where} is {shown(row)}, not a mapping. Write {{"prompt": "..."}}.')
-    strange = [key for key in row if not isinstance(key, str)]
-    if strange:
-        raise DataError(
-            f"{where} has a column named {strange[0]!r}, which is no text: in a CSV file, a row "
-            "with more fields than the header. Mend the row."
-        )
+def _check(row: Any) -> None:
+    """Refuse a row with a message that continues `source, row 3`."""
+    if type(row) is not dict and not isinstance(row, Mapping):  # the first is fast
+        raise DataError(f' is {shown(row)}, not a mapping. Write {{"prompt": "..."}}.')
+    _check_columns(row)
     if PROMPT not in row:
-        raise DataError(_without_prompt(row, where))
+        raise DataError(_without_prompt(row))
     prompt = row[PROMPT]
-    if isinstance(prompt, list | tuple):
-        _check_chat(prompt, where)
+    if isinstance(prompt, (list, tuple)):
+        _check_chat(prompt)
     elif not isinstance(prompt, str) or not prompt:
         raise DataError(
-            f"{where}: `prompt` is {shown(prompt)}. It must be text of at least one character, or "
+            f": `prompt` is {shown(prompt)}. It must be text of at least one character, or "
             "a list of messages."
         )
-    else:
-        _check_unicode(prompt, f"{where}: `prompt`")
 
 
-def _without_prompt(row: Row, where: str) -> str:
-    close = get_close_matches(PROMPT, [str(key) for key in row], n=1, cutoff=0.5)
-    has = ", ".join(repr(str(key)) for key in row) or "no columns"
+def _check_columns(row: Mapping[Any, Any]) -> None:
+    for name, value in row.items():
+        if not isinstance(name, str):
+            raise DataError(
+                f" has a column named {shown(name)}, which is no text. Name columns with text."
+            )
+        # most text is ASCII, and that is known without looking
+        if not name.isascii():
+            _check_unicode(name, f": the name of column {name!r}")
+        if isinstance(value, str) and not value.isascii():
+            _check_unicode(value, f": `{name}`")
+
+
+def _without_prompt(row: Row) -> str:
+    names = [str(key)[:LONGEST_NAME] for key in islice(row, MOST_NAMED)]
+    close = get_close_matches(PROMPT, names, n=1, cutoff=0.5)
+    has = ", ".join(map(repr, names)) or "no columns"
     mend = "Rename the column that is the prompt, or make one with data.map."
     if close:
         mend = f"Rename {close[0]!r} to it."
     elif "messages" in row:
         mend = "With data.map, return the messages before the last answer as `prompt`."
-    return f"{where} has no `prompt` (it has {has}). {mend}"
+    return f" has no `prompt` (it has {has}). {mend}"
 
 
-def _check_chat(messages: Any, where: str) -> None:
+def _check_chat(messages: Any) -> None:
     """Refuse messages that no template could turn into a prompt."""
     if not messages:
-        raise DataError(f"{where}: `prompt` is a chat without messages. Write at least one.")
+        raise DataError(": `prompt` is a chat without messages. Write at least one.")
     for number, message in enumerate(messages, 1):
-        place = f"{where}: message {number} of `prompt`"
+        place = f": message {number} of `prompt`"
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise DataError(
                 f"{place} is {shown(message)}. A message has a `role` and a `content`: "
@@ -97,7 +133,7 @@ def _check_chat(messages: Any, where: str) -> None:
         _check_unicode(content, place)
     if messages[-1]["role"] == "assistant":
         raise DataError(
-            f"{where}: the last message of `prompt` is the assistant's, so there is nothing to "
+            ": the last message of `prompt` is the assistant's, so there is nothing to "
             f"answer. End with {ROLES_THAT_END}; a known answer goes into a column of its own."
         )
 

@@ -14,7 +14,7 @@ from klinic.loop.evaluate import (
     retention,
 )
 from klinic.loop.reading import Row
-from klinic.loop.rows import checked, read_rows
+from klinic.loop.rows import from_python, read_rows
 from klinic.model.loading import Policy
 from klinic.recipe.function import find_function
 from klinic.recipe.recipe import Recipe, check_complete
@@ -112,7 +112,7 @@ def find_source(recipe: Recipe, given: Given) -> Source:
 
 def _rows(recipe: Recipe, given: Given, task: Task | None, skill: str | None) -> Sequence[Row]:
     if given.rows is not None:
-        return checked(enumerate(given.rows, 1), FROM_PYTHON)
+        return from_python(given.rows, FROM_PYTHON)
     if task is not None and skill is not None:
         return task.train_rows(skill)
     assert recipe.data.path is not None  # noqa: S101 - the recipe has one of the two

@@ -1,0 +1,228 @@
+"""Reads rows from text files: JSON lines, a JSON list, CSV.
+
+A line ends at LF, CR LF or CR and nowhere else: U+2028, U+0085, a form feed and their like are
+characters of a value. Text is UTF-8, with or without a byte order mark.
+"""
+
+import codecs
+import csv
+import io
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+from klinic.errors import DataError, first_line
+
+LONGEST = 1 << 26  # characters of a line: a hole in a file is endless zeros
+CHUNK = 1 << 20
+OTHER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
+
+
+def read_json_lines(file: Path) -> Iterator[tuple[int, Any]]:
+    """Yield one row a line, with the number of the line; blank lines are left out."""
+    for number, line in enumerate(_lines(file, newline=None), 1):
+        if not line.isspace():
+            yield number, _parse_json(line, file, number)
+
+
+def read_json_list(file: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the rows of a file that is one JSON list."""
+    chunks: list[str] = []
+    with _open_text(file, newline="") as stream:
+        for chunk in iter(partial(stream.read, CHUNK), ""):
+            if "\0" in chunk:  # and a hole in a file is endless zeros
+                _refuse_nul(chunk, f"{file}, behind {len(chunks)} MB")
+            chunks.append(chunk)
+    text = "".join(chunks)
+    rows = _parse_json(text, file)
+    if not isinstance(rows, list):
+        kind = type(rows).__name__
+        raise DataError(f"{file} is one JSON {kind}, not a list of rows. Write one, or use .jsonl.")
+    yield from enumerate(rows, 1)
+
+
+def read_csv(file: Path) -> Iterator[tuple[int, Any]]:
+    """Yield the rows below the header, each with as many fields as the header has."""
+    reader = csv.reader(_lines(file, newline=""), strict=True)
+    try:
+        with _long_fields():
+            filled = (fields for fields in reader if fields)  # a blank line has no fields
+            header = next(filled, [])
+            _refuse_twice(header, file)
+            for number, fields in enumerate(filled, 1):
+                if len(fields) != len(header):
+                    where = f"{file}, row {number} (line {reader.line_num})"
+                    raise DataError(f"{where} {_ragged(fields, header)}")
+                yield number, dict(zip(header, fields, strict=True))
+    except csv.Error as error:
+        raise DataError(f"{file} is not a CSV file: {error}, line {reader.line_num}.") from error
+
+
+@contextmanager
+def _open_text(file: Path, newline: str | None) -> Iterator[TextIO]:
+    """Open a file as UTF-8; a byte order mark of UTF-8 is skipped, any other is refused."""
+    with file.open("rb", buffering=CHUNK) as raw:
+        begins = raw.read(4)
+        if begins.startswith(OTHER_MARKS):
+            raise DataError(
+                f"{file} is not UTF-8: it begins with the mark of UTF-16 or UTF-32. Save it as "
+                "UTF-8."
+            )
+        raw.seek(len(codecs.BOM_UTF8) if begins.startswith(codecs.BOM_UTF8) else 0)
+        try:
+            with io.TextIOWrapper(raw, encoding="utf-8", newline=newline) as stream:
+                yield stream
+        except UnicodeDecodeError as error:
+            raise DataError(_not_utf8(file)) from error
+
+
+def _lines(file: Path, newline: str | None) -> Iterator[str]:
+    with _open_text(file, newline) as stream:
+        for number, line in enumerate(iter(partial(stream.readline, LONGEST), ""), 1):
+            if "\0" in line:
+                _refuse_nul(line, f"{file}, line {number}")
+            if len(line) == LONGEST:
+                raise DataError(
+                    f"{file} has a line longer than {LONGEST:,} characters, so it is no file of "
+                    f"rows. It begins with {line[:40]!r}. Check that it is the file you mean."
+                )
+            yield line
+
+
+def _refuse_nul(text: str, where: str) -> None:
+    raise DataError(
+        f"{where}, character {text.index(chr(0)) + 1} is a zero byte, which text does not have. "
+        "Was it saved as UTF-16, or cut short by a full disk? Save it as UTF-8."
+    )
+
+
+def _not_utf8(file: Path) -> str:
+    """Return where a file stops being UTF-8."""
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError as error:
+                return (
+                    f"{file}, line {number} is not UTF-8 (byte {error.start + 1} of the line: "
+                    f"{error.reason}). Save it as UTF-8."
+                )
+    return f"{file} is not UTF-8. Save it as UTF-8."
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Let a CSV field be as long as a line; the library's limit is 131,072 characters."""
+    before = csv.field_size_limit(LONGEST)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _refuse_twice(header: list[str], file: Path) -> None:
+    twice = [name for name in header if header.count(name) > 1]
+    if twice:
+        raise DataError(
+            f"{file}: the header has the column {twice[0]!r} twice, and a row can hold one of "
+            "them. Rename or remove the other."
+        )
+
+
+def _ragged(fields: list[str], header: list[str]) -> str:
+    if len(fields) < len(header):
+        return (
+            f"has no field for the column {header[len(fields)]!r}: {len(fields)} fields, and the "
+            f"header has {len(header)}. Write every field, an empty one where there is no value."
+        )
+    return (
+        f"has {len(fields)} fields and the header {len(header)}, so what follows the column "
+        f"{header[-1]!r} has no name. Put fields with commas in quotes."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    """Stands in for a value of a JSON text that cannot be read."""
+
+    reason: str
+
+
+class _TwiceError(ValueError):
+    """An object names a key twice."""
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) != len(pairs):
+        raise _TwiceError
+    return row
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique)
+
+
+def _parse_json(text: str, file: Path, line: int | None = None) -> Any:
+    try:
+        return _DECODER.decode(text)
+    except (ValueError, RecursionError) as error:
+        where = f"{file}" if line is None else f"{file}, line {line}"
+        raise DataError(f"{where}{_why_not_json(text, error)}") from error
+
+
+def _why_not_json(text: str, error: Exception) -> str:
+    if isinstance(error, json.JSONDecodeError):
+        return f" is not JSON: {error}. Write one object a row."
+    if isinstance(error, RecursionError):
+        return " is not JSON of rows: it is nested too deep."
+    try:  # a key twice, or a number beyond what Python reads; behind it may be worse
+        marked = json.loads(text, object_pairs_hook=_marked_object, parse_int=_marked_int)
+    except (ValueError, RecursionError) as worse:
+        return f" is not JSON: {first_line(worse)}. Write one object a row."
+    return _find_fault(marked)
+
+
+def _find_fault(value: Any) -> str:
+    """Return the row, the column and the reason of a value that `_DECODER` refuses."""
+    rows = enumerate(value, 1) if isinstance(value, list) else [(None, value)]
+    for number, row in rows:
+        columns = row.items() if isinstance(row, dict) else [(None, row)]
+        for column, found in columns:
+            fault = _fault_in(found)
+            if fault is not None:
+                place = "" if number is None else f", row {number}"
+                return f"{place}{'' if column is None else f', column {column!r}'}: {fault}."
+    return ": a value cannot be read."
+
+
+def _fault_in(value: Any) -> str | None:
+    left = [value]
+    while left:
+        value = left.pop()
+        if isinstance(value, _Fault):
+            return value.reason
+        left += value.values() if isinstance(value, dict) else ()
+        left += value if isinstance(value, list) else ()
+    return None
+
+
+def _marked_int(digits: str) -> Any:
+    most = sys.get_int_max_str_digits()
+    if not most or len(digits.lstrip("-")) <= most:
+        return int(digits)
+    return _Fault(
+        f"a whole number has {len(digits):,} digits, and Python reads at most {most:,}. Write it "
+        "as text, in quotes"
+    )
+
+
+def _marked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row: dict[str, Any] = {}
+    for name, value in pairs:
+        row[name] = _Fault(f"the key {name!r} is there twice. Keep one") if name in row else value
+    return row
