@@ -26,6 +26,13 @@ FLOATS = (
 )
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 REQUIRED = ("token_ids", "group")
+NAMES = frozenset({*ROW_FIELDS, *TOKEN_FIELDS, "prompt_ids"})
+LONGEST_REASON = 64  # characters of how a completion ended
+
+
+def is_read(name: str) -> bool:
+    """Whether a column is read; others are ignored and cost nothing."""
+    return name in NAMES or name.startswith(REWARD_PART)
 
 
 def to_table(record: StepRecord) -> Any:
@@ -126,7 +133,9 @@ class _Columns:
                 name, f"cannot be read ({error})", "Write numbers of its kind"
             ) from error
         if name == "finish_reason":
-            return np.array(array.fill_null("").to_pylist(), np.str_)
+            # NumPy gives every row as much room as the longest takes
+            short = pc.utf8_slice_codeunits(array.fill_null(""), 0, LONGEST_REASON)
+            return np.array(short.to_pylist(), np.str_)
         if array.null_count and not pa.types.is_floating(array.type):
             raise self._broken(name, f"has {array.null_count} empty places", "Fill them")
         return array.to_numpy(zero_copy_only=False)

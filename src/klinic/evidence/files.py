@@ -13,8 +13,12 @@ from typing import IO, Any
 from klinic.errors import EvidenceError
 
 CHUNK = 1 << 20  # bytes hashed at a time: checkpoints do not fit in memory twice
-LARGEST = 3 << 28  # bytes of a JSON file: a million logged steps
-LONGEST = 1 << 26  # bytes of a line: the tokens of a completion of 200,000, in fifteen columns
+O_BINARY = getattr(os, "O_BINARY", 0)  # of Windows, which else changes the ends of lines
+LARGEST = 1 << 23  # bytes of a JSON file of a run; parsed it may take twenty times as many
+LONGEST = 1 << 24  # bytes of a line of tokens: a completion of 170,000, in six columns
+LONGEST_ENTRY = 1 << 20  # bytes of any other line: a step's metrics have a few thousand
+MOST_CONTAINERS = 1 << 18  # lists and objects of a JSON text: an empty one takes 3 bytes, then 64
+SMALL = 1 << 16  # bytes of a file that is not searched for holes
 
 
 def sha256_of(path: Path) -> str:
@@ -47,17 +51,13 @@ def write_durably(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(
+    path: Path, *, largest: int = LARGEST, most_containers: int = MOST_CONTAINERS
+) -> dict[str, Any]:
     """Return the JSON object in a file; what cannot be read is an `EvidenceError` naming it."""
-    with open_file(path) as file:
-        if os.fstat(file.fileno()).st_size > LARGEST:
-            raise EvidenceError(
-                f"{path}: is larger than {LARGEST >> 20} MB, and no JSON of a run is. Check that "
-                "it is the file you mean."
-            )
-        data = file.read()
+    data = read_bytes(path, largest=largest)
     try:
-        value = json.loads(data)
+        value = parse_json(data, most_containers=most_containers)
     except (ValueError, RecursionError) as error:
         raise EvidenceError(
             f"{path}: is not JSON ({error}). It was cut short or edited; restore it from a copy."
@@ -70,12 +70,37 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def parse_json(data: bytes, *, most_containers: int = MOST_CONTAINERS) -> Any:
+    """Return the value of a JSON text; one that takes far more memory is a `ValueError`."""
+    if data.count(b"[") + data.count(b"{") > most_containers:
+        raise ValueError(f"more than {most_containers:,} lists and objects")
+    return json.loads(data)
+
+
+def read_bytes(path: Path, *, largest: int) -> bytes:
+    """Return the bytes of a file; one that is larger, or has holes, is an `EvidenceError`."""
+    with open_file(path) as file:
+        refuse_holes(file, path)
+        data = file.read(largest + 1) or b""  # some files of /proc have nothing at the moment
+    if len(data) > largest:
+        raise EvidenceError(
+            f"{path}: is larger than {largest / 2**20:,.0f} MB, and no such file of a run is. "
+            "Check that it is the file you mean."
+        )
+    return data
+
+
 def open_file(path: Path) -> IO[bytes]:
     """Return a file that is open for reading; a folder, a pipe or a loop is an `EvidenceError`."""
     try:
-        # a pipe would wait for a writer that never comes
+        # before it is opened, since opening a device may do something
         if stat.S_ISREG(path.stat().st_mode):
-            return path.open("rb", buffering=CHUNK)  # a long line comes in few pieces
+            # never waits, should a pipe have taken its place
+            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | O_BINARY)
+            file = os.fdopen(handle, "rb", buffering=CHUNK)  # a long line comes in few pieces
+            if stat.S_ISREG(os.fstat(handle).st_mode):
+                return file
+            file.close()
     except (OSError, ValueError) as error:
         said = getattr(error, "strerror", None) or str(error)
         raise EvidenceError(
@@ -84,10 +109,28 @@ def open_file(path: Path) -> IO[bytes]:
     raise EvidenceError(f"{path}: is no file. Put the file there that a run writes, or remove it.")
 
 
-def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
+def refuse_holes(file: IO[bytes], path: Path) -> None:
+    """Refuse a file with holes: they are endless zeros that cost who made them nothing."""
+    size = os.fstat(file.fileno()).st_size
+    if size <= SMALL or not hasattr(os, "SEEK_HOLE"):
+        return
+    try:
+        hole = os.lseek(file.fileno(), 0, os.SEEK_HOLE)
+        os.lseek(file.fileno(), 0, os.SEEK_SET)
+    except OSError:
+        return  # a file system that does not say
+    if hole < size:
+        raise EvidenceError(
+            f"{path}: has a hole at byte {hole:,} of {size:,}, so it is not what a run wrote. "
+            "Restore it from a copy."
+        )
+
+
+def lines_of(path: Path, *, longest: int | None = None) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a file with their numbers; one without an end is an `EvidenceError`."""
+    longest = LONGEST if longest is None else longest
     with open_file(path) as file:
-        if os.fstat(file.fileno()).st_size <= LONGEST:  # then no line is longer
+        if os.fstat(file.fileno()).st_size <= longest:  # then no line is longer
             yield from enumerate(file, 1)
             return
         pieces: list[bytes] = []
@@ -95,9 +138,9 @@ def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
         while piece := file.readline(CHUNK):
             pieces.append(piece)
             # a hole in a file is endless zeros
-            if b"\0" in piece or len(pieces) * CHUNK > LONGEST:
+            if b"\0" in piece or sum(map(len, pieces)) > longest:
                 raise EvidenceError(
-                    f"{path}, line {number}: is longer than {LONGEST >> 20} MB or holds zeros, so "
+                    f"{path}, line {number}: is longer than {longest >> 20} MB or holds zeros, so "
                     "it is no line of a log. Check that it is the file you mean."
                 )
             if piece.endswith(b"\n"):
@@ -120,8 +163,9 @@ def json_bytes(value: Mapping[Any, Any]) -> bytes:
 class Journal:
     """A file of one JSON object a line that only grows. It has one writer and any readers."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, longest: int = LONGEST_ENTRY) -> None:
         self.path = path
+        self._longest = longest
         self._mended = False
 
     def append(self, entry: dict[str, Any]) -> None:
@@ -138,7 +182,7 @@ class Journal:
         """Yield the entries. A torn last line is skipped, a broken one before it is an error."""
         if not self.path.exists():
             return
-        for number, line in lines_of(self.path):
+        for number, line in lines_of(self.path, longest=self._longest):
             entry = parse_line(line)
             if entry is not None:
                 yield entry
@@ -166,7 +210,7 @@ class Journal:
 def parse_line(line: bytes) -> dict[str, Any] | None:
     """Return the entry on a line of a journal; None where it is not one JSON object."""
     try:
-        entry = json.loads(line)
+        entry = parse_json(line)
     except (ValueError, RecursionError):
         return None
     return entry if isinstance(entry, dict) else None

@@ -9,7 +9,6 @@ Nothing is ever changed in place, so a run can be read while it goes on and kill
 import hashlib
 import json
 import math
-import os
 import re
 import shutil
 from collections import deque
@@ -17,20 +16,26 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from klinic.errors import EvidenceError
-from klinic.evidence.columns import from_table, to_table
+from klinic.evidence.columns import from_table, is_read, to_table
 from klinic.evidence.files import (
-    LONGEST,
     json_bytes,
     open_file,
     read_json,
+    refuse_holes,
     write_atomically,
     write_durably,
+)
+from klinic.evidence.part_limits import (
+    MOST_PARTS,
+    THRIFT,
+    MemoryBudget,
+    check_footer,
 )
 from klinic.evidence.record import SCHEMA, Fact, StepRecord
 
@@ -38,7 +43,6 @@ MANIFEST = "complete.json"
 MANIFEST_KEYS = {"schema", "step", "parts", "facts"}
 NON_FINITE = ("NaN", "Infinity", "-Infinity")
 """How a fact that is no finite number is written: JSON has no NaN, and null says "not recorded"."""
-MARK = b"PAR1"  # at the end of a Parquet file
 WAITING = 4
 """Records that may wait for the disk before training waits for it as well."""
 
@@ -107,7 +111,9 @@ def read_record(run: Path, step: int) -> StepRecord:
     """Return the record of a complete step; what is damaged or missing is an `EvidenceError`."""
     folder = _folder(run, step)
     manifest = _read_manifest(folder / MANIFEST, step)
-    tables = [_read_part(folder, part) for part in _parts_of(manifest, folder / MANIFEST)]
+    parts = _parts_of(manifest, folder / MANIFEST)
+    budget = MemoryBudget(folder, [part.file for part in parts])
+    tables = [_read_part(folder, part, budget) for part in parts]
     facts = {name: _fact_from_json(value) for name, value in manifest["facts"].items()}
     return from_table(_join(tables, folder), step=step, facts=facts, source=str(folder))
 
@@ -206,6 +212,11 @@ def _read_manifest(path: Path, step: int) -> dict[str, Any]:
 
 def _parts_of(manifest: Mapping[str, Any], path: Path) -> list[Part]:
     entries = manifest["parts"]
+    if isinstance(entries, list) and len(entries) > MOST_PARTS:
+        raise EvidenceError(
+            f"{path}: `parts` lists {len(entries):,} files, and a step has at most {MOST_PARTS:,}, "
+            "one a rank. Write the step again."
+        )
     try:
         parts = [
             Part(file=str(e["file"]), rows=int(e["rows"]), sha256=e["sha256"]) for e in entries
@@ -221,41 +232,31 @@ def _parts_of(manifest: Mapping[str, Any], path: Path) -> list[Part]:
     return parts
 
 
-def _read_part(folder: Path, part: Part) -> Any:
+def _read_part(folder: Path, part: Part, budget: MemoryBudget) -> Any:
     path = folder / part.file
     try:
-        with open_file(path) as file:
-            endless = _endless(file)
-            data = b"" if endless else file.read()
+        file = open_file(path)
     except EvidenceError as error:
         raise EvidenceError(f"{error} It is missing, but the manifest names it.") from error
-    if endless or hashlib.sha256(data).hexdigest() != part.sha256:
+    with file:
+        refuse_holes(file, path)
+        data = file.read()
+    if hashlib.sha256(data).hexdigest() != part.sha256:
         raise EvidenceError(
             f"{path}: is not the file its manifest describes: the SHA-256 differs. It was damaged "
             "or cut short; restore it from a copy, or delete the step's folder."
         )
+    check_footer(data, path)
     try:
+        parquet = pq.ParquetFile(pa.BufferReader(data), **THRIFT)
+        budget.admit(parquet, data, rows=part.rows, is_read=is_read)
+        names = [name for name in parquet.schema_arrow.names if is_read(name)]
         # A thread of Arrow's that lets go of `data` while Python ends would abort the process.
-        table = pq.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
-    except (pa.ArrowException, OSError, ValueError) as error:
+        return parquet.read(names, use_threads=False)
+    except EvidenceError as error:
+        raise EvidenceError(f"{path}: {error}") from error
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
         raise EvidenceError(f"{path}: is not Parquet ({error}). Write the step again.") from error
-    if table.num_rows != part.rows:
-        raise EvidenceError(
-            f"{path}: has {table.num_rows} rows, but its manifest says {part.rows}. Write the step "
-            "again."
-        )
-    return table
-
-
-def _endless(file: IO[bytes]) -> bool:
-    """Whether a large file does not end as Parquet does: nobody should wait for its digest."""
-    size = os.fstat(file.fileno()).st_size
-    if size <= LONGEST:
-        return False
-    file.seek(-len(MARK), os.SEEK_END)
-    end = file.read()
-    file.seek(0)
-    return end != MARK
 
 
 def _join(tables: Sequence[Any], folder: Path) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from klinic.errors import EvidenceError
-from klinic.evidence.files import Journal
+from klinic.evidence.files import LONGEST, Journal
 from klinic.evidence.readers.prime_rl_files import ranks, steps
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import SHARED
@@ -34,7 +34,7 @@ def read_records(folder: Path) -> Iterator[StepRecord]:
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    return enumerate(Journal(path).entries(), 1)
+    return enumerate(Journal(path, longest=LONGEST).entries(), 1)
 
 
 def _sequence(entry: dict[str, Any], path: Path, line: int) -> dict[str, Any]:

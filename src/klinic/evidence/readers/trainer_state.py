@@ -15,6 +15,7 @@ from klinic.evidence.readers.log import Gathered, ScalarLog
 NAME = "trainer_state.json"
 CHECKPOINT = re.compile(r"checkpoint-([0-9]{1,15})")
 SUMMARY = "train_runtime"
+LARGEST = 3 << 28  # bytes: a million logged steps, each an object
 
 
 def find(folder: Path) -> Path | None:
@@ -36,7 +37,7 @@ def children(folder: Path) -> list[Path]:
 
 def read(path: Path) -> ScalarLog:
     """Return the entries of training."""
-    history = read_json(path).get("log_history")
+    history = read_json(path, largest=LARGEST, most_containers=LARGEST).get("log_history")
     if not isinstance(history, list):
         raise EvidenceError(
             f"{path}: has no list `log_history`, so it is no {NAME} of transformers. Give the file "

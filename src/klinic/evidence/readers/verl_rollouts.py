@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from klinic.errors import EvidenceError
-from klinic.evidence.files import Journal
+from klinic.evidence.files import LONGEST, Journal
 from klinic.evidence.readers.json_lines import first_entry
 from klinic.evidence.readers.log import Gathered, ScalarLog, number
 from klinic.evidence.readers.names import ROLLOUTS
@@ -37,7 +37,10 @@ def read(paths: tuple[Path, ...]) -> ScalarLog:
     """Return what the scores and texts of the completions say, step by step."""
     gathered = Gathered()
     for path in paths:
-        rows = [_row(entry, path, line) for line, entry in enumerate(Journal(path).entries(), 1)]
+        rows = [
+            _row(entry, path, line)
+            for line, entry in enumerate(Journal(path, longest=LONGEST).entries(), 1)
+        ]
         steps = defaultdict(list)
         for row in rows:
             steps[row["step"]].append(row)

@@ -1,0 +1,85 @@
+"""Structs of Thrift's compact protocol, as Parquet's footer and page headers are written.
+
+A struct is fields until a zero byte. A field is a byte `delta << 4 | kind`, where `delta` is the
+distance to the number of the field before, and a value. pyarrow has no page headers, and ends the
+process where it is asked for a column whose footer contradicts itself.
+Source: thrift.apache.org, Thrift Compact protocol encoding.
+"""
+
+from typing import Any
+
+from klinic.evidence.readers.wire import WireError, varint
+
+TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
+FIXED = {TRUE: 0, FALSE: 0, BYTE: 1, DOUBLE: 8}  # bytes that are skipped
+LARGEST_FIELD = 1 << 15
+DEEPEST = 8
+LONG = 15  # the length of a list that follows as a number of its own
+Fields = dict[int, Any]
+
+
+def read_struct(data: bytes, place: int, depth: int = 0) -> tuple[Fields, int]:
+    r"""Return the numbers, lists and structs of a struct by `number << 4 | kind`, and its end.
+
+    >>> read_struct(b"\x15\x06\x26\x01\x00", 0) == ({1 << 4 | I32: 3, 3 << 4 | I64: -1}, 5)
+    True
+    """
+    fields: Fields = {}
+    number, size = 0, len(data)
+    if depth > DEEPEST:
+        raise WireError("a struct that is nested too deep")
+    while place < size:
+        head = data[place]
+        place += 1
+        if not head:
+            return fields, place
+        if head > LONG:
+            number += head >> 4
+        else:
+            number, place = read_number(data, place)
+        if not 0 < number < LARGEST_FIELD:
+            raise WireError("a field without a number")
+        key = number << 4 | (head & 15)
+        if key in fields:
+            raise WireError("a field that is there twice")
+        fields[key], place = _read_value(data, place, head & 15, depth)
+    raise WireError("a struct without an end")
+
+
+def read_number(data: bytes, place: int) -> tuple[int, int]:
+    """Return a signed number and the place behind it."""
+    value, place = varint(data, place)
+    return (value >> 1) ^ -(value & 1), place
+
+
+def _read_value(data: bytes, place: int, kind: int, depth: int) -> tuple[Any, int]:
+    """Return a value, None for one that nobody needs, and the place behind it."""
+    if I16 <= kind <= I64:
+        return read_number(data, place)
+    if kind == STRUCT:
+        return read_struct(data, place, depth + 1)
+    if kind in FIXED:
+        return None, place + FIXED[kind]
+    if kind == BINARY:
+        length, place = varint(data, place)
+        return None, place + length
+    if kind in (LIST, SET):
+        return _read_list(data, place, depth)
+    raise WireError(f"a field of kind {kind}, which Parquet does not use")
+
+
+def _read_list(data: bytes, place: int, depth: int) -> tuple[list[Any], int]:
+    if place >= len(data):
+        raise WireError("a list without an end")
+    kind, length = data[place] & 15, data[place] >> 4
+    place += 1
+    if length == LONG:
+        length, place = varint(data, place)
+    kind = BYTE if kind in (TRUE, FALSE) else kind  # in a list they take a byte
+    values = []
+    for _ in range(length):
+        if place >= len(data):
+            raise WireError("a list without an end")
+        value, place = _read_value(data, place, kind, depth + 1)
+        values.append(value)
+    return values, place
