@@ -79,7 +79,9 @@ def main() -> None:
         _fail(f"{type(error).__name__}: {error}", error.exit_code)
     except KeyboardInterrupt:  # where typer's own net does not reach
         sys.exit(130)
-    except Exception as error:
+    except SystemExit:
+        raise
+    except BaseException as error:  # code of users may raise what is no Exception
         if "KLINIC_DEBUG" in os.environ:
             raise
         fault = machine_fault(error)

@@ -5,7 +5,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
@@ -16,6 +16,7 @@ from klinic.evidence.run_facts import LOCK, METRICS, RECIPE, RUN_FACTS
 from klinic.recipe.keys import dotted
 from klinic.recipe.loading import dump, load
 from klinic.recipe.recipe import Recipe
+from klinic.user_code import needing
 
 RESTARTED = "restarted"  # the event of a run that was lost and goes on
 ENGINE_LOG = "vllm.log"
@@ -95,7 +96,9 @@ def _made(folder: Path) -> bool:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep every other process out of a run while this one writes to it."""
-    with (folder / LOCK).open("a") as file:  # not "w": it may hold the number of who is there
+    with _held(
+        (folder / LOCK).open("a")
+    ) as file:  # not "w": it may hold the number of who is there
         if not _taken(file):
             raise ConfigError(
                 f"{folder} is in use: another process trains there. Wait for it or stop it, or "
@@ -104,7 +107,30 @@ def locked(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
-        yield
+        with needing(file.fileno()):
+            yield
+
+
+@contextmanager
+def _held(file: IO[str]) -> Iterator[IO[str]]:
+    """Keep a lock in this process alone; a fork, made by a reward for example, lets go of it."""
+    _locks.add(file)
+    try:
+        yield file
+    finally:
+        _locks.discard(file)
+        with suppress(OSError):  # a function has closed its descriptor, and is named for that
+            file.close()
+
+
+def _let_go() -> None:
+    for file in _locks:
+        with suppress(OSError):
+            file.close()
+
+
+_locks: set[IO[str]] = set()
+os.register_at_fork(after_in_child=_let_go)
 
 
 def _taken(file: IO[str]) -> bool:

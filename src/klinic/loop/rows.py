@@ -8,6 +8,7 @@ from typing import Any
 from klinic.errors import DataError, first_line, text_of
 from klinic.loop.reading import Row, read, shown
 from klinic.recipe.function import find_function
+from klinic.user_code import guard
 
 PROMPT = "prompt"
 ROLES_THAT_END = "system, user or tool"
@@ -21,7 +22,8 @@ def read_rows(path: str, *, map_with: str | None = None) -> list[Row]:
         return checked(rows, path)
     function = find_function(map_with, example="my_data.py:row")
     mapped = ((number, _mapped(row, function, f"{path}, row {number}")) for number, row in rows)
-    return checked(((number, row) for number, row in mapped if row is not None), path)
+    with guard(f"data.map ({map_with})"):
+        return checked(((number, row) for number, row in mapped if row is not None), path)
 
 
 def from_python(rows: Any, source: str) -> list[Row]:
@@ -65,7 +67,9 @@ def _mapped(row: Any, function: Callable[[Any], Any], where: str) -> Any:
     """Return what the user's function makes of a row; None leaves it out."""
     try:
         return function(dict(row) if isinstance(row, Mapping) else row)
-    except (Exception, SystemExit) as error:  # a user's code may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's code may raise anything
         raise DataError(
             f"{where}: data.map failed on {shown(row)}: {type(error).__name__}: "
             f"{text_of(error)}. Return a row with a `prompt`, or None to leave it out."

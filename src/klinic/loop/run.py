@@ -12,7 +12,7 @@ import numpy as np
 from klinic.doctor.retention import Exam, watch_retention
 from klinic.doctor.trouble import not_a_number
 from klinic.doctor.warning_signs import Signs, Watched, limits_of, watch_step
-from klinic.errors import LogitsError, LostError, RunStoppedError
+from klinic.errors import LogitsError, LostError, RunStoppedError, text_of
 from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
@@ -245,7 +245,7 @@ class Run:
         except LostError:
             raise
         except Exception as error:  # to be asked must never be the end of a run
-            what = f"{type(error).__name__}: {error}"
+            what = f"{type(error).__name__}: {text_of(error)}"
             self.event(record.step, "probe failed", f"A question could not be answered: {what}")
             return
         self.asked |= answers

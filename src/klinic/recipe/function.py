@@ -9,7 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from klinic.errors import FunctionError
+from klinic.errors import FunctionError, KlinicError, text_of
+from klinic.user_code import guard
 
 
 def find_function(target: str, *, example: str) -> Callable[..., Any]:
@@ -36,17 +37,24 @@ def _module(place: str) -> ModuleType:
     if place.endswith(".py") and not Path(place).is_file():
         raise FunctionError(f"{place} is not a file. Give its path from {Path.cwd()}.")
     try:
-        if place.endswith(".py"):
-            return _from_file(Path(place))
-        # what `python -c` could import from here, a console script should find too
-        if "" not in sys.path:
-            sys.path.insert(0, "")
-        return importlib.import_module(place)
-    except (Exception, SystemExit) as error:  # importing runs a user's code
+        with guard(place):
+            return _imported(place)
+    except (KeyboardInterrupt, KlinicError):
+        raise
+    except BaseException as error:  # importing runs a user's code
         raise FunctionError(
-            f"{place} cannot be imported: {type(error).__name__}: {error}. Run the command where "
-            "`python -c 'import ...'` works, or give the path of the file."
+            f"{place} cannot be imported: {type(error).__name__}: {text_of(error)}. Run the "
+            "command where `python -c 'import ...'` works, or give the path of the file."
         ) from error
+
+
+def _imported(place: str) -> ModuleType:
+    if place.endswith(".py"):
+        return _from_file(Path(place))
+    # what `python -c` could import from here, a console script should find too
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    return importlib.import_module(place)
 
 
 def _from_file(path: Path) -> ModuleType:

@@ -5,14 +5,15 @@ asyncio, which takes longer to import than all else there, is imported where som
 """
 
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from klinic.errors import KlinicError
+from klinic.errors import FunctionError, KlinicError
 from klinic.rewards.fault import Fault, at, described
 from klinic.rewards.returned import Values, as_values
+from klinic.user_code import ExitCalled, guard
 
 T = TypeVar("T")
 
@@ -24,11 +25,13 @@ class Call:
     function: Callable[..., Any]
     given: dict[str, list[Any]]
     num: int
+    name: str = "a reward"
+    """What it is called in reports."""
 
     def part(self, low: int, high: int) -> "Call":
         """Return the call for the completions from `low` to before `high`."""
         given = {name: list(values[low:high]) for name, values in self.given.items()}
-        return Call(function=self.function, given=given, num=high - low)
+        return Call(function=self.function, given=given, num=high - low, name=self.name)
 
 
 def call_all(calls: Sequence[Call]) -> list[Values | KlinicError]:
@@ -36,10 +39,9 @@ def call_all(calls: Sequence[Call]) -> list[Values | KlinicError]:
     results = [_started(call) for call in calls]
     waiting = {i: result for i, result in enumerate(results) if inspect.isawaitable(result)}
     if waiting:
-        finished = run(_finished(list(waiting.values())))
-        for i, result in zip(waiting, finished, strict=True):
+        for i, result in _finished(waiting, calls).items():
             results[i] = result
-    return [_judged(result, call.num) for result, call in zip(results, calls, strict=True)]
+    return [_judged(result, call) for result, call in zip(results, calls, strict=True)]
 
 
 def call_one(call: Call) -> Values:
@@ -94,36 +96,61 @@ def _fault(call: Call, try_call: Callable[[Call], Any]) -> Fault | None:
 
 def _started(call: Call) -> Any:
     try:
-        return call.function(**call.given)
-    except (Exception, SystemExit) as error:  # a user's code may raise anything
+        with guard(call.name):
+            return call.function(**call.given)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's code may raise anything
         return _raised(error)
 
 
-async def _finished(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
+def _finished(waiting: Mapping[int, Awaitable[Any]], calls: Sequence[Call]) -> dict[int, Any]:
+    """Return the results of asynchronous functions, which run at the same time."""
+    names = " or ".join(dict.fromkeys(calls[i].name for i in waiting))
+    try:
+        with guard(names):
+            return dict(zip(waiting, run(_gathered(list(waiting.values()))), strict=True))
+    except FunctionError as error:  # one of them has done something to the process
+        return dict.fromkeys(waiting, _raised(error))
+
+
+async def _gathered(waiting: Sequence[Awaitable[Any]]) -> list[Any]:
     import asyncio
 
     return await asyncio.gather(*map(_awaited, waiting))
 
 
 async def _awaited(work: Awaitable[Any]) -> Any:
+    import asyncio
+
     try:
         return await work
-    except (Exception, SystemExit) as error:  # as above
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # as above
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():  # by klinic, and not by the function
+            raise
         return _raised(error)
 
 
-def _judged(result: Any, num: int) -> Values | KlinicError:
+def _judged(result: Any, call: Call) -> Values | KlinicError:
     if isinstance(result, KlinicError):
         return result
     try:
-        return as_values(result, num)
-    except (Exception, SystemExit) as error:  # a generator is a user's code as well
+        with guard(call.name):  # a generator is a user's code as well
+            return as_values(result, call.num)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return _raised(error)
 
 
 def _raised(error: BaseException) -> KlinicError:
     if isinstance(error, KlinicError):
         return error
+    if isinstance(error, ExitCalled):
+        return Fault(f"called {error}", advice="Return or raise: that would end the whole run.")
     fault = Fault(f"raised {described(error)}")
     fault.__cause__ = error
     return fault

@@ -3,9 +3,12 @@
 import traceback
 from pathlib import Path
 
-from klinic.errors import RewardError
+from klinic.errors import RewardError, text_of
 
 ADVICE = "Return one number a completion, in their order, and None for one that cannot be judged."
+
+
+LONGEST_TEXT = 500  # characters of an error: some quote all that they were given
 
 
 class Fault(RewardError):  # noqa: N818 - it becomes an error once its reward is named
@@ -38,4 +41,6 @@ def described(error: BaseException) -> str:
     """
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {error}".removesuffix(": ") + where
+    text = text_of(error)
+    shown = text if len(text) <= LONGEST_TEXT else f"{text[:LONGEST_TEXT]}..."
+    return f"{type(error).__name__}: {shown}".removesuffix(": ") + where

@@ -1,7 +1,8 @@
 """Numbers out of whatever a reward function returned, or a sentence that says what it returned."""
 
 import math
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set, Sized
+from itertools import islice
 from numbers import Real
 from reprlib import repr as brief
 from typing import Any
@@ -31,13 +32,12 @@ def as_values(result: Any, num: int) -> Values:
     """
     if isinstance(result, (*TEXT, *UNORDERED)) or not isinstance(result, Iterable):
         raise Fault(f"returned {_shown(result)}, not a list with one number or None a completion")
-    values = list(result)
+    values = list(islice(result, num + 1))  # a generator may have no end
     if len(values) != num:
-        raise Fault(
-            f"returned {len(values)} values for {num} completions, so they cannot be told apart"
-        )
+        found = f"{len(values)}" if len(values) < num else _length(result)
+        raise Fault(f"returned {found} values for {num} completions, so they cannot be told apart")
     numbers = (None if v is None else _number(v, index) for index, v in enumerate(values))
-    return Values(numbers, **getattr(result, "lost", {}))
+    return Values(numbers, **(result.lost if isinstance(result, Values) else {}))
 
 
 def _number(value: Any, index: int) -> float:
@@ -53,5 +53,13 @@ def _number(value: Any, index: int) -> float:
     raise Fault(f"returned {_shown(value)}, which is no number and not None", index)
 
 
+def _length(result: Any) -> str:
+    return str(len(result)) if isinstance(result, Sized) else "more"
+
+
 def _shown(value: Any) -> str:
-    return f"{brief(value)} ({type(value).__name__})"
+    try:
+        text = brief(value)
+    except Exception:  # a user's code, and a whole number of too many digits
+        text = "a value without a text"
+    return f"{text} ({type(value).__name__})"

@@ -61,7 +61,8 @@ def _answers(rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> list[Val
 
 def _call(reward: Reward, rollouts: Sequence[Rollout]) -> Call:
     given = wanted(reward.name, reward.function, arguments(rollouts))
-    return Call(function=reward.function, given=given, num=len(rollouts))
+    name = f"the reward {reward.name}"
+    return Call(function=reward.function, given=given, num=len(rollouts), name=name)
 
 
 def _error(name: str, fault: Fault, rollouts: Sequence[Rollout]) -> RewardError:

@@ -18,7 +18,7 @@ def wanted(name: str, function: Callable[..., Any], given: dict[str, Any]) -> di
     """
     try:
         parameters = inspect.signature(function).parameters
-    except (TypeError, ValueError):  # it does not say what it takes
+    except Exception:  # it does not say what it takes, or what it runs to say so fails
         return given
     _refuse_unknown(name, parameters, given)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):

@@ -21,10 +21,12 @@ from klinic.errors import KlinicError
 from klinic.rewards.calling import Call, call_one
 from klinic.rewards.fault import Fault
 from klinic.rewards.signature import wanted
+from klinic.user_code import give_process
 
 
 def main() -> None:
     """Answer requests until there are no more."""
+    give_process()
     requests, replies = _private_pipes()
     _die_with_parent(requests)
     with open(requests, "rb", closefd=False) as lines:
@@ -60,7 +62,8 @@ class _Function:
     def _call(
         self, function: Callable[..., Any], given: dict[str, list[Any]], num: int
     ) -> dict[str, Any]:
-        call = Call(function=function, given=wanted(self._name, function, given), num=num)
+        own = wanted(self._name, function, given)
+        call = Call(function=function, given=own, num=num, name=f"the reward {self._name}")
         values = call_one(call)
         return {"values": values, "lost": values.lost}
 

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from klinic.errors import ConfigError, FunctionError
+from klinic.errors import ConfigError, FunctionError, KlinicError, text_of
 from klinic.evidence.record import EmittedBy
 from klinic.evidence.rollout import Message, Prompt, Rollout, Segment
 from klinic.model.chat import PromptEncoder
 from klinic.model.weights import Weights
 from klinic.sampler.protocol import Loaded, Sampler
+from klinic.user_code import guard
 
 Reply = Callable[..., Any]
 """`reply(messages, **columns)`: text, a message, or None where the chat is over."""
@@ -98,13 +99,16 @@ class Conversing:
     def _call(self, rollout: Rollout) -> Message | None:
         messages = [dict(m) for m in (*(rollout.prompt.messages or ()), *rollout.messages)]
         try:
-            reply = self._reply(messages, **rollout.prompt.columns)
-        except (Exception, SystemExit) as error:  # a user's code may raise anything
+            with guard("sampling.reply"):
+                reply = self._reply(messages, **rollout.prompt.columns)
+        except (KeyboardInterrupt, KlinicError):
+            raise
+        except BaseException as error:  # a user's code may raise anything
             raise FunctionError(
                 f"sampling.reply failed on completion {rollout.sample} of row "
-                f"{rollout.prompt.index + 1}: {type(error).__name__}: {error}. It is called as "
-                f"reply(messages, {', '.join(rollout.prompt.columns)}) and returns text, a "
-                "message, or None where the chat is over."
+                f"{rollout.prompt.index + 1}: {type(error).__name__}: {text_of(error)}. It is "
+                f"called as reply(messages, {', '.join(rollout.prompt.columns)}) and returns "
+                "text, a message, or None where the chat is over."
             ) from error
         return _message(reply)
 

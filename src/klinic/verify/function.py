@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from klinic.errors import FunctionError
+from klinic.errors import FunctionError, first_line
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.maths.score import score
 from klinic.verify.departure import Departure, departure
@@ -82,8 +82,8 @@ def measure(function: UserFunction) -> Measured:
         return _measure(function, on_policy, returned)
     except RuntimeError as error:  # torch refuses to differentiate, for example after in-place work
         raise FunctionError(
-            f"{function.name} cannot be differentiated: {str(error).splitlines()[0]} A loss made "
-            "of it would fail in the same way."
+            f"{function.name} cannot be differentiated: {first_line(error)} A loss made of it "
+            "would fail in the same way."
         ) from error
 
 

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from klinic.errors import FunctionError
+from klinic.errors import FunctionError, KlinicError, text_of
 from klinic.recipe.function import find_function
+from klinic.user_code import guard
 
 Role = Literal["logp", "logp_ref", "logp_old", "logits", "logits_ref"]
 
@@ -50,12 +51,15 @@ class UserFunction:
         # clones: a function that works in place must not change what the next call is given
         given = {name: arrays[role].clone() for name, role in self.roles.items()}
         try:
-            result = self.call(**given)
-        except (Exception, SystemExit) as error:  # a user's code may raise anything
+            with guard(self.name):
+                result = self.call(**given)
+        except (KeyboardInterrupt, KlinicError):
+            raise
+        except BaseException as error:  # a user's code may raise anything
             shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in given.items())
             raise FunctionError(
-                f"{self.name} failed on {shapes}: {type(error).__name__}: {error}. It must take "
-                "such tensors and return a KL per token."
+                f"{self.name} failed on {shapes}: {type(error).__name__}: {text_of(error)}. It "
+                "must take such tensors and return a KL per token."
             ) from error
         return _checked(self.name, result, next(iter(given.values())))
 

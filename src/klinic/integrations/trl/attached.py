@@ -11,7 +11,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
-from klinic.errors import RunStoppedError
+from klinic.errors import RunStoppedError, text_of
 from klinic.evidence.record import Fact, StepRecord
 from klinic.integrations.trl import describe, questions
 from klinic.integrations.trl.hooks import Hooks
@@ -114,7 +114,7 @@ class Attached:
         try:
             self._ask(model, inputs)
         except Exception as error:  # to be asked must never be the end of a run
-            what = f"{type(error).__name__}: {error}"
+            what = f"{type(error).__name__}: {text_of(error)}"
             said = f"A question could not be answered: {what}"
             self._keeper.event(self._step, "probe failed", said)
 

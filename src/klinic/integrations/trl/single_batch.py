@@ -17,7 +17,7 @@ from rich.console import Console
 from klinic.checks import CHECKS
 from klinic.doctor.diagnosis import diagnose
 from klinic.doctor.reading import by_step, merged, read_cases
-from klinic.errors import FunctionError
+from klinic.errors import FunctionError, text_of
 from klinic.evidence import store
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import METRICS
@@ -38,7 +38,7 @@ def single_batch(make: Callable[[], Any], name: str, tell: Callable[[str], None]
     try:
         trainer = make()
     except (Exception, SystemExit) as error:  # a user's code may raise anything
-        what = f"{type(error).__name__}: {error}"
+        what = f"{type(error).__name__}: {text_of(error)}"
         raise FunctionError(f"{name} failed: {what}. It must return a trl.GRPOTrainer.") from error
     with tempfile.TemporaryDirectory(prefix="klinic-check-") as temporary:
         folder = Path(temporary) / "run"
