@@ -3,9 +3,9 @@
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import equal_completions, num_equal_pairs, wide
+from klinic.checks.measures import column, equal_completions, num_equal_pairs, row_numbers
 from klinic.evidence.record import EmittedBy, StepRecord
-from klinic.maths.arrays import row_of_token, segment_sum
+from klinic.maths.arrays import segment_sum
 
 BEYOND = 6.0  # standard deviations of the number of equal completions
 AT_LEAST = 8.0  # pairs more than expected, so that a lucky pair of short answers is no fault
@@ -61,8 +61,8 @@ def likely_pairs(record: StepRecord) -> tuple[float, float]:
 
     That a second completion equals this one has the probability of this one.
     """
-    logp = wide(record.logp_old)
-    sums = segment_sum(np.nan_to_num(logp), row_of_token(record.row_offsets), record.num_rows)
+    logp = column(record, "logp_old")
+    sums = segment_sum(np.nan_to_num(logp), row_numbers(record), record.num_rows)
     likely = np.exp(np.minimum(sums, 0.0))
     sizes = np.bincount(record.group)[record.group]
     chances = likely * (sizes - 1) / 2

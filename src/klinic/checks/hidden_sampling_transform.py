@@ -6,9 +6,19 @@ from typing import Any
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import gap, known_tokens, rms, wide
+from klinic.checks.measures import (
+    column,
+    difference,
+    fraction,
+    gap,
+    known_tokens,
+    mean,
+    rms,
+    rms_gap,
+    row_numbers,
+)
 from klinic.evidence.record import StepRecord
-from klinic.maths.arrays import row_of_token, segment_sum
+from klinic.maths.arrays import segment_sum
 
 TOLERANCE = 1e-4  # nats: rounding of fp32 engines
 SHARE = 0.05  # of the tokens that must be lifted
@@ -52,8 +62,8 @@ def judge(case: Case) -> Finding:
     lift = gap(case.record, "logp_sampler", "logp_old")
     if lift.size < ENOUGH:
         return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
-    up, down = float((lift > TOLERANCE).mean()), float((lift < -TOLERANCE).mean())
-    one_sided = up > SHARE and up > ONE_SIDED * down and float(lift.mean()) > SIZE
+    up, down, by = fraction(lift > TOLERANCE), fraction(lift < -TOLERANCE), mean(lift)
+    one_sided = up > SHARE and up > ONE_SIDED * down and by > SIZE
     seen, fresh = _lowered(case.record)
     if seen > LOWERED and fresh < SPARED:
         return failed(
@@ -64,11 +74,11 @@ def judge(case: Case) -> Finding:
             fresh=fresh,
         )
     summary = (
-        f"{up:.0%} of the tokens are lifted and {down:.0%} lowered, by {lift.mean():+.3g} nats "
+        f"{up:.0%} of the tokens are lifted and {down:.0%} lowered, by {by:+.3g} nats "
         f"in the mean (limits {SHARE:.0%}, a twentieth of it, {SIZE:g})"
     )
-    measured = {"lifted": up, "lowered": down, "lift": float(lift.mean())}
-    if one_sided or rms(lift) > QUIET:
+    measured = {"lifted": up, "lowered": down, "lift": by}
+    if one_sided or rms_gap(case.record, "logp_sampler", "logp_old") > QUIET:
         return (failed if one_sided else passed)(summary, **measured)
     return _by_surprise(case, summary, measured)
 
@@ -77,7 +87,7 @@ def _lowered(record: StepRecord) -> tuple[float, float]:
     """Return the share of tokens that are lowered, of those that stood before and of the others."""
     if record.prompt_ids is None or record.prompt_offsets is None:
         return 0.0, 0.0
-    lift = wide(record.logp_sampler) - wide(record.logp_old)
+    lift = difference(record, "logp_sampler", "logp_old")
     known = known_tokens(record, "logp_sampler", "logp_old")
     if np.square(lift[known]).sum() < EACH * QUIET**2:  # then no such tokens are that far apart
         return 0.0, 0.0
@@ -123,11 +133,12 @@ def _surprise(record: StepRecord) -> tuple[np.ndarray, float]:
     In rows it is a sum of terms whose mean is 0 whatever came before, so lengths do not bias it.
     """
     known = known_tokens(record, "logp_old", "entropy")
-    excess = np.where(known, -wide(record.logp_old) - wide(record.entropy), 0.0)
-    rows = segment_sum(excess, row_of_token(record.row_offsets), record.num_rows)
+    entropy = column(record, "entropy")
+    excess = np.where(known, -column(record, "logp_old") - entropy, 0.0)
+    rows = segment_sum(excess, row_numbers(record), record.num_rows)
     numbers, group = np.unique(record.group, return_inverse=True)
     means = np.bincount(group, weights=rows) / np.bincount(group)
-    return means[: len(numbers)], float(wide(record.entropy)[known].sum())
+    return means[: len(numbers)], float(entropy[known].sum())
 
 
 def _declared(sampling: Mapping[str, Any]) -> str:

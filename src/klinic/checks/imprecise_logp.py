@@ -3,7 +3,15 @@
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import gap, known_tokens, row_means, wide
+from klinic.checks.measures import (
+    column,
+    difference,
+    fraction,
+    gap,
+    known_tokens,
+    mean,
+    row_gaps,
+)
 from klinic.evidence.record import StepRecord
 
 LIMIT = 0.05  # nats, mean: ratios 5% off, where engines' own documents say to investigate
@@ -36,23 +44,21 @@ def judge(case: Case) -> Finding:
     now = gap(start, "logp_sampler", "logp_old")
     if now.size < ENOUGH:
         return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
-    size, mean = float(np.abs(now).mean()), float(now.mean())
+    size, shift = mean(np.abs(now)), mean(now)
     hit = _share_of_rows(start)
-    noisy = size > LIMIT and abs(mean) < SIDED * size and hit > EVERYWHERE
+    noisy = size > LIMIT and abs(shift) < SIDED * size and hit > EVERYWHERE
     wrong = noisy and _line(start) < LINE
     summary = (
         f"sampler and learner differ by {size:.3g} nats before the first update (limit "
-        f"{LIMIT:g}), {mean:+.3g} in the mean, in {hit:.0%} of the rows"
+        f"{LIMIT:g}), {shift:+.3g} in the mean, in {hit:.0%} of the rows"
     )
-    return (failed if wrong else passed)(summary, gap=size, mean=mean, rows=hit)
+    return (failed if wrong else passed)(summary, gap=size, mean=shift, rows=hit)
 
 
 def _share_of_rows(record: StepRecord) -> float:
-    known = known_tokens(record, "logp_sampler", "logp_old")
-    apart = np.abs(wide(record.logp_sampler) - wide(record.logp_old))
-    means = row_means(record, apart, known)
+    means = row_gaps(record, "logp_sampler", "logp_old")
     means = means[np.isfinite(means)]
-    return float((means > LIMIT / 5).mean()) if means.size else 0.0
+    return fraction(means > LIMIT / 5) if means.size else 0.0
 
 
 def _line(record: StepRecord) -> float:
@@ -60,8 +66,8 @@ def _line(record: StepRecord) -> float:
     if record.entropy is None:
         return 0.0
     known = known_tokens(record, "logp_sampler", "logp_old", "entropy")
-    apart = (wide(record.logp_sampler) - wide(record.logp_old))[known]
-    surprise = (wide(record.logp_old) + wide(record.entropy))[known]
+    apart = difference(record, "logp_sampler", "logp_old")[known]
+    surprise = (column(record, "logp_old") + column(record, "entropy"))[known]
     along, total = float(np.sum(surprise**2)), float(np.sum(apart**2))
     if not along or not total:
         return 0.0

@@ -3,7 +3,7 @@
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed, warned
-from klinic.checks.measures import gap
+from klinic.checks.measures import gap, mean, median
 from klinic.maths import kl
 
 TAIL = 0.01  # of the tokens, and at least one
@@ -40,13 +40,13 @@ def judge(case: Case) -> Finding:
     k3 = np.sort(kl.k3(logp_p=-d, logp_q=np.zeros_like(d)))
     num = max(1, round(TAIL * k3.size))
     share = float(k3[-num:].sum() / max(k3.sum(), 1e-300))
-    mean, median, worst = float(k3.mean()), float(np.median(np.abs(d))), float(d.max())
-    tail = share > SHARE and worst > FAR and mean > MATTERS and median < CALM
+    average, middle, worst = mean(k3), median(np.abs(d)), float(d.max())
+    tail = share > SHARE and worst > FAR and average > MATTERS and middle < CALM
     summary = (
         f"{num} of {k3.size} tokens carry {share:.0%} of k3 (limit {SHARE:.0%}); the mean is "
-        f"{mean:.3g} nats, the median of |k1| {median:.3g}, the worst token {worst:.1f} nats off"
+        f"{average:.3g} nats, the median of |k1| {middle:.3g}, the worst token {worst:.1f} nats off"
     )
-    figures = {"tail_share": share, "worst": worst, "kl": mean}
+    figures = {"tail_share": share, "worst": worst, "kl": average}
     if not tail:
         return passed(summary, **figures)
     exponential = case.run["estimator"] in EXPONENTIAL

@@ -1,13 +1,21 @@
-"""What several checks measure on a record; the formulas themselves are in `maths`."""
+"""What several checks measure on a record; the formulas themselves are in `maths`.
 
+What many checks ask of one record is computed once and shared: columns in float64, masks, gaps and
+row numbers of the records that were looked at last. Shared arrays are read-only.
+"""
+
+from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from klinic.checks.base import Case, Finding, passed
 from klinic.evidence.record import StepRecord
 from klinic.maths.arrays import row_of_token, segment_sum
+
+SHARED = 12  # arrays of a kind that are kept: those of two or three records, however large
 
 
 def wide(values: np.ndarray | None) -> Float[np.ndarray, "N"]:
@@ -16,36 +24,142 @@ def wide(values: np.ndarray | None) -> Float[np.ndarray, "N"]:
     return np.asarray(values, dtype=np.float64)
 
 
+def column(record: StepRecord, name: str) -> Float[np.ndarray, "N"]:
+    """Return a column of a record that is there, in float64."""
+    return np.asarray(_column(record, name))
+
+
+def finite_tokens(record: StepRecord, name: str) -> Bool[np.ndarray, "N"]:
+    """Return the tokens, trained on or not, at which a column is a number."""
+    return np.asarray(_finite(record, name))
+
+
 def known_tokens(record: StepRecord, *columns: str) -> Bool[np.ndarray, "N"]:
     """Return the trained tokens at which all the columns are numbers."""
-    known: np.ndarray = np.array(record.loss_mask)
-    for name in columns:
-        known &= np.isfinite(wide(getattr(record, name)))
-    return known
+    return np.asarray(_known(record, tuple(sorted(columns))))
+
+
+def difference(record: StepRecord, one: str, other: str) -> Float[np.ndarray, "N"]:
+    """Return the difference of two columns on all tokens."""
+    return np.asarray(_difference(record, one, other))
 
 
 def gap(record: StepRecord, one: str, other: str) -> Float[np.ndarray, "K"]:
     """Return the difference of two columns on the trained tokens that have both."""
-    known = known_tokens(record, one, other)
-    difference = wide(getattr(record, one)) - wide(getattr(record, other))
-    return np.asarray(difference[known])
+    return np.asarray(_gap(record, one, other))
+
+
+def rms_gap(record: StepRecord, one: str, other: str) -> float:
+    """Return the root mean square of a gap; 0 where no token has both."""
+    return float(_rms_gap(record, one, other))
+
+
+def row_numbers(record: StepRecord) -> Int[np.ndarray, "N"]:
+    """Return for every token the number of the row that owns it."""
+    return np.asarray(_row_numbers(record))
+
+
+def _read_only(values: Any) -> np.ndarray:
+    shown: np.ndarray = values.view()  # the record's own array stays as it is
+    shown.flags.writeable = False
+    return shown
+
+
+@lru_cache(maxsize=SHARED)
+def _column(record: StepRecord, name: str) -> np.ndarray:
+    return _read_only(wide(getattr(record, name)))
+
+
+@lru_cache(maxsize=SHARED)
+def _finite(record: StepRecord, name: str) -> np.ndarray:
+    return _read_only(np.isfinite(_column(record, name)))
+
+
+@lru_cache(maxsize=SHARED)
+def _known(record: StepRecord, columns: tuple[str, ...]) -> np.ndarray:
+    known: np.ndarray = np.array(record.loss_mask)
+    for name in columns:
+        known &= _finite(record, name)
+    return _read_only(known)
+
+
+@lru_cache(maxsize=SHARED)
+def _difference(record: StepRecord, one: str, other: str) -> np.ndarray:
+    return _read_only(_column(record, one) - _column(record, other))
+
+
+@lru_cache(maxsize=SHARED)
+def _gap(record: StepRecord, one: str, other: str) -> np.ndarray:
+    return _read_only(_difference(record, one, other)[known_tokens(record, one, other)])
+
+
+@lru_cache(maxsize=SHARED)
+def _rms_gap(record: StepRecord, one: str, other: str) -> float:
+    return rms(_gap(record, one, other))
+
+
+@lru_cache(maxsize=SHARED)
+def _row_numbers(record: StepRecord) -> np.ndarray:
+    return _read_only(row_of_token(record.row_offsets))
 
 
 def rms(values: np.ndarray) -> float:
     """Return the root of the mean square; 0 for nothing."""
-    return float(np.sqrt(np.mean(np.square(values)))) if values.size else 0.0
+    return float(np.sqrt(mean(np.square(values)))) if values.size else 0.0
+
+
+def mean(values: np.ndarray) -> float:
+    """Return what `values.mean()` does, to the last bit, in a fraction of its time.
+
+    >>> mean(np.array([1.0, 2.0, 6.0]))
+    3.0
+    """
+    return float(np.add.reduce(values) / values.size)
+
+
+def fraction(where: np.ndarray) -> float:
+    """Return what `where.mean()` does for booleans, to the last bit, in a fraction of its time.
+
+    >>> fraction(np.array([True, False, False, False]))
+    0.25
+    """
+    return float(np.count_nonzero(where) / where.size)
+
+
+def median(values: Float[np.ndarray, "K"]) -> float:
+    """Return what `np.median` does for finite values, to the last bit, in a fraction of its time.
+
+    >>> median(np.array([4.0, 1.0, 3.0])), median(np.array([4.0, 1.0, 3.0, 2.0]))
+    (3.0, 2.5)
+    """
+    middle = values.size // 2
+    if values.size % 2:
+        return float(np.partition(values, middle)[middle])
+    low, high = np.partition(values, (middle - 1, middle))[middle - 1 : middle + 1]
+    return float((low + high) / 2)
 
 
 def row_means(
     record: StepRecord, values: Float[np.ndarray, "N"], known: Bool[np.ndarray, "N"]
 ) -> Float[np.ndarray, "B"]:
     """Return the mean over the known tokens of each row; NaN where there is none."""
-    rows = row_of_token(record.row_offsets)
+    rows = row_numbers(record)
     count = segment_sum(known.astype(np.float64), rows, record.num_rows)
     total = segment_sum(np.where(known, values, 0.0), rows, record.num_rows)
     nothing = np.full(record.num_rows, np.nan)
     means: np.ndarray = np.divide(total, count, out=nothing, where=count > 0)
     return means
+
+
+@lru_cache(maxsize=SHARED)
+def _row_gaps(record: StepRecord, one: str, other: str) -> np.ndarray:
+    apart = np.abs(_difference(record, one, other))
+    return _read_only(row_means(record, apart, known_tokens(record, one, other)))
+
+
+def row_gaps(record: StepRecord, one: str, other: str) -> Float[np.ndarray, "B"]:
+    """Return the mean size of a gap in each row; NaN where no trained token has both."""
+    return np.asarray(_row_gaps(record, one, other))
 
 
 def equal_completions(record: StepRecord) -> list[list[int]]:

@@ -5,9 +5,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import known_tokens, row_means, wide
+from klinic.checks.measures import (
+    column,
+    difference,
+    finite_tokens,
+    fraction,
+    known_tokens,
+    mean,
+    median,
+    row_gaps,
+    row_numbers,
+)
 from klinic.evidence.record import EmittedBy, StepRecord
-from klinic.maths.arrays import row_of_token
 
 SHIFTS = (-2, -1, 1, 2)
 LARGE = 0.3  # nats, mean of a row: ten times that of bf16 against fp32
@@ -77,59 +86,62 @@ class Scan:
     shift: int
 
 
-def scan(record: StepRecord, column: str) -> Scan:
+def scan(record: StepRecord, name: str) -> Scan:
     """Return the mean gap of the rows that have one, and the least under a shift within rows."""
-    old, other = wide(record.logp_old), wide(getattr(record, column))
-    known = known_tokens(record, "logp_old", column)
-    means = row_means(record, np.abs(old - other), known)
+    means = row_gaps(record, "logp_old", name)
     hit = np.nan_to_num(means) > LARGE
-    tokens = known & hit[row_of_token(record.row_offsets)]
-    share = float(hit.mean()) if hit.size else 0.0
-    if tokens.sum() < ENOUGH:  # as in most steps: there is nothing to remove
-        return Scan(rows=share, gap=0.0, shifted=0.0, middle=0.0, shift=0)
-    pairs = {shift: _gaps(old, other, record, tokens, shift) for shift in SHIFTS}
+    share = fraction(hit) if hit.size else 0.0
+    nothing = Scan(rows=share, gap=0.0, shifted=0.0, middle=0.0, shift=0)
+    if not share:  # as in most steps: there is nothing to remove
+        return nothing
+    tokens = known_tokens(record, "logp_old", name) & hit[row_numbers(record)]
+    if np.count_nonzero(tokens) < ENOUGH:
+        return nothing
+    pairs = {shift: _gaps(record, name, tokens, shift) for shift in SHIFTS}
     usable = {shift: pair for shift, pair in pairs.items() if pair is not None}
     if not usable:
-        return Scan(rows=share, gap=0.0, shifted=0.0, middle=0.0, shift=0)
+        return nothing
     best = min(usable, key=lambda shift: usable[shift][1] - REMOVED * usable[shift][0])
     gap, shifted, middle = usable[best]
     return Scan(rows=share, gap=gap, shifted=shifted, middle=middle, shift=best)
 
 
 def _gaps(
-    old: np.ndarray, other: np.ndarray, record: StepRecord, tokens: np.ndarray, shift: int
+    record: StepRecord, name: str, tokens: np.ndarray, shift: int
 ) -> tuple[float, float, float] | None:
     """Return the mean of |old[t] - other[t]|, and mean and median of |old[t + shift] - other[t]|.
 
     All over the tokens whose other is in the same row: in a short row, a shift that merely leaves
     the worst token out would seem to remove the gap.
     """
-    place = np.arange(len(old))
-    row = row_of_token(record.row_offsets)
-    moved = place + shift
-    inside = (moved >= 0) & (moved < len(old))
-    moved = np.clip(moved, 0, max(len(old) - 1, 0))
-    known = tokens & inside & (row[moved] == row) & np.isfinite(old[moved])
-    if known.sum() < ENOUGH:
+    here, there = (
+        (slice(-shift), slice(shift, None)) if shift > 0 else (slice(-shift, None), slice(shift))
+    )
+    row, finite = row_numbers(record), finite_tokens(record, "logp_old")
+    known = np.flatnonzero(tokens[here] & (row[here] == row[there]) & finite[there])
+    if known.size < ENOUGH:
         return None
-    stay, shifted = np.abs(old - other)[known], np.abs(old[moved] - other)[known]
-    unsure = shifted[np.minimum(old[moved], other)[known] < UNSURE]
-    middle = float(np.median(unsure)) if len(unsure) >= SEVERAL else np.inf
-    return float(stay.mean()), float(shifted.mean()), middle
+    old, other = column(record, "logp_old")[there][known], column(record, name)[here][known]
+    stay = np.abs(difference(record, "logp_old", name)[here][known])
+    shifted = np.abs(old - other)
+    unsure = shifted[np.minimum(old, other) < UNSURE]
+    middle = median(unsure) if len(unsure) >= SEVERAL else np.inf
+    return mean(stay), mean(shifted), middle
 
 
-def share_filled(record: StepRecord, column: str) -> float:
+def share_filled(record: StepRecord, name: str) -> float:
     """Return the share of trained tokens with a log-prob of exactly 0 that were not certain.
 
     Only of the policy's own: what somebody else said has no log-prob, and is the mask's affair.
     """
-    other, old = wide(getattr(record, column)), wide(record.logp_old)
-    trained = record.loss_mask & np.isfinite(other)
+    trained = known_tokens(record, name)
     if record.emitted_by is not None:
-        trained &= record.emitted_by == EmittedBy.POLICY
-    if not trained.any():
+        trained = trained & (record.emitted_by == EmittedBy.POLICY)
+    num = np.count_nonzero(trained)
+    if not num:
         return 0.0
-    return float(((other == 0) & (old < CERTAIN))[trained].mean())
+    filled = (column(record, name) == 0) & (column(record, "logp_old") < CERTAIN) & trained
+    return float(np.count_nonzero(filled) / num)
 
 
 CHECK = Check(

@@ -1,7 +1,7 @@
 """prompt-mismatch: the sampler saw another prompt than the learner scores."""
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, passed
-from klinic.checks.measures import gap, rms
+from klinic.checks.measures import rms_gap
 
 
 def judge(case: Case) -> Finding:
@@ -24,7 +24,7 @@ def judge(case: Case) -> Finding:
     differ = int((~match).sum())
     apart = ""
     if differ and case.record.logp_sampler is not None and case.record.logp_old is not None:
-        size = rms(gap(case.record, "logp_sampler", "logp_old"))
+        size = rms_gap(case.record, "logp_sampler", "logp_old")
         apart = f"; sampler and learner are {size:.3g} nats apart"
     summary = f"{differ} of {len(match)} prompts differ from what was sent (limit 0){apart}"
     return (failed if differ else passed)(summary, share=differ / max(len(match), 1))

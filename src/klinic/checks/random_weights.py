@@ -3,7 +3,7 @@
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import known_tokens, wide
+from klinic.checks.measures import column, known_tokens
 
 SHARE = 0.8  # of the entropy of a policy that knows nothing; language models are below a third
 
@@ -30,7 +30,7 @@ def judge(case: Case) -> Finding:
     known = known_tokens(case.record, "entropy")
     if not known.any():
         return no_data("no trained tokens")
-    entropy = float(wide(case.record.entropy)[known].mean())
+    entropy = float(column(case.record, "entropy")[known].mean())
     most = float(np.log(case.run["vocabulary_size"]))
     share = entropy / max(most, 1e-9)
     summary = (

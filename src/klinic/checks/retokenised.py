@@ -3,7 +3,7 @@
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import known_tokens, row_means, wide
+from klinic.checks.measures import row_gaps
 
 LARGE = 0.3  # nats, mean of a row: ten times that of bf16 against fp32
 TIMES = 5.0  # times the gap of the rows that survive decoding and encoding
@@ -28,9 +28,7 @@ def judge(case: Case) -> Finding:
         misaligned-logp (every row); prompt-mismatch (the ids of the prompt differ).
     """
     record = case.record
-    known = known_tokens(record, "logp_sampler", "logp_old")
-    apart = np.abs(wide(record.logp_sampler) - wide(record.logp_old))
-    means = row_means(record, apart, known)
+    means = row_gaps(record, "logp_sampler", "logp_old")
     assert record.round_trip is not None  # noqa: S101 - needed
     lost = means[~record.round_trip & np.isfinite(means)]
     kept = means[record.round_trip & np.isfinite(means)]

@@ -3,7 +3,7 @@
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import known_tokens, wide
+from klinic.checks.measures import difference, known_tokens
 
 SHARE = 0.05  # of the tokens that were sent elsewhere in at least one layer
 TIMES = 2.0  # times the gap of tokens that were sent to the same experts
@@ -33,7 +33,7 @@ def judge(case: Case) -> Finding:
     if record.routing_mismatch is None:
         return no_data("not recorded: `record.routing_mismatch`")
     known = known_tokens(record, "logp_sampler", "logp_old") & np.isfinite(record.routing_mismatch)
-    apart = np.abs(wide(record.logp_sampler) - wide(record.logp_old))
+    apart = np.abs(difference(record, "logp_sampler", "logp_old"))
     elsewhere = known & (record.routing_mismatch > 0)
     same = known & (record.routing_mismatch == 0)
     share = float(elsewhere.sum() / max(int(known.sum()), 1))

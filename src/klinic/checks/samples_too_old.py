@@ -3,7 +3,7 @@
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import gap, rms
+from klinic.checks.measures import rms_gap
 
 
 def judge(case: Case) -> Finding:
@@ -30,7 +30,7 @@ def judge(case: Case) -> Finding:
     allowed = int(case.run["sampler"].get("max_version_lag") or 0)
     apart = ""
     if record.logp_sampler is not None and record.logp_old is not None:
-        apart = f", {rms(gap(record, 'logp_sampler', 'logp_old')):.3g} nats from the learner"
+        apart = f", {rms_gap(record, 'logp_sampler', 'logp_old'):.3g} nats from the learner"
     summary = f"the oldest token is {lag} updates old{apart} (limit {allowed})"
     return (failed if lag > allowed else passed)(summary, lag=float(np.max(lag)))
 

@@ -2,8 +2,7 @@
 
 from klinic.checks import after_sync
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import known_tokens, rms, wide
-from klinic.maths.arrays import row_of_token
+from klinic.checks.measures import difference, known_tokens, rms, row_numbers
 
 FLOOR = 2e-3  # nats: fp32 engines differ by 1e-6, an update of a usual rate does more than this
 TIMES = 5.0  # times the gap of rows that no cache served
@@ -34,8 +33,8 @@ def judge(case: Case) -> Finding:
     record = case.record
     assert record.cached_tokens is not None  # noqa: S101 - needed
     known = known_tokens(record, "logp_sampler", "logp_old")
-    apart = wide(record.logp_sampler) - wide(record.logp_old)
-    served = (record.cached_tokens > 0)[row_of_token(record.row_offsets)]
+    apart = difference(record, "logp_sampler", "logp_old")
+    served = (record.cached_tokens > 0)[row_numbers(record)]
     cached, fresh = apart[known & served], apart[known & ~served]
     if not cached.size:
         return passed("no row was served by a cache")

@@ -6,9 +6,8 @@ import numpy as np
 
 from klinic.checks import after_sync
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import gap, known_tokens, rms, wide
+from klinic.checks.measures import difference, known_tokens, rms, rms_gap, row_numbers
 from klinic.evidence.record import StepRecord
-from klinic.maths.arrays import row_of_token
 
 GREW = 5.0  # times the gap of the first step; that of two engines does not grow with training
 FLOOR = 2e-3  # nats: fp32 engines differ by 1e-6, an update of a usual rate does more than this
@@ -86,7 +85,7 @@ def _says_older(case: Case) -> bool:
 
 
 def _apart(record: StepRecord) -> float:
-    return rms(gap(record, "logp_sampler", "logp_old"))
+    return rms_gap(record, "logp_sampler", "logp_old")
 
 
 def _fresh_gap(case: Case) -> np.ndarray:
@@ -94,14 +93,14 @@ def _fresh_gap(case: Case) -> np.ndarray:
     record = case.record
     known = known_tokens(record, "logp_sampler", "logp_old")
     if record.cached_tokens is not None:
-        known &= (record.cached_tokens == 0)[row_of_token(record.row_offsets)]
-    return np.asarray((wide(record.logp_sampler) - wide(record.logp_old))[known])
+        known = known & (record.cached_tokens == 0)[row_numbers(record)]
+    return np.asarray(difference(record, "logp_sampler", "logp_old")[known])
 
 
 def _to_reference(case: Case) -> float | None:
     if case.record.logp_ref is None:
         return None
-    return rms(gap(case.record, "logp_sampler", "logp_ref"))
+    return rms_gap(case.record, "logp_sampler", "logp_ref")
 
 
 CHECK = Check(

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import gap, mean_reward
+from klinic.checks.measures import gap, mean, mean_reward, median
 
 FAR = 0.3  # nats per token to the reference, where rewards have fallen
 FELL = 4.0  # standard errors by which the reward is below that of the first step
@@ -39,12 +39,12 @@ def judge(case: Case) -> Finding:
     first, now = case.of(mean_reward, case.start), case.of(mean_reward, case.record)
     if not k1.size or first is None or now is None:
         return no_data("no trained tokens, or too few groups with a reward")
-    apart, median = float(k1.mean()), float(np.median(np.abs(k1)))
+    apart, middle = mean(k1), median(np.abs(k1))
     error = float(np.hypot(first[1], now[1]))
     fell = (first[0] - now[0]) / max(error, 1e-9)
     gained = _gained(case, first)
     for_nothing = apart > FAR_FOR_NOTHING and gained is not None and gained < GAINED
-    wrong = median > MEDIAN and ((apart > FAR and fell > FELL) or for_nothing)
+    wrong = middle > MEDIAN and ((apart > FAR and fell > FELL) or for_nothing)
     summary = (
         f"k1 to the reference is {apart:.3g} nats per token (limit {FAR:g}) and the reward went "
         f"from {first[0]:.3g} to {now[0]:.3g}: {fell:.1f} standard errors down (limit {FELL:g})"
@@ -59,9 +59,9 @@ def _gained(case: Case, first: tuple[float, float]) -> float | None:
     last = [reward for reward in known if reward is not None]
     if len(last) < STEPS or case.window[-STEPS].facts.get("learner_version") == 0:
         return None
-    mean = float(np.mean([reward for reward, _ in last]))
+    earned = float(np.mean([reward for reward, _ in last]))
     error = float(np.hypot(first[1], np.mean([e for _, e in last]) / np.sqrt(STEPS)))
-    return (mean - first[0]) / max(error, 1e-9)
+    return (earned - first[0]) / max(error, 1e-9)
 
 
 CHECK = Check(

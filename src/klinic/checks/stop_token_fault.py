@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.measures import row_numbers
 from klinic.evidence.record import EmittedBy, StepRecord
-from klinic.maths.arrays import row_of_token
 
 ENOUGH = 8  # rows that ended by themselves
 MASKED = 0.5  # share of their last tokens that are not trained on
@@ -69,7 +69,7 @@ def _ignored(record: StepRecord, run: Mapping[str, Any]) -> float:
     unknown = set(run.get("declared_eos_ids") or ()) - set(run["eos_ids"])
     if not unknown:
         return 0.0
-    row = row_of_token(record.row_offsets)
+    row = row_numbers(record)
     goes_on = np.isin(record.token_ids[:-1], list(unknown)) & (row[1:] == row[:-1])
     if record.emitted_by is not None:  # a tool may answer to a turn that ended
         goes_on &= record.emitted_by[1:] == EmittedBy.POLICY

@@ -6,6 +6,7 @@ import numpy as np
 
 from klinic.checks import after_sync
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.measures import column, difference, fraction, known_tokens, mean
 
 SLOPE = 0.05  # of the gap over logp + entropy: a temperature that is off by one in twenty
 EXPLAINED = 0.8  # share of the gap that the line must carry: other faults leave a cloud
@@ -75,20 +76,17 @@ class Line:
     """Share of the tokens on the side of 0 that has fewer."""
 
 
-def fit(case: Case, column: str) -> Line | None:
+def fit(case: Case, name: str) -> Line | None:
     """Fit the gap between a column and the learner's log-probs."""
     record = case.record
-    old, other, entropy = (
-        np.asarray(getattr(record, name), dtype=np.float64)
-        for name in ("logp_old", column, "entropy")
-    )
-    known = record.loss_mask & np.isfinite(old) & np.isfinite(other) & np.isfinite(entropy)
-    if known.sum() < ENOUGH:
+    known = known_tokens(record, "logp_old", name, "entropy")
+    if np.count_nonzero(known) < ENOUGH:
         return None
-    gap, surprise = (other - old)[known], (old + entropy)[known]
+    gap = difference(record, name, "logp_old")[known]
+    surprise = (column(record, "logp_old") + column(record, "entropy"))[known]
     usual = np.argsort(np.abs(gap))[: max(1, round((1 - TRIMMED) * gap.size))]
     gap, surprise = gap[usual], surprise[usual]
-    size = float(np.sqrt(np.mean(gap**2)))
+    size = float(np.sqrt(mean(gap**2)))
     along = float(np.sum(surprise**2))
     if size == 0 or along == 0:
         return Line(slope=0.0, explained=0.0, gap=size, lesser=0.0)
@@ -99,7 +97,7 @@ def fit(case: Case, column: str) -> Line | None:
         slope=slope,
         explained=1 - left / float(np.sum(gap**2)),
         gap=size,
-        lesser=float(min((gap > 0).mean(), (gap < 0).mean())),
+        lesser=min(fraction(gap > 0), fraction(gap < 0)),
     )
 
 
@@ -108,8 +106,9 @@ def _centre(gap: np.ndarray, surprise: np.ndarray) -> float:
     spread = float(np.var(surprise))
     if not spread:
         return 0.0
-    tilt = float(np.mean((gap - gap.mean()) * (surprise - surprise.mean()))) / spread
-    return float(gap.mean() - tilt * surprise.mean())
+    height, along = mean(gap), mean(surprise)
+    tilt = mean((gap - height) * (surprise - along)) / spread
+    return height - tilt * along
 
 
 CHECK = Check(

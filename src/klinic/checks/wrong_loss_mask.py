@@ -3,8 +3,9 @@
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, passed
+from klinic.checks.measures import row_numbers
 from klinic.evidence.record import EmittedBy, StepRecord
-from klinic.maths.arrays import row_of_token, segment_sum
+from klinic.maths.arrays import segment_sum
 
 FOREIGN = 0.0  # share of trained tokens that somebody else emitted: none is right
 LEFT_OUT = 0.01  # share of emitted tokens, ends of rows apart, that are not trained on
@@ -44,7 +45,7 @@ def judge(case: Case) -> Finding:
 
 def _rows_in_use(record: StepRecord) -> np.ndarray:
     """Return the tokens of rows that are trained on at all: to leave out a row is a choice."""
-    rows = row_of_token(record.row_offsets)
+    rows = row_numbers(record)
     used = segment_sum(record.loss_mask.astype(np.float64), rows, record.num_rows) > 0
     return np.asarray(used[rows])
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import gap, known_tokens, row_means, wide
+from klinic.checks.measures import column, difference, known_tokens, mean, row_means
 from klinic.evidence.record import StepRecord
 from klinic.maths import kl
 
@@ -54,13 +54,14 @@ def _computed(record: StepRecord) -> dict[str, tuple[float, ...]]:
     """Return what the figures are: over tokens, and over rows of equal weight."""
     found: dict[str, tuple[float, ...]] = {}
     if record.logp_old is not None and record.logp_ref is not None:
-        d = gap(record, "logp_old", "logp_ref")
-        if d.size:
-            everywhere = wide(record.logp_old) - wide(record.logp_ref)
+        known = known_tokens(record, "logp_old", "logp_ref")
+        if known.any():
+            everywhere = difference(record, "logp_old", "logp_ref")
             k3 = kl.k3(logp_p=everywhere, logp_q=np.zeros_like(everywhere))
-            found["kl"] = _means(record, k3, known_tokens(record, "logp_old", "logp_ref"))
+            found["kl"] = _means(record, k3, known)
     if record.entropy is not None and record.loss_mask.any():
-        found["entropy"] = _means(record, wide(record.entropy), known_tokens(record, "entropy"))
+        known = known_tokens(record, "entropy")
+        found["entropy"] = _means(record, column(record, "entropy"), known)
     grad_norm = record.facts.get("grad_norm")
     if grad_norm is not None and np.isfinite(float(grad_norm)):
         found["grad_norm"] = (float(grad_norm),)
@@ -68,7 +69,8 @@ def _computed(record: StepRecord) -> dict[str, tuple[float, ...]]:
 
 
 def _means(record: StepRecord, values: np.ndarray, known: np.ndarray) -> tuple[float, float]:
-    return float(values[known].mean()), float(np.nanmean(row_means(record, values, known)))
+    of_rows = row_means(record, values, known)
+    return mean(values[known]), mean(of_rows[~np.isnan(of_rows)])
 
 
 CHECK = Check(

@@ -3,7 +3,7 @@
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import gap, rms
+from klinic.checks.measures import gap, rms_gap
 
 SAME_ENGINE = 1e-4  # nats: one function scores both, so equal weights differ by rounding alone
 TWO_ENGINES = 0.03  # nats: bf16 against fp32, where nothing else says how exact log-probs are
@@ -38,9 +38,9 @@ def judge(case: Case) -> Finding:
         return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
     limit = TWO_ENGINES
     if case.record.logp_sampler is not None:
-        noise = rms(gap(case.record, "logp_old", "logp_sampler"))
+        noise = rms_gap(case.record, "logp_old", "logp_sampler")
         limit = max(SAME_ENGINE, NOISY * noise)
-    apart = rms(between)
+    apart = rms_gap(case.record, "logp_old", "logp_ref")
     summary = (
         f"policy and reference are {apart:.3g} nats apart before the first update (limit "
         f"{limit:.3g}), a KL of {float(np.mean(between)):.3g} nats per token"

@@ -78,15 +78,21 @@ class _Columns:
     """The columns of a table that was written by anybody, read one by one."""
 
     def __init__(self, table: Any, source: str) -> None:
-        self._table, self._source = table.combine_chunks(), source
-        names = table.column_names
-        doubles = sorted({name for name in names if names.count(name) > 1})
-        if doubles:
+        self._source = source
+        columns = table.columns
+        if any(column.num_chunks != 1 for column in columns):
+            columns = table.combine_chunks().columns
+        # looked up here once: a long run has tens of thousands of tables
+        self._types: dict[str, Any] = {field.name: field.type for field in table.schema}
+        self._columns = dict(zip(table.column_names, columns, strict=True))
+        if len(self._columns) < len(columns):
+            names = table.column_names
+            doubles = sorted({name for name in names if names.count(name) > 1})
             raise self._broken(doubles[0], "is there twice", "Write it once")
 
     def __contains__(self, name: str) -> bool:
         # a column of nothing but None is how some writers spell "was not recorded"
-        return name in self._table.column_names and not pa.types.is_null(self._type(name))
+        return name in self._types and not pa.types.is_null(self._types[name])
 
     def values(self, name: str) -> Any:
         """Return a field with one entry a row, or None."""
@@ -94,62 +100,78 @@ class _Columns:
 
     def reward_parts(self) -> dict[str, Any]:
         """Return what each reward function gave."""
-        names = [name for name in self._table.column_names if name.startswith(REWARD_PART)]
+        names = [name for name in self._columns if name.startswith(REWARD_PART)]
         return {n.removeprefix(REWARD_PART): self.values(n) for n in names if n in self}
 
     def offsets(self, name: str, expected: Any) -> Any:
         """Return where the lists of a column start, or None; refuse others than expected."""
         if name not in self:
             return None
-        kind = self._type(name)
+        kind = self._types[name]
         if not any(is_kind(kind) for is_kind in LISTS):
             raise self._broken(name, f"holds {kind}, not lists", "Write one list a completion")
-        lengths = pc.list_value_length(self._column(name)).fill_null(-1).to_numpy()
-        if (lengths < 0).any():
-            row = int(np.argmax(lengths < 0))
-            raise self._broken(name, f"has no list in row {row}", "Write a list in every row")
-        found = np.cumsum([0, *lengths], dtype=np.int64)
+        found = self._starts(name, self._column(name))
         if expected is not None and not np.array_equal(found, expected):
             row = int(np.argmax(np.diff(found) != np.diff(expected)))
             raise self._broken(
                 name,
-                f"has {lengths[row]} entries in row {row}, but `token_ids` has "
+                f"has {int(np.diff(found)[row])} entries in row {row}, but `token_ids` has "
                 f"{int(np.diff(expected)[row])}",
                 "Write one entry a token",
             )
         return found
 
+    def _starts(self, name: str, lists: Any) -> Any:
+        """Return where each list of a column starts, and the end."""
+        if _in_one_piece(lists):
+            starts = lists.offsets.to_numpy().astype(np.int64)
+            return starts - starts[0]
+        lengths = pc.list_value_length(lists).fill_null(-1).to_numpy()
+        if (lengths < 0).any():
+            row = int(np.argmax(lengths < 0))
+            raise self._broken(name, f"has no list in row {row}", "Write a list in every row")
+        return np.cumsum([0, *lengths], dtype=np.int64)
+
     def tokens(self, name: str, offsets: Any) -> Any:
         """Return a field with one entry a token, or None."""
         if self.offsets(name, offsets) is None:
             return None
-        return self._numpy(name, self._column(name).flatten())
+        lists = self._column(name)
+        if not _in_one_piece(lists):
+            return self._numpy(name, lists.flatten())
+        ends = lists.offsets
+        first, last = ends[0].as_py(), ends[-1].as_py()
+        return self._numpy(name, lists.values.slice(first, last - first))
 
     def _numpy(self, name: str, array: Any) -> Any:
+        wanted = _arrow_type(name, array.type)
         try:
-            array = array.cast(_arrow_type(name, array.type))
+            array = array if array.type.equals(wanted) else array.cast(wanted)
         except pa.ArrowException as error:
             raise self._broken(
                 name, f"cannot be read ({error})", "Write numbers of its kind"
             ) from error
         if name == "finish_reason":
+            texts = array.fill_null("") if array.null_count else array
             # NumPy gives every row as much room as the longest takes
-            short = pc.utf8_slice_codeunits(array.fill_null(""), 0, LONGEST_REASON)
+            short = pc.utf8_slice_codeunits(texts, 0, LONGEST_REASON)
             return np.array(short.to_pylist(), np.str_)
         if array.null_count and not pa.types.is_floating(array.type):
             raise self._broken(name, f"has {array.null_count} empty places", "Fill them")
         return array.to_numpy(zero_copy_only=False)
 
     def _column(self, name: str) -> Any:
-        column = self._table.column(name)
+        column = self._columns[name]
         return column.chunk(0) if column.num_chunks else pa.array([], column.type)
-
-    def _type(self, name: str) -> Any:
-        return self._table.schema.field(name).type
 
     def _broken(self, name: str, found: str, advice: str) -> EvidenceError:
         instead = "" if name in REQUIRED else ", or leave the column out"
         return EvidenceError(f"{self._source}: column `{name}` {found}. {advice}{instead}.")
+
+
+def _in_one_piece(lists: Any) -> bool:
+    """Whether the entries of a column lie end to end, where its offsets say."""
+    return len(lists) > 0 and not lists.null_count and not pa.types.is_fixed_size_list(lists.type)
 
 
 def _arrow_type(name: str, found: Any) -> Any:
