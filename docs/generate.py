@@ -15,7 +15,7 @@ import typer
 from klinic.checks import CHECKS
 from klinic.cli.app import app
 from klinic.doctor.scalars.examine import SIGNS
-from klinic.evidence.readers.names import KLINIC, OPENRLHF, PRIME_RL, TINKER, TRL, VERL
+from klinic.evidence.readers.names import KLINIC, TRAINERS
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.recipe.aliases import ALIASES, REFUSED, meaning
 
@@ -99,7 +99,7 @@ def signs() -> str:
 
 def names() -> str:
     """Return what each trainer calls what klinic knows."""
-    trainers = (TRL, VERL, OPENRLHF, PRIME_RL, TINKER, KLINIC)
+    trainers = (*(trainer for trainer in TRAINERS if trainer is not KLINIC), KLINIC)
     known = dict.fromkeys(name for trainer in trainers for name in trainer.names.values())
     rows = (
         (f"`{name}`", *(listed(k for k, v in t.names.items() if v == name) for t in trainers[:-1]))

@@ -14,9 +14,11 @@ from foreign_logs import (
     FIXTURES,
     healthy,
     trl_entries,
+    write_events,
     write_lines,
     write_token_export,
     write_trainer_state,
+    write_wandb,
 )
 
 KLINIC = [sys.executable, "-P", "-m", "klinic.cli"]
@@ -76,6 +78,90 @@ def test_beta_0_is_no_fault_and_is_explained(tmp_path):
     said = diagnose(write_lines(tmp_path / "log.jsonl", entries))
     assert said.returncode == 0
     assert "? kl-at-step-0: not logged: kl or kl_k1/mean (at beta 0 TRL has no" in said.stdout
+
+
+NEMO_RL = {
+    "train/loss": 0.1,
+    "train/grad_norm": 0.3,
+    "train/reward": 0.5,
+    "train/kl_penalty": 15.0,
+    "train/token_mult_prob_error": 3.0,
+    "train/gen_kl_error": 0.4,
+    "train/probs_ratio": 1.0,
+}
+SLIME = {
+    "train/loss": 0.1,
+    "train/pg_loss": 0.1,
+    "train/pg_clipfrac": 0.0,
+    "train/ppo_kl": 0.0,
+    "train/grad_norm": 0.3,
+    "train/kl_loss": 15.0,
+    "train/train_rollout_logprob_abs_diff": 0.4,
+}
+
+
+@pytest.mark.parametrize("prefix", ["train/", ""])
+@pytest.mark.parametrize(("name", "metrics"), [("NeMo-RL", NEMO_RL), ("slime", SLIME)])
+def test_a_sick_log_of_another_trainer_is_not_called_well(tmp_path, name, metrics, prefix):
+    metrics = {key.replace("train/", prefix, 1): value for key, value in metrics.items()}
+    path = write_lines(tmp_path / "log.jsonl", [{"step": n, **metrics} for n in range(1, 61)])
+    ended = diagnose(path)
+    assert ended.returncode == 1
+    assert f"JSON lines of {name}, 60 logged steps" in ended.stdout
+    assert "✗ kl-at-step-0: the KL is 15 nats per token" in ended.stdout
+    assert "✗ sampler-far-from-learner" in ended.stdout
+    told = json.loads(diagnose(path, "--json").stdout)
+    assert (told["verdict"], told["ok"], told["read"]["trainer"]) == ("sick", False, name)
+
+
+def test_what_was_not_understood_comes_first(tmp_path):
+    entries = [
+        {"step": n, "my/kl": 15.0, "my/sampler_gap": 0.4, "reward": 0.5 + n / 100, "lr": 1e-6}
+        for n in range(1, 61)
+    ]
+    path = write_lines(tmp_path / "log.jsonl", entries)
+    ended = diagnose(path)
+    first, second, third, *_ = ended.stdout.splitlines()
+    assert first == "KL and sampler gap were not found in this log; 2 of 4 metrics were read."
+    assert second == "Not read: my/kl, my/sampler_gap"
+    assert third.startswith("JSON lines (trainer not recognised), 60 logged steps")
+    assert "No sign of trouble in what was read." in ended.stdout
+    told = json.loads(diagnose(path, "--json").stdout)
+    assert told["not_found"] == ["KL", "sampler gap"]
+    assert told["read"]["trainer"] is None
+    assert told["read"]["metrics"] == {"reward": "reward", "learning_rate": "lr"}
+    assert told["read"]["unknown_metrics"] == ["my/kl", "my/sampler_gap"]
+
+
+def only_loss(write, path):
+    entries = [{"step": n, "loss": 0.1, "grad_norm": 0.3, "my/kl": 15.0} for n in range(1, 61)]
+    write(path, entries)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("write", "name"),
+    [
+        (write_lines, "log.jsonl"),
+        (write_trainer_state, "trainer_state.json"),
+        (write_events, "events.out.tfevents.1.host.1.0"),
+        (write_wandb, "run-1.wandb"),
+    ],
+)
+def test_a_log_without_kl_reward_and_gap_is_unread(tmp_path, write, name):
+    path = only_loss(write, tmp_path / name)
+    ended = diagnose(path)
+    assert ended.returncode == 2
+    assert ended.stdout == ""
+    assert (
+        "is unread. KL, reward and sampler gap were not found in this log; 2 of 3" in ended.stderr
+    )
+    assert "my/kl" in ended.stderr
+    as_json = diagnose(path, "--json")
+    told = json.loads(as_json.stdout)
+    assert as_json.returncode == 2
+    assert (told["verdict"], told["ok"]) == ("unread", False)
+    assert told["not_found"] == ["KL", "reward", "sampler gap"]
 
 
 def test_tokens_of_prime_rl_are_judged_by_every_check(tmp_path):

@@ -8,12 +8,13 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "evidence" / "readers"))
 
-from foreign_logs import healthy, trl_entries
+from foreign_logs import healthy, trl_entries, write_all, write_newer
 
 from klinic.checks import CHECKS
 from klinic.doctor.scalars.examine import SIGNS, examine
 from klinic.doctor.scalars.sign import Sign
 from klinic.evidence import fields
+from klinic.evidence.readers.find import read_log
 from klinic.evidence.readers.log import Gathered
 from klinic.evidence.record import ROW_FIELDS, TOKEN_FIELDS
 from klinic.evidence.verdict import Verdict
@@ -53,6 +54,15 @@ def test_a_healthy_log_gives_no_alarm(steps, every):
         found = examine(log_of(entries))
         assert not found.sick, [h.summary for _, h in found.of(Verdict.FAIL)]
         assert found.cause is None
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_healthy_log_of_any_trainer_gives_no_alarm(tmp_path, seed):
+    logs = write_all(tmp_path, steps=60, seed=seed) | write_newer(tmp_path, steps=60, seed=seed)
+    del logs["tokens"]  # no scalars
+    for path in logs.values():
+        found = examine(read_log(path))
+        assert found.verdict == "well", (path, [h.summary for _, h in found.of(Verdict.FAIL)])
 
 
 def test_one_prompt_a_step_is_no_alarm():
@@ -262,8 +272,6 @@ def test_a_signed_kl_below_0_is_of_tokens_that_others_drew():
 def test_equal_completions_are_seen_in_rollouts(tmp_path):
     from foreign_logs import write_rollouts
 
-    from klinic.evidence.readers.find import read_log
-
     found = examine(read_log(write_rollouts(tmp_path, text="again")))
     said = {sign.name: h for sign, h in found.heard}
     assert said["equal-completions"].could_be[0] == "broken-sampler"
@@ -294,3 +302,39 @@ def test_90_runs_of_the_studies_alarm_only_where_the_rate_was_too_large():
     assert len(runs) == 90
     rate = "model.lora_rank=null learner.learning_rate=2e-3"
     assert sick == {("lora", rate, seed) for seed in (1, 2, 3)}
+
+
+def test_the_worst_of_several_gaps_counts():
+    entries = [
+        {"step": e["step"], "gen_kl_error": 0.0004, "token_mult_prob_error": 3.0, "reward": 1.0}
+        for e in healthy(60)
+    ]
+    said = heard(entries, "sampler-far-from-learner")
+    assert said.says is Verdict.FAIL
+    assert "`token_mult_prob_error` is 3 times from the start" in said.summary
+
+
+def test_a_mean_of_exponentials_has_limits_of_its_own():
+    for error, says in ((1.02, Verdict.PASS), (1.06, Verdict.WARN), (1.2, Verdict.FAIL)):
+        entries = [{"step": e["step"], "token_mult_prob_error": error} for e in healthy(60)]
+        assert heard(entries, "sampler-far-from-learner").says is says
+
+
+def test_rewards_that_are_not_logged_are_not_called_numbers():
+    entries = sick(lambda entry, _: entry.pop("reward"))
+    assert heard(entries, "missing-rewards").says is Verdict.NO_DATA
+
+
+def test_a_log_is_well_sick_or_unread():
+    entries = trl_entries(healthy(60))
+    assert examine(log_of(entries)).verdict == "well"
+    assert examine(log_of(entries)).not_found == ()
+    assert examine(log_of(sick(put(kl=15.0)))).verdict == "sick"
+    loss = [{"step": e["step"], "loss": e["loss"], "grad_norm": e["grad_norm"]} for e in entries]
+    assert examine(log_of(loss)).verdict == "unread"
+    assert examine(log_of(loss)).not_found == ("KL", "reward", "sampler gap")
+    exploding = [{**e, "grad_norm": 900.0 if e["step"] > 30 else 0.3} for e in loss]
+    assert examine(log_of(exploding)).verdict == "sick"
+    unscored = [{**e, "reward": math.nan} for e in loss]
+    assert examine(log_of(unscored)).verdict == "sick"
+    assert "reward" not in examine(log_of(unscored)).not_found

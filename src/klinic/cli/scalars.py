@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from klinic.cli.printing import print_json
+from klinic.errors import EvidenceError
 from klinic.harmless import harmless
 
 if TYPE_CHECKING:
@@ -15,20 +16,35 @@ ONLY = (
     "Scalars only: means over a step show that something is wrong, and seldom what. Causes that "
     "leave the same scalars are listed together."
 )
+MOST_NAMED = 8  # metrics that were not read, in a sentence
+TELLING = ("kl", "reward", "score", "logp", "prob")  # parts of names that are listed first
 
 
 def diagnose_scalars(path: Path, *, json: bool) -> int:
-    """Print what a log says; return the exit code: 1 where a sign failed."""
+    """Print what a log says; return 1 where a sign failed. An unread log is an `EvidenceError`."""
     from klinic.doctor.scalars.examine import examine
     from klinic.evidence.readers.find import read_log
 
     found = examine(read_log(path))
     if json:
-        print_json("diagnose", ok=not found.sick, **found.to_json())
-    else:
+        print_json("diagnose", ok=found.verdict == "well", **found.to_json())
+    if found.verdict == "unread":
+        raise EvidenceError(f"{path}: {_unread(found)}")
+    if not json:
         for line in lines(found):
             typer.echo(harmless(line))
     return 1 if found.sick else 0
+
+
+def _unread(found: "ScalarDiagnosis") -> str:
+    read = ", ".join(found.log.written_as.values())
+    return " ".join(
+        [
+            f"is unread. {' '.join(_coverage(found))}. Read: {read}. So nothing can be said of",
+            "health. Give a log that has one of them, under a name that",
+            "docs/how-to/other-trainers.md lists.",
+        ]
+    )
 
 
 def lines(found: "ScalarDiagnosis") -> list[str]:
@@ -38,7 +54,8 @@ def lines(found: "ScalarDiagnosis") -> list[str]:
 
     log = found.log
     steps = f"{len(log.steps)} logged steps, {log.steps[0]} to {log.steps[-1]}"
-    said = [f"{log.format} of {log.trainer.name}, {steps}: {log.files[0]}", ONLY]
+    writer = f"of {log.trainer.name}" if log.trainer.recognised else "(trainer not recognised)"
+    said = [*_coverage(found), f"{log.format} {writer}, {steps}: {log.files[0]}", ONLY]
     if log.also:
         said.append(f"Also there and not read: {', '.join(log.also)}")
     if log.num_skipped:
@@ -59,6 +76,25 @@ def lines(found: "ScalarDiagnosis") -> list[str]:
     return said
 
 
+def _coverage(found: "ScalarDiagnosis") -> list[str]:
+    """Return what was not understood, which is said before everything else."""
+    from klinic.doctor.scalars.examine import CORE
+
+    log = found.log
+    read, total = len(log.written_as), len(log.written_as) + len(log.unknown)
+    names = found.not_found or tuple(CORE)
+    listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    were = "was" if len(names) == 1 else "were"
+    was_found = f"{were} {'not found' if found.not_found else 'found'} in this log"
+    said = [f"{listed[0].upper()}{listed[1:]} {was_found}; {read} of {total} metrics were read."]
+    if log.unknown:
+        likely = sorted(log.unknown, key=lambda n: not any(part in n.lower() for part in TELLING))
+        more = len(likely) - MOST_NAMED
+        rest = f" and {more} more" if more > 0 else ""
+        said.append(f"Not read: {', '.join(name[:80] for name in likely[:MOST_NAMED])}{rest}")
+    return said
+
+
 ORDER = ("fail", "warn", "no data", "pass")
 
 
@@ -67,7 +103,7 @@ def _headline(found: "ScalarDiagnosis") -> str:
 
     failed = found.of(Verdict.FAIL)
     if not failed:
-        return "No sign of trouble. What scalars cannot show stays undecided."
+        return "No sign of trouble in what was read. What scalars cannot show stays undecided."
     sign, heard = failed[0]
     if found.cause is not None:
         return f"Cause: {found.cause}, first seen in step {heard.step} ({sign.name})"

@@ -79,6 +79,49 @@ TINKER = {
     "sampler/gap": "optim/kl_sample_train_v2",
 }
 
+NEMO_RL = {
+    "loss": "train/loss",
+    "grad_norm": "train/grad_norm",
+    "learning_rate": "train/lr",
+    "reward": "train/reward",
+    "kl": "train/kl_penalty",
+    "entropy": "train/approx_entropy",
+    "completions/clipped_ratio": "train/truncation_rate",
+    "sampler/kl": "train/gen_kl_error",
+    "sampler/mult_prob_error": "train/token_mult_prob_error",
+}
+SLIME = {
+    "loss": "train/loss",
+    "grad_norm": "train/grad_norm",
+    "learning_rate": "train/lr-pg_0",
+    "reward": "rollout/raw_reward",
+    "kl": "train/kl_loss",
+    "entropy": "train/entropy_loss",
+    "completions/clipped_ratio": "rollout/truncated_ratio",
+    "sampler/gap": "train/train_rollout_logprob_abs_diff",
+    "step": "train/step",
+}
+SKYRL = {
+    "loss": "policy/final_loss",
+    "grad_norm": "policy/grad_norm",
+    "learning_rate": "policy/policy_lr",
+    "reward": "reward/avg_raw_reward",
+    "kl": "policy/policy_kl",
+    "entropy": "policy/policy_entropy",
+    "sampler/gap": "policy/rollout_train_logprobs_abs_diff_mean",
+    "step": "trainer/global_step",
+}
+OPEN_INSTRUCT = {
+    "loss": "loss/total_avg",
+    "grad_norm": "optim/grad_norm",
+    "learning_rate": "lr",
+    "reward": "scores",
+    "kl": "objective/kl2_avg",
+    "entropy": "policy/entropy_avg",
+    "sampler/gap": "debug/vllm_vs_local_logprob_diff_mean",
+    "step": "training_step",
+}
+
 
 def renamed(entries, names, *, keep=False, **more):
     """Return entries under the names of a trainer; those without one stay if `keep`."""
@@ -308,6 +351,27 @@ def write_all(folder, *, steps=30, seed=0):
         "rollouts": write_rollouts(folder / "rollouts", steps=6),
         "tokens": write_token_export(folder / "prime" / "token_exports", steps=2),
     }
+
+
+def write_newer(folder, *, steps=30, seed=0):
+    """Write a healthy log under the names of NeMo-RL, slime, SkyRL and open-instruct."""
+    entries = healthy(steps, seed)
+    small = [{**e, "sampler/kl": g["sampler/gap"]} for e, g in both(entries)]
+    nemo = [{**e, "sampler/mult_prob_error": 1.0 + e["sampler/gap"]} for e in small]
+    slime = {"train/pg_loss": 0.0, "train/ppo_kl": 0.0, "train/pg_clipfrac": 0.0}
+    episodes = [
+        {**e, "global_step": 64 * e["training_step"]} for e in renamed(entries, OPEN_INSTRUCT)
+    ]
+    return {
+        "nemo_rl": write_lines(folder / "nemo.jsonl", renamed(nemo, NEMO_RL)),
+        "slime": write_lines(folder / "slime.jsonl", renamed(entries, SLIME, **slime)),
+        "skyrl": write_lines(folder / "skyrl.jsonl", renamed(entries, SKYRL)),
+        "open_instruct": write_lines(folder / "open-instruct.jsonl", episodes),
+    }
+
+
+def both(entries):
+    return zip(entries, small_gap(entries), strict=True)
 
 
 def small_gap(entries):

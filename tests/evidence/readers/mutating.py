@@ -266,7 +266,8 @@ def wrong_with(code, out, err, *, as_json):
         return f"exit code {code}: {err[:300]}"
     if "Traceback" in err:
         return f"a traceback: {err[:300]}"
-    if code == 2 and ("Error: " not in err or out):
+    unread = as_json and code == 2 and bool(out) and json.loads(out)["verdict"] == "unread"
+    if code == 2 and ("Error: " not in err or (out and not unread)):
         return f"exit code 2 without a reason alone: {err[:200]!r} {out[:200]!r}"
     if code != 2 and as_json:
         json.loads(out, parse_constant=lambda name: 1 / 0)

@@ -1,9 +1,9 @@
-"""JSON lines under the names of six trainers, and what is wrong with some."""
+"""JSON lines under the names of ten trainers, and what is wrong with some."""
 
 import json
 
 import pytest
-from foreign_logs import healthy, write_all, write_lines
+from foreign_logs import healthy, write_all, write_lines, write_newer
 
 from klinic.errors import EvidenceError
 from klinic.evidence.readers import names
@@ -16,12 +16,17 @@ LOGS = {
     "openrlhf": "OpenRLHF",
     "prime_rl": "prime-rl",
     "tinker": "tinker",
+    "nemo_rl": "NeMo-RL",
+    "slime": "slime",
+    "skyrl": "SkyRL",
+    "open_instruct": "open-instruct",
 }
 
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
-    return write_all(tmp_path_factory.mktemp("logs"), steps=30)
+    folder = tmp_path_factory.mktemp("logs")
+    return write_all(folder, steps=30) | write_newer(folder, steps=30)
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -35,7 +40,7 @@ def test_the_trainer_is_known_by_its_names(logs, name):
 
 
 def test_signed_kls_are_not_taken_for_k3(logs):
-    for name in ("openrlhf", "tinker"):
+    for name in ("openrlhf", "tinker", "slime"):
         log = read_log(logs[name])
         assert log.has("kl_k1/mean")
         assert not log.has("kl")
@@ -115,3 +120,48 @@ def test_evaluations_between_are_no_training(tmp_path):
     path = tmp_path / "log.jsonl"
     path.write_text(path.read_text() + json.dumps(summary) + "\n")
     assert read_log(path).column("loss") == (0.0,)
+
+
+@pytest.mark.parametrize("name", ["nemo_rl", "slime", "skyrl", "open_instruct"])
+def test_every_metric_that_matters_is_read(logs, name):
+    log = read_log(logs[name])
+    assert log.has("kl") or log.has("kl_k1/mean")
+    assert any(log.has(f"sampler/{kind}") for kind in ("gap", "kl", "mult_prob_error"))
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        ["loss", "grad_norm", "reward", "kl", "entropy"],
+        ["loss", "kl_penalty", "grad_norm", "reward"],  # klinic and NeMo-RL have it
+        ["loss", "kl_loss", "grad_norm"],  # verl and slime have it
+        ["reward", "reward_std", "frac_reward_zero_std"],  # TRL and klinic have them
+        ["my/loss", "my/reward", "epoch"],
+        ["truncated", "my/reward"],  # one name may be chance
+    ],
+)
+def test_a_trainer_is_not_guessed(found):
+    trainer = names.trainer_of(found)
+    assert not trainer.recognised
+
+
+def test_names_of_all_are_read_where_no_trainer_is_recognised(tmp_path):
+    line = {"step": 1, "kl_loss": 15.0, "train_rollout_logprob_abs_diff": 0.4, "mine": 1.0}
+    log = read_log(write_lines(tmp_path / "log.jsonl", [line]))
+    assert log.to_json()["trainer"] is None
+    assert (log.column("kl"), log.column("sampler/gap")) == ((15.0,), (0.4,))
+    assert log.unknown == ("mine",)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("nemo_rl", "train/kl_penalty"), ("open_instruct", "objective/kl2_avg")]
+)
+def test_a_kl_that_is_always_0_is_none_where_the_trainer_writes_it_so(logs, tmp_path, name, key):
+    lines = [{**json.loads(line), key: 0.0} for line in logs[name].read_text().splitlines()]
+    log = read_log(write_lines(tmp_path / "log.jsonl", lines))
+    assert not log.has("kl")
+    assert "kl" not in log.written_as
+
+
+def test_steps_of_training_come_before_the_episodes_of_open_instruct(logs):
+    assert read_log(logs["open_instruct"]).steps == tuple(range(1, 31))

@@ -16,6 +16,13 @@ TOKENS = (
 )
 """What the tests of most causes need."""
 
+CORE = {
+    "KL": ("kl", "kl_k1/mean"),
+    "reward": ("reward",),
+    "sampler gap": tuple(sampler.LIMITS),
+}
+"""Without all of these a log says nothing of health."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalarDiagnosis:
@@ -46,6 +53,21 @@ class ScalarDiagnosis:
         return bool(self.of(Verdict.FAIL))
 
     @property
+    def not_found(self) -> tuple[str, ...]:
+        """Which of KL, reward and sampler gap the log does not have."""
+        # rewards that are never numbers are a finding, not a gap in the log
+        found = {name for name, columns in CORE.items() if any(map(self.log.has, columns))}
+        found |= {"reward"} & self.log.columns.keys()
+        return tuple(name for name in CORE if name not in found)
+
+    @property
+    def verdict(self) -> str:
+        """`sick` where a sign failed, `unread` where nothing that matters was read, else `well`."""
+        if self.sick:
+            return "sick"
+        return "unread" if len(self.not_found) == len(CORE) else "well"
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """Token-level fields that would decide more, those of the signs that failed first."""
         wanted = [name for sign, _ in self.of(Verdict.FAIL) for name in sign.decided_by]
@@ -56,6 +78,8 @@ class ScalarDiagnosis:
         failed = self.of(Verdict.FAIL)
         return {
             "evidence": "scalars",
+            "verdict": self.verdict,
+            "not_found": list(self.not_found),
             "read": self.log.to_json(),
             "cause": self.cause,
             "confidence": 0.0 if self.cause is None else 1.0,

@@ -32,7 +32,9 @@ def missing_rewards(log: ScalarLog) -> Heard:
     column = log.column("reward")
     lost = [place for place, v in enumerate(column) if v is not None and not math.isfinite(v)]
     logged = sum(value is not None for value in column)
-    share = len(lost) / max(logged, 1)
+    if not logged:
+        return no_data("not logged: reward")
+    share = len(lost) / logged
     if not lost:
         return well(f"rewards are numbers in all {logged} steps that have one")
     step = log.steps[lost[0]]

@@ -16,6 +16,10 @@ from klinic.evidence.readers.trainer_state import of_training
 STEP_NAMES = (
     "train/global_step",  # before `_step`, which counts the calls of W&B
     "training/global_step",
+    "trainer/global_step",
+    "training_step",  # before `global_step`, which counts the completions of open-instruct
+    "train/step",
+    "rollout/step",
     "global_step",
     "step",
     "progress/batch",

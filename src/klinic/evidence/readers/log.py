@@ -1,7 +1,7 @@
 """A log of scalars, whoever wrote it: steps, and columns under klinic's names."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,11 @@ from klinic.evidence.readers.names import Trainer, trainer_of
 
 LAST_STEP = 2**53  # beyond it, floats skip whole numbers
 LONGEST_NUMBER = 40  # characters: some writers quote their numbers
+
+COUNTERS = frozenset(
+    {"step", "_step", "global_step", "training_step", "iteration", "_timestamp", "_runtime"}
+)
+"""Say when an entry was made, and are no metrics."""
 
 ABSENT: Any = object()
 
@@ -37,6 +42,8 @@ class ScalarLog:
     """Lines without a step among others with one, and values that are no numbers."""
     also: tuple[str, ...] = ()
     """What is there as well and was not read."""
+    unknown: tuple[str, ...] = ()
+    """Metrics whose names klinic does not know."""
 
     @property
     def every(self) -> int:
@@ -56,13 +63,14 @@ class ScalarLog:
         """Return what was read, for those who must know."""
         return {
             "format": self.format,
-            "trainer": self.trainer.name,
+            "trainer": self.trainer.name if self.trainer.recognised else None,
             "files": [str(path) for path in self.files],
             "logged_steps": len(self.steps),
             "first_step": self.steps[0],
             "last_step": self.steps[-1],
             "every": self.every,
             "metrics": dict(self.written_as),
+            "unknown_metrics": list(self.unknown),
             "skipped": self.num_skipped,
             "not_read": list(self.also),
         }
@@ -92,7 +100,7 @@ class Gathered:
         *,
         format: str,  # noqa: A002 - JSON's name
         files: tuple[Path, ...],
-        trainer: Trainer | None = None,
+        recognise: Callable[[Iterable[str]], Trainer] = trainer_of,
     ) -> ScalarLog:
         """Return the columns that klinic knows; a log without any is an `EvidenceError`."""
         counted = not self._entries
@@ -103,23 +111,34 @@ class Gathered:
         found: dict[str, Any] = {}
         for entry in self._entries.values():
             found.update(entry)
-        trainer = trainer or trainer_of(found)
+        trainer = recognise(found)
         written_as = {trainer.klinic_name(name): name for name in reversed(found)}
         written_as.pop(None, None)
         if not written_as:
             raise EvidenceError(_nothing_known(files[0], tuple(found)))
         steps = tuple(sorted(self._entries))
         entries = [self._entries[step] for step in steps]
+        columns = self._columns(entries, written_as, trainer)  # type: ignore[arg-type]
         return ScalarLog(
             format=format,
             trainer=trainer,
             files=files,
             steps=steps,
-            columns={name: self._column(entries, key) for name, key in written_as.items()},  # type: ignore[misc]
-            written_as=written_as,  # type: ignore[arg-type]
+            columns=columns,
+            written_as={name: written_as[name] for name in columns},
             counted=counted,
             num_skipped=self._num_skipped,
+            unknown=tuple(_unknown(found, trainer)),
         )
+
+    def _columns(
+        self, entries: list[dict[str, Any]], written_as: Mapping[str, str], trainer: Trainer
+    ) -> dict[str, Column]:
+        columns = {name: self._column(entries, key) for name, key in written_as.items()}
+        for name in trainer.zero_is_none:
+            if not any(columns.get(name, ())):
+                columns.pop(name, None)
+        return columns
 
     def _column(self, entries: list[dict[str, Any]], key: str) -> Column:
         values = []
@@ -136,6 +155,14 @@ class Gathered:
         converted = number(value)
         self._num_skipped += converted is None
         return converted
+
+
+def _unknown(found: Mapping[str, Any], trainer: Trainer) -> Iterator[str]:
+    """Yield the names of metrics that klinic does not know."""
+    for name, value in found.items():
+        bare = name.rpartition("/")[2]
+        if bare not in COUNTERS and trainer.klinic_name(name) is None and number(value) is not None:
+            yield name
 
 
 def _nothing_known(path: Path, found: tuple[str, ...]) -> str:

@@ -15,12 +15,17 @@ completions/equal_ratio    share of the completions that are another one of thei
 sampler/gap                mean of |log-prob of the sampler - that of the learner|, nats
 sampler/kl                 mean of half its square, or k3 of it
 sampler/prob_gap           mean of |probability of the sampler - that of the learner|
+sampler/mult_prob_error    mean of exp(|log-prob of the sampler - that of the learner|), 1 at best
+
+A trainer is recognised by names that no other has. A log of none is read by the names of all.
 """
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-TRAIN = "train/"  # what transformers puts before every name for TensorBoard and W&B
+TRAIN = "train/"  # what transformers, NeMo-RL and slime put before names for TensorBoard and W&B
+FEWEST = 2  # names of its own by which a trainer is recognised: one may be chance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,15 +43,19 @@ class Trainer:
     """How to get token-level records of it."""
     why_none: Mapping[str, str] = field(default_factory=dict)
     """Why a metric, by klinic's name, may not be logged although all is well."""
+    zero_is_none: tuple[str, ...] = ()
+    """Metrics, by klinic's name, that are 0 in every step where there is nothing to measure."""
+    recognised: bool = True
+    """False where a log is of no trainer that klinic knows."""
+
+    @property
+    def all_names(self) -> frozenset[str]:
+        """Every name by which the trainer may be recognised."""
+        return frozenset((*self.names, *self.marks))
 
     def klinic_name(self, name: str) -> str | None:
         """Return what klinic calls a metric; None where it does not know it."""
         return self.names.get(name) or self.names.get(name.removeprefix(TRAIN))
-
-    def num_known(self, names: Iterable[str]) -> int:
-        """Return how many names of a log are its own."""
-        bare = [name.removeprefix(TRAIN) for name in names]
-        return sum(name in self.names or name in self.marks for name in bare)
 
 
 WRITE = "Write them from your trainer: docs/how-to/write-evidence.md, 30 lines."
@@ -149,6 +158,99 @@ TINKER = Trainer(
     marks=("progress/batch", "progress/done_frac", "optim/kl_sample_train_v1", "time/total"),
     klinic_records=WRITE,
 )
+NEMO_RL = Trainer(
+    name="NeMo-RL",
+    names={
+        "loss": "loss",
+        "grad_norm": "grad_norm",
+        "lr": "learning_rate",
+        "reward": "reward",
+        "advantages/min": "advantage/min",
+        "advantages/max": "advantage/max",
+        "kl_penalty": "kl",  # without the coefficient, whatever its name says
+        "approx_entropy": "entropy",
+        "truncation_rate": "completions/clipped_ratio",
+        "gen_kl_error": "sampler/kl",
+        "token_mult_prob_error": "sampler/mult_prob_error",
+    },
+    marks=(
+        *("policy_kl_error", "js_divergence_error", "sampling_importance_ratio", "probs_ratio"),
+        *("probs_ratio_clamped", "mean_prompt_length", "total_num_tokens", "advantages/mean"),
+        *(
+            "global_valid_toks",
+            "global_valid_seqs",
+            "num_valid_samples",
+            "natural_termination_rate",
+        ),
+        *("baseline_reward/pct_0", "baseline_reward/pct_1", "baseline_reward/pct_mixed"),
+    ),
+    klinic_records=WRITE,
+    why_none={"kl": "with reference_policy_kl_penalty 0 NeMo-RL logs kl_penalty as 0"},
+    zero_is_none=("kl",),
+)
+SLIME = Trainer(
+    name="slime",
+    names={
+        "loss": "loss",
+        "grad_norm": "grad_norm",
+        "lr-pg_0": "learning_rate",
+        "rollout/raw_reward": "reward",
+        "kl_loss": "kl_k1/mean",  # by default; --kl-loss-type may be another
+        "entropy_loss": "entropy",
+        "rollout/truncated_ratio": "completions/clipped_ratio",
+        "train_rollout_logprob_abs_diff": "sampler/gap",
+    },
+    marks=(
+        *("pg_loss", "pg_clipfrac", "ppo_kl", "global_batch_size", "ois", "rollout/rewards"),
+        *("rollout/log_probs", "rollout/ref_log_probs", "rollout/rollout_log_probs"),
+        *("rollout/advantages", "rollout/repetition_frac", "rollout/response_len/mean"),
+        "perf/rollout_time",
+    ),
+    klinic_records=WRITE,
+    why_none={"kl": "without --use-kl-loss slime logs none"},
+)
+SKYRL = Trainer(
+    name="SkyRL",
+    names={
+        "policy/final_loss": "loss",
+        "policy/grad_norm": "grad_norm",
+        "policy/policy_lr": "learning_rate",
+        "reward/avg_raw_reward": "reward",
+        "policy/policy_kl": "kl",
+        "loss/avg_kl": "kl",
+        "policy/policy_entropy": "entropy",
+        "policy/rollout_train_logprobs_abs_diff_mean": "sampler/gap",
+    },
+    marks=(
+        *("policy/policy_loss", "loss/avg_final_rewards", "loss/avg_raw_advantages"),
+        *("trainer/global_step", "trainer/epoch", "generate/avg_num_tokens"),
+    ),
+    klinic_records=WRITE,
+    why_none={"kl": "without use_kl_loss and use_kl_in_reward SkyRL logs none"},
+)
+OPEN_INSTRUCT = Trainer(
+    name="open-instruct",
+    names={
+        "loss/total_avg": "loss",
+        "optim/grad_norm": "grad_norm",
+        "lr": "learning_rate",
+        "scores": "reward",
+        "val/advantages_min": "advantage/min",
+        "val/advantages_max": "advantage/max",
+        "objective/kl2_avg": "kl",  # counted from 0: this one is k3
+        "objective/kl0_avg": "kl_k1/mean",
+        "policy/entropy_avg": "entropy",
+        "debug/vllm_vs_local_logprob_diff_mean": "sampler/gap",
+    },
+    marks=(
+        *("objective/kl1_avg", "objective/kl3_avg", "loss/policy_avg", "policy/clipfrac_avg"),
+        *("val/ratio", "val/stop_rate", "episode", "training_step", "epoch", "time/total"),
+        "debug/vllm_local_reverse_kl",
+    ),
+    klinic_records=WRITE,
+    why_none={"kl": "without a reference open-instruct logs objective/kl2_avg as 0"},
+    zero_is_none=("kl", "kl_k1/mean"),
+)
 ROLLOUTS = Trainer(
     name="verl",
     names={
@@ -158,14 +260,44 @@ ROLLOUTS = Trainer(
     klinic_records=WRITE,
 )
 
-TRAINERS = (TRL, KLINIC, VERL, OPENRLHF, PRIME_RL, TINKER)
+TRAINERS = (*(TRL, KLINIC, VERL, OPENRLHF, PRIME_RL, TINKER, NEMO_RL, SLIME, SKYRL, OPEN_INSTRUCT),)
+UNRECOGNISED = Trainer(
+    name="an unrecognised trainer",
+    # the first trainer's meaning, where two give one name different ones
+    names={name: own for t in reversed(TRAINERS) for name, own in t.names.items()},
+    klinic_records=WRITE,
+    recognised=False,
+)
+
+
+def _shared() -> frozenset[str]:
+    """Return the names that tell no trainer from the others; klinic's own are TRL's on purpose."""
+    counts = Counter(name for trainer in TRAINERS for name in trainer.all_names)
+    counts.subtract(TRL.all_names & KLINIC.all_names)
+    return frozenset(name for name, count in counts.items() if count > 1)
+
+
+SHARED = _shared()
 
 
 def trainer_of(found: Iterable[str]) -> Trainer:
-    """Return the trainer that most names of a log are of; the first of several.
+    """Return the trainer that alone has most of a log's distinctive names, if there is one.
 
-    >>> trainer_of(["loss", "kl", "completions/mean_length"]).name, trainer_of(["optim/lr"]).name
-    ('TRL', 'prime-rl')
+    >>> trainer_of(["loss", "kl", "completions/mean_length", "num_tokens"]).name
+    'TRL'
+    >>> trainer_of(["loss", "kl", "reward"]).recognised
+    False
     """
-    names = list(found)
-    return max(TRAINERS, key=lambda trainer: trainer.num_known(names))
+    names = frozenset(name.removeprefix(TRAIN) for name in found) - SHARED
+    first, second, *_ = sorted(
+        TRAINERS, key=lambda trainer: len(names & trainer.all_names), reverse=True
+    )
+    num_own = len(names & first.all_names)
+    alone = num_own > len(names & second.all_names)
+    return first if alone and num_own >= FEWEST else UNRECOGNISED
+
+
+def trl_or_unrecognised(found: Iterable[str]) -> Trainer:
+    """Return TRL where a log that transformers wrote has a name of TRL's."""
+    names = frozenset(name.removeprefix(TRAIN) for name in found)
+    return TRL if names & TRL.all_names - SHARED else UNRECOGNISED

@@ -11,6 +11,7 @@ from typing import Any
 from klinic.errors import EvidenceError
 from klinic.evidence.files import read_json
 from klinic.evidence.readers.log import Gathered, ScalarLog
+from klinic.evidence.readers.names import trl_or_unrecognised
 
 NAME = "trainer_state.json"
 CHECKPOINT = re.compile(r"checkpoint-([0-9]{1,15})")
@@ -52,7 +53,7 @@ def read(path: Path) -> ScalarLog:
             )
         if of_training(entry):
             gathered.add(entry.get("step"), entry)
-    return gathered.log(format=NAME, files=(path,))
+    return gathered.log(format=NAME, files=(path,), recognise=trl_or_unrecognised)
 
 
 def of_training(entry: dict[str, Any]) -> bool:

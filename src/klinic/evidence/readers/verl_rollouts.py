@@ -46,7 +46,7 @@ def read(paths: tuple[Path, ...]) -> ScalarLog:
             steps[row["step"]].append(row)
         for step, of_step in steps.items():
             gathered.add(step, measured(of_step))
-    return gathered.log(format="Rollouts", files=paths, trainer=ROLLOUTS)
+    return gathered.log(format="Rollouts", files=paths, recognise=lambda _: ROLLOUTS)
 
 
 def _row(entry: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
