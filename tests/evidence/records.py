@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from klinic.evidence.facts import NON_FINITE
 from klinic.evidence.record import ROW_FIELDS, TOKEN_FIELDS, StepRecord
-from klinic.evidence.store import NON_FINITE
 
 REQUIRED = {"token_ids", "loss_mask", "group"}
 FINISH = st.sampled_from(["stop", "length", ""])

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import load_file
 
 from klinic.evidence import store
 
@@ -119,6 +118,8 @@ def num_steps(run: Path) -> int:
 
 def differences(one: Path, other: Path) -> list[str]:
     """Return what differs between two runs, timings left out: nothing, if they are one run."""
+    from safetensors.numpy import load_file  # not there where the rest of this file is read
+
     found = [f"metrics: {line}" for line in _lines(metrics(one), metrics(other))]
     if store.steps(one) != store.steps(other):
         found.append(f"recorded steps: {store.steps(one)} and {store.steps(other)}")

@@ -14,7 +14,9 @@ from klinic.faults import misaligned_logp
 from klinic.faults.base import Severity
 from klinic.learner.local import LocalLearner
 from klinic.loop import live_doctor
+from klinic.loop.run import Run
 from loop.killing import differences
+from run_differences import evidence_differences
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.usefixtures("as_before")]
 ROWS = [{"prompt": f"{n}+{m}="} for n in range(4) for m in range(4)]
@@ -54,8 +56,8 @@ def test_training_with_checks_that_all_throw_is_training_without_them(tmp_path, 
     broken = tuple(replace(check, needs=(), also=(), judge=throw) for check in CHECKS)
     monkeypatch.setattr(live_doctor.LiveDoctor.__init__, "__defaults__", (broken,))
     loud = train(tmp_path / "throwing")
-    # one column is written only where somebody looks at it
-    assert {d.partition(": ")[2] for d in differences(calm, loud)} <= {"round_trip"}
+    # one column is written only where somebody looks at it, and a doctor saves what it knows
+    assert {d.partition(": ")[2] for d in differences(calm, loud)} <= {"round_trip", "doctor"}
     assert not events(loud, "diagnosis")
 
 
@@ -98,6 +100,48 @@ def test_questions_are_asked_after_1_2_4_steps_and_forgotten_with_their_step(tmp
     assert {step for step, _ in asked} == {1, 2, 4}
     assert (1, "rescore") in asked
     assert (2, "kl_gradient") in asked
+
+
+class InterruptedRunError(Exception):
+    """As a kill would, it comes at any moment and leaves what is on disk."""
+
+
+@pytest.mark.parametrize("killed_at", [2, 6])
+@pytest.mark.parametrize("records_every", [1, 3])
+def test_probes_and_findings_after_a_resume_are_those_of_the_undisturbed_run(
+    tmp_path, monkeypatch, killed_at, records_every
+):
+    """Killed before its first checkpoint but that of step 0, and between two others."""
+    how = {
+        "loop.checkpoint_every": 4,
+        "recovery": {},
+        "output.doctor": "tell",
+        "output.records_every": records_every,
+    }
+    folders = [tmp_path / name / "run" for name in ("whole", "killed")]
+    with misaligned_logp.inject(Severity.NORMAL):
+        train(folders[0], 9, **how)
+        with monkeypatch.context() as patched:
+            interrupt(patched, at=killed_at)
+            with pytest.raises(InterruptedRunError):
+                train(folders[1], 9, **how)
+        train(folders[1], 9, resume=True, **how)
+    assert evidence_differences(*folders) == []
+    asked = {e["step"] for e in Journal(folders[0] / "probes.jsonl").entries()}
+    assert asked > {1, 2, 4, 8}  # and where a check had failed
+
+
+def interrupt(patched, at):
+    """End a run as soon as it has written a step down."""
+    keep = Run.keep
+
+    def interrupted(self, done, state):
+        goes_on = keep(self, done, state)
+        if done.step == at:
+            raise InterruptedRunError
+        return goes_on
+
+    patched.setattr(Run, "keep", interrupted)
 
 
 def test_a_question_that_cannot_be_answered_is_an_event(tmp_path, monkeypatch):

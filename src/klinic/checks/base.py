@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, TypeVar
 
+from klinic.evidence.facts import fact_from_json, fact_to_json
 from klinic.evidence.record import StepRecord
 from klinic.evidence.verdict import Verdict
 
@@ -106,6 +107,28 @@ class Finding:
     measured: Mapping[str, float] = field(default_factory=dict)
     never_by: tuple[str, ...] = ()
     """Causes that explain this check, and cannot have left these figures."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values that `from_json` reads back exactly."""
+        return {
+            "verdict": str(self.verdict),
+            "summary": self.summary,
+            "measured": {name: fact_to_json(value) for name, value in self.measured.items()},
+            "never_by": list(self.never_by),
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> "Finding":
+        """Return the finding that `to_json` wrote."""
+        measured: dict[str, Any] = {
+            name: fact_from_json(value) for name, value in values["measured"].items()
+        }
+        return cls(
+            verdict=Verdict(values["verdict"]),
+            summary=values["summary"],
+            measured=measured,
+            never_by=tuple(values["never_by"]),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

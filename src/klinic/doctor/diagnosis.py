@@ -64,6 +64,26 @@ class Hypothesis:
         if self.first_step is None and (self.finding is None or _says_more(finding, self.finding)):
             self.finding = finding
 
+    def state(self) -> dict[str, Any]:
+        """Return what was counted and found, for `restore`."""
+        finding = self.finding
+        return {
+            "judged": self.num_judged,
+            "warned": self.num_warned,
+            "failed": self.num_failed,
+            "first_step": self.first_step,
+            "status": str(self.status),
+            "finding": None if finding is None else finding.to_json(),
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` returned."""
+        self.num_judged, self.num_warned = state["judged"], state["warned"]
+        self.num_failed, self.first_step = state["failed"], state["first_step"]
+        self.status = Status(state["status"])
+        finding = state["finding"]
+        self.finding = None if finding is None else Finding.from_json(finding)
+
     def to_json(self) -> dict[str, Any]:
         """Return it as plain JSON values."""
         finding = self.finding
@@ -136,6 +156,16 @@ class Examination:
         self._last = case
         for hypothesis in self._hypotheses:
             hypothesis.hear(case.record.step, judged(hypothesis.check, case))
+
+    def state(self) -> dict[str, Any]:
+        """Return the state of every hypothesis by the name of its check."""
+        return {h.check.name: h.state() for h in self._hypotheses}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` returned; a check that is not in it starts anew."""
+        for hypothesis in self._hypotheses:
+            if hypothesis.check.name in state:
+                hypothesis.restore(state[hypothesis.check.name])
 
     @property
     def failed(self) -> set[str]:

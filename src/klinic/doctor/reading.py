@@ -1,7 +1,7 @@
 """A run on disk as cases: step by step, with a window of steps before, never all at once."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ from typing import Any
 from klinic.checks.base import Answer, Case
 from klinic.errors import EvidenceError
 from klinic.evidence import fields, store
+from klinic.evidence.facts import fact_from_json, fact_to_json
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import METRICS, PROBES, RUN_FACTS, SHARED, read_run_facts
@@ -59,7 +60,7 @@ class Cases:
 
     def tell(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Take in the metrics of a step that checks read; an evaluation stands with its step."""
-        for name in metrics.keys() & fields.METRICS.keys():
+        for name in [name for name in fields.METRICS if name in metrics]:
             self._metrics.setdefault(step, {})[name] = metrics[name]
             self._keep_ends(name, step)
 
@@ -76,6 +77,34 @@ class Cases:
             del line[name]
             if not line:
                 del self._metrics[middle]
+
+    def state(self) -> dict[str, Any]:
+        """Return what it knows for `restore`: metrics, and which records it looks back at."""
+        return {
+            "metrics": {
+                str(step): {name: fact_to_json(value) for name, value in line.items()}
+                for step, line in self._metrics.items()
+            },
+            "told": {name: list(steps) for name, steps in self._told.items()},
+            "window": [record.step for record in self.records],
+        }
+
+    @property
+    def records(self) -> list[StepRecord]:
+        """The records that the next case looks back at, the oldest first."""
+        start = self._start
+        older = [] if start is None or any(r is start for r in self._earlier) else [start]
+        return [*older, *self._earlier]
+
+    def restore(self, state: Mapping[str, Any], records: Iterable[StepRecord]) -> None:
+        """Take over what `state` returned, and the records that it names."""
+        self._metrics = {
+            int(step): {name: fact_from_json(value) for name, value in line.items()}
+            for step, line in state["metrics"].items()
+        }
+        self._told = {name: list(steps) for name, steps in state["told"].items()}
+        for record in records:
+            self.remember(record)
 
     def remember(self, record: StepRecord) -> None:
         """Take in a record that was judged before."""

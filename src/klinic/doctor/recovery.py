@@ -14,7 +14,7 @@ resumed comes to the same weights.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Literal
 
 from klinic.doctor.trouble import Trouble
@@ -100,11 +100,12 @@ class Plan:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Plan":
-        """Return the plan that `to_json` wrote."""
+        """Return the plan that `to_json` wrote; other values may stand beside it."""
+        own = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         lists = {name: tuple(values[name]) for name in ("skipped", "known")}
         tried = None if values["tried"] is None else tuple(values["tried"])
         cuts = tuple(Cut(**cut) for cut in values["cuts"])
-        return cls(**{**values, **lists, "tried": tried, "cuts": cuts})
+        return cls(**{**own, **lists, "tried": tried, "cuts": cuts})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ Nothing is ever changed in place, so a run can be read while it goes on and kill
 
 import hashlib
 import json
-import math
 import re
 import shutil
 from collections import deque
@@ -23,6 +22,7 @@ import pyarrow.parquet as pq
 
 from klinic.errors import EvidenceError
 from klinic.evidence.columns import from_table, is_read, to_table
+from klinic.evidence.facts import fact_from_json, fact_to_json
 from klinic.evidence.files import (
     json_bytes,
     open_file,
@@ -41,8 +41,6 @@ from klinic.evidence.record import SCHEMA, Fact, StepRecord
 
 MANIFEST = "complete.json"
 MANIFEST_KEYS = {"schema", "step", "parts", "facts"}
-NON_FINITE = ("NaN", "Infinity", "-Infinity")
-"""How a fact that is no finite number is written: JSON has no NaN, and null says "not recorded"."""
 WAITING = 4
 """Records that may wait for the disk before training waits for it as well."""
 
@@ -95,7 +93,7 @@ def complete_step(
         "schema": SCHEMA,
         "step": step,
         "parts": [asdict(part) for part in parts],
-        "facts": {name: _fact_to_json(value) for name, value in (facts or {}).items()},
+        "facts": {name: fact_to_json(value) for name, value in (facts or {}).items()},
     }
     manifest["digest"] = manifest_digest(manifest)
     write_atomically(_folder(run, step) / MANIFEST, json_bytes(manifest) + b"\n")
@@ -114,13 +112,18 @@ def read_record(run: Path, step: int) -> StepRecord:
     parts = _parts_of(manifest, folder / MANIFEST)
     budget = MemoryBudget(folder, [part.file for part in parts])
     tables = [_read_part(folder, part, budget) for part in parts]
-    facts = {name: _fact_from_json(value) for name, value in manifest["facts"].items()}
+    facts = {name: fact_from_json(value) for name, value in manifest["facts"].items()}
     return from_table(_join(tables, folder), step=step, facts=facts, source=str(folder))
 
 
 def steps(run: Path) -> list[int]:
     """Return the complete steps, in order."""
     return sorted(s for s, folder in _folders(run).items() if (folder / MANIFEST).is_file())
+
+
+def has_record(run: Path, step: int) -> bool:
+    """Whether the record of a step is complete."""
+    return (_folder(run, step) / MANIFEST).is_file()
 
 
 def forget_after(run: Path, step: int) -> None:
@@ -273,15 +276,3 @@ def _join(tables: Sequence[Any], folder: Path) -> Any:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
         raise EvidenceError(f"{folder}: the parts do not fit together ({error}).") from error
-
-
-def _fact_to_json(value: Any) -> Any:
-    if hasattr(value, "item"):
-        value = value.item()
-    if not isinstance(value, float) or math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else NON_FINITE[1 if value > 0 else 2]
-
-
-def _fact_from_json(value: Any) -> Fact:
-    return float(value) if isinstance(value, str) and value in NON_FINITE else value

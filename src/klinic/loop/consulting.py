@@ -9,7 +9,7 @@ from klinic.checks.base import Answer
 from klinic.errors import RunStoppedError
 from klinic.evidence.record import StepRecord
 from klinic.loop import asking
-from klinic.loop.live_doctor import LiveDoctor
+from klinic.loop.live_doctor import LiveDoctor, SavedDoctor
 
 DIAGNOSIS = "diagnosis"  # the event
 
@@ -31,24 +31,34 @@ class Consulting:
         """Whether anybody looks for causes."""
         return self._how != "none"
 
-    def open(self, *, after: int) -> None:
+    def open(self, *, after: int, saved: SavedDoctor | None = None) -> None:
         """Begin to look for causes in the steps after this one, when run.json is there."""
         if not self.examined:
             return
         self._doctor = LiveDoctor(self._folder)
-        if after:
-            self._doctor.begin_again(after)
+        if after or saved is not None:
+            self.begin_again(after, saved)
+
+    def save(self, folder: Path) -> dict[str, Any] | None:
+        """Return the state for a checkpoint, with which `begin_again` continues exactly."""
+        if self._doctor is None:
+            return None
+        return {"named": sorted(self._named), **self._doctor.save(folder)}
 
     def close(self) -> None:
         """Wait for what is still being judged."""
         if self._doctor is not None:
             self._doctor.close()
 
-    def begin_again(self, after: int) -> None:
-        """Forget what was named: the run goes on after an earlier step."""
-        self._named.clear()
-        if self._doctor is not None:
+    def begin_again(self, after: int, saved: SavedDoctor | None) -> None:
+        """Go back to an earlier step: to what was saved then, or with nothing named so far."""
+        self._named = set() if saved is None else set(saved.state["named"])
+        if self._doctor is None:
+            return
+        if saved is None:  # a checkpoint without a doctor's state
             self._doctor.begin_again(after)
+        else:
+            self._doctor.restore(saved)
 
     def asks(self, step: int) -> bool:
         """Whether live parts are asked in a step: now and then, and where something is new."""

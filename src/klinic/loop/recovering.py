@@ -18,6 +18,10 @@ from klinic.loop.watch import InTroubleError
 from klinic.recipe.recovery import RecoverySection
 
 TROUBLE = "trouble"  # the event
+TRANSIENT = "transient"
+DECISIONS = frozenset({TROUBLE, TRANSIENT})
+PASSED = "Well the second time: the trouble was a transient."
+EVENT = "event"  # the key of recovery.json beside those of the plan
 
 
 def limits_of(section: RecoverySection) -> Limits:
@@ -46,29 +50,33 @@ class Recovering:
         self._folder = folder
         self._section = section
         path = folder / RECOVERY
-        self.plan = _read(path) if path.exists() else Plan()
+        self.event: dict[str, Any] | None = None
+        """What was last decided, as events.jsonl holds it: in the same file as the plan, so that a
+        run that is killed between the two writes does not lose it."""
+        self.plan = Plan()
+        if path.exists():
+            self.plan, self.event = _read(path)
 
     @property
     def limits(self) -> Limits | None:
         """What counts as trouble; None where nothing is done about any."""
         return None if self._section is None else limits_of(self._section)
 
-    def decide(
-        self, trouble: Trouble, history: History, *, step: int, places: Sequence[int]
-    ) -> Decision:
+    def decide(self, found: InTroubleError, history: History, *, step: int) -> Decision:
         """Decide what to do about trouble, and write it down before anybody does it."""
+        trouble, places = found.trouble, found.places
         assert self._section is not None  # noqa: S101 - without it nobody raises trouble
         brakes = brakes_of(self._section)
         target = self._target(trouble, history, step)
         decision = decide(brakes, self.plan, trouble, step=step, places=places, checkpoint=target)
-        self._keep(decision.plan)
+        self._keep(decision.plan, trouble_event(step, decision, found))
         return decision
 
     def has_passed(self, step: int, places: Sequence[int]) -> bool:
         """Whether a step that came out well is one that was run again; told once."""
         if not passed(self.plan, step=step, places=places):
             return False
-        self._keep(self.plan.without_try())
+        self._keep(self.plan.without_try(), {"step": step, "event": TRANSIENT, "says": PASSED})
         return True
 
     def arrived(self) -> None:
@@ -106,15 +114,18 @@ class Recovering:
                 found.append(step)
         return found
 
-    def _keep(self, plan: Plan) -> None:
-        if plan != self.plan:
-            self.plan = plan
-            write_atomically(self._folder / RECOVERY, json_bytes(plan.to_json()) + b"\n")
+    def _keep(self, plan: Plan, event: dict[str, Any] | None = None) -> None:
+        if plan == self.plan and event is None:
+            return
+        self.plan, self.event = plan, event or self.event
+        values = json_bytes({**plan.to_json(), EVENT: self.event})
+        write_atomically(self._folder / RECOVERY, values + b"\n")
 
 
-def _read(path: Path) -> Plan:
+def _read(path: Path) -> tuple[Plan, dict[str, Any] | None]:
     try:
-        return Plan.from_json(read_json(path))
+        values = read_json(path)
+        return Plan.from_json(values), values.get(EVENT)  # earlier versions wrote no event
     except (KeyError, TypeError, ValueError) as error:
         raise EvidenceError(
             f"{path} is not as it was written: {type(error).__name__} {error}. It says which "

@@ -25,7 +25,8 @@ from klinic.loop.consulting import DIAGNOSIS, Consulting
 from klinic.loop.data import Prompts
 from klinic.loop.folder import RESTARTED, step_of
 from klinic.loop.gather import Gathered
-from klinic.loop.recovering import TROUBLE, Recovering, trouble_event
+from klinic.loop.live_doctor import SavedDoctor
+from klinic.loop.recovering import DECISIONS, PASSED, TRANSIENT, Recovering, trouble_event
 from klinic.loop.saving import Identity, Saved
 from klinic.loop.source import Source
 from klinic.loop.state import LoopState, StepDone
@@ -45,9 +46,8 @@ from klinic.sampler.protocol import Sampler
 if TYPE_CHECKING:
     from klinic.loop.clustered import Clustered
 
-TRANSIENT = "transient"
 SYNCED = ("repeated", "fresh")
-LASTING = frozenset({TROUBLE, TRANSIENT, RESTARTED})
+LASTING = DECISIONS | {RESTARTED}
 """Events that stay when a run goes back behind them: they are why it did."""
 
 
@@ -96,6 +96,8 @@ class Run:
         self._last_step = 0
         self._latest: tuple[int, dict[str, float]] = (0, {})
         """A step and its metrics, for the card of a model that is saved then."""
+        self._saved_doctor: SavedDoctor | None = None
+        """The doctor's part of the checkpoint that was restored last."""
         self.asked: dict[str, dict[str, Any]] = {}
         """What the live parts answered in this step, by question."""
 
@@ -137,17 +139,32 @@ class Run:
     def recover(self, found: InTroubleError, state: LoopState) -> LoopState:
         """Do something about trouble; return where to go on, or raise to stop."""
         step, trouble = state.step + 1, found.trouble
-        decision = self.recovering.decide(trouble, state.history, step=step, places=found.places)
+        decision = self.recovering.decide(found, state.history, step=step)
         self.events.append(trouble_event(step, decision, found))
         back_to = decision.plan.back_to
         if back_to is not None:
             state = self.go_back(back_to)
+        else:
+            self._forget_try(state.step)
         self._tell_event(step, decision.says)  # after trackers have forgotten later steps
         if decision.act == "stop":
             if not trouble.damaged:
                 self.save(state)
             raise RunStoppedError(f"{self.folder}: {decision.says}")
         return state
+
+    def write_lost_decision(self) -> None:
+        """Copy what recovery decided last to the events, where a kill came in between."""
+        decided = self.recovering.event
+        made = [entry for entry in self.events.entries() if entry["event"] in DECISIONS]
+        if decided is not None and made[-1:] != [decided]:
+            self.events.append(decided)
+
+    def _forget_try(self, step: int) -> None:
+        """Forget what a step left that is run again: a resumed run would not know of it either."""
+        self.answers.rewind(lambda entry: entry.get("step", 0) <= step)
+        kept = LASTING | {DIAGNOSIS}
+        self.events.rewind(lambda entry: entry.get("step", 0) <= step or entry["event"] in kept)
 
     def go_back(self, step: int) -> LoopState:
         """Load a checkpoint, or the one before where it is broken, and forget what came after."""
@@ -160,12 +177,12 @@ class Run:
         for tracker in self.trackers:
             tracker.rewind(state.step)
         self.recovering.arrived()
-        self.doctor.begin_again(state.step)
+        self.doctor.begin_again(state.step, self._saved_doctor)
         return state
 
     def open_doctor(self, *, after: int) -> None:
         """Begin to look for causes in the steps after this one, when run.json is there."""
-        self.doctor.open(after=after)
+        self.doctor.open(after=after, saved=self._saved_doctor)
         self._open.callback(self.doctor.close)
 
     def _restore_sound(self, step: int) -> tuple[LoopState, list[str]]:
@@ -188,7 +205,17 @@ class Run:
         store.forget_after(self.folder, step)
         self.journal.rewind(lambda entry: step_of(entry, self.folder) <= step)
         self.answers.rewind(lambda entry: entry.get("step", 0) <= step)
-        self.events.rewind(lambda entry: entry.get("step", 0) <= step or entry["event"] in LASTING)
+        self.events.rewind(lambda entry: self._is_kept(entry, step))
+
+    def _is_kept(self, entry: Mapping[str, Any], step: int) -> bool:
+        """Whether an event stays when the run goes back to a step."""
+        if entry["event"] in LASTING or entry.get("step", 0) < step:
+            return True
+        saved = self._saved_doctor
+        if entry["event"] == DIAGNOSIS and saved is not None:
+            # what was found in the checkpoint's own step is named after it was saved
+            return entry.get("step", 0) == step and entry.get("cause") in saved.state["named"]
+        return bool(entry.get("step", 0) <= step)
 
     def prompts(self, position: int) -> list[Prompt]:
         """Return the batch of prompts at a place of the data."""
@@ -273,7 +300,7 @@ class Run:
         if done.discarded:
             self.events.append({"step": done.step, "event": "discarded", "num": done.discarded})
         if self.recovering.has_passed(done.step, done.places):
-            self.event(done.step, TRANSIENT, "Well the second time: the trouble was a transient.")
+            self.event(done.step, TRANSIENT, PASSED)
         self._watch(done.step, watch_step(self.signs, metrics, limits_of(self.recipe.kl)))
         last = done.step == self.max_steps
         self.doctor.see(with_facts(done, metrics), metrics, self.asked)
@@ -364,7 +391,8 @@ class Run:
         def fill(folder: Path) -> dict[str, Any]:
             learner = self.learner.save(folder)
             (folder / MODEL / CARD).write_text(model_card(self._card(state, learner)))
-            saved = Saved(state=state, evaluated=self.evaluated, signs=self.signs)
+            doctor = self.doctor.save(folder)
+            saved = Saved(state=state, evaluated=self.evaluated, signs=self.signs, doctor=doctor)
             return saved.to_json(self._identity, learner, self.recipe.seed)
 
         keep = self.recipe.loop.keep_checkpoints
@@ -392,6 +420,10 @@ class Run:
         self.learner.load(saved.folder, saved.state["learner"])
         known = Saved.from_checkpoint(saved)
         self.evaluated, self.signs = known.evaluated, known.signs
+        doctor = known.doctor
+        self._saved_doctor = (
+            None if doctor is None else SavedDoctor(state=doctor, folder=saved.folder)
+        )
         return known.state
 
     @property

@@ -46,6 +46,8 @@ class Saved:
     evaluated: dict[str, float] | None
     """Held-out metrics before the first step."""
     signs: Signs
+    doctor: dict[str, Any] | None = None
+    """The live doctor's examination and the schedule of its probes; None where there is none."""
 
     def to_json(self, identity: Identity, learner: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Return the state of a checkpoint."""
@@ -61,6 +63,7 @@ class Saved:
             "data": {"digest": identity.data, "position": state.position},
             "evaluated": self.evaluated,
             "signs": self.signs.to_json(),
+            "doctor": self.doctor,
         }
 
     @classmethod
@@ -77,4 +80,5 @@ class Saved:
             ),
             evaluated=saved.state["evaluated"],
             signs=Signs() if signs is None else Signs.from_json(signs),
+            doctor=saved.state.get("doctor"),
         )

@@ -115,6 +115,7 @@ def _train_in(
         if state.step >= recipe.loop.max_steps:
             say(console, "Nothing left to do. Raise loop.max_steps to go on.")
         state = _trained(run, state)
+        run.doctor.hear(state.step)  # a run that was killed behind its last save has yet to
     if run.stopping.signal is not None:  # last, so that whoever looks knows that nobody was killed
         run.events.append(stop_event(state.step, run.stopping.signal))
     return Result(
@@ -225,6 +226,7 @@ def begin(run: Run) -> LoopState:
 
 def _continue(run: Run, console: Console) -> LoopState:
     """Go back to the newest checkpoint that is whole, and forget what came after it."""
+    run.write_lost_decision()
     back_to = run.recovering.plan.back_to
     if back_to is not None:
         says = f"Killed on the way back to the checkpoint of step {back_to}: going there now."

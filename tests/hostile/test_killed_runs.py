@@ -1,0 +1,26 @@
+"""A run that was killed with SIGKILL and resumed leaves the evidence of one that was not."""
+
+import pytest
+
+from killed_commands import finish, kill_once, kills, start
+from run_differences import evidence_differences
+
+pytestmark = [pytest.mark.torch, pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, cache):
+    folder = tmp_path_factory.mktemp("whole")
+    finish(start(folder, cache), folder, cache)
+    return folder / "run"
+
+
+@pytest.mark.parametrize("when", list(kills(12, seed=11)), ids=str)
+def test_evidence_is_that_of_the_undisturbed_run(tmp_path, cache, whole, when):
+    print(kill_once(tmp_path, cache, when))  # noqa: T201 - for the log
+    assert evidence_differences(whole, tmp_path / "run") == []
