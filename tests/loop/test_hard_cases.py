@@ -115,7 +115,7 @@ def test_a_run_on_data_of_its_own_is_evaluated_by_its_rewards(tmp_path):
     own = {"rewards": ["rewards.py:one"], "data.path": "rows.jsonl"}
     klinic.train(model="tiny", **{**SMALL, "output.dir": "run", **own})
     found = compare.evaluate_subject(
-        compare.find_subject("run"), reference=None, prompts=None, task=None, num=9
+        compare.find_subject("run", run_code=True), reference=None, prompts=None, task=None, num=9
     )
     assert (found.reward, found.reference_reward, found.accuracy) == (1.0, 1.0, {})
     assert found.kl.num_completions == 2
@@ -128,7 +128,7 @@ def test_a_task_is_measured_by_the_rewards_that_its_recipe_names(tmp_path):
     own = {"data.task": "arithmetic", "rewards": ["rewards.py:two", "binary"]}
     klinic.train(model="tiny", **{**SMALL, "output.dir": "run", **own})
     found = compare.evaluate_subject(
-        compare.find_subject("run"), reference=None, prompts=None, task=None, num=5
+        compare.find_subject("run", run_code=True), reference=None, prompts=None, task=None, num=5
     )
     assert found.reward == pytest.approx(2.0 + found.accuracy["addition"])
     assert found.reference_reward == pytest.approx(2.0 + found.reference_accuracy["addition"])

@@ -72,7 +72,7 @@ def test_rewards_in_another_order_are_proved_so(replay):
 def test_where_rewards_were_handed_over_there_is_no_proof(replay, run, monkeypatch):
     replay.can_grade = False
     assert regraded(replay) is None
-    monkeypatch.setattr(proof, "Replay", lambda folder, step: replay)
+    monkeypatch.setattr(proof, "Replay", lambda folder, step, **_: replay)
     assert proof.prove(run, "broken-reward", 2) is None
 
 

@@ -10,6 +10,7 @@ import typer
 
 from klinic.cli.extras import require
 from klinic.cli.printing import Json, print_json, say
+from klinic.cli.recorded_code import RunCode, announce_code
 from klinic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -72,6 +73,7 @@ def ablate(  # noqa: PLR0913, PLR0917 - options of a command line
     baseline: Baseline = None,
     prompts: Prompts = None,
     plot: Plot = False,
+    run_code: RunCode = False,
     json: Json = False,
 ) -> None:
     """Run a recipe with something varied, over seeds; say which value to use and why."""
@@ -85,8 +87,10 @@ def ablate(  # noqa: PLR0913, PLR0917 - options of a command line
         raise ConfigError("give a recipe, such as recipes/arithmetic.yaml, or --plot and folders.")
     console = Console(stderr=json, highlight=False)
     if plot:
-        folder = out or Path(what[0])
-        found = find(read_folders([Path(name) for name in what]), [], baseline)
+        folders = [Path(name) for name in what]
+        folder = out or folders[0]
+        _announce(folders, run_code=run_code)
+        found = find(read_folders(folders, run_code=run_code), [], baseline)
     else:
         where = Where(parallel=parallel, address=address)
         if where.on_ray:
@@ -101,6 +105,18 @@ def ablate(  # noqa: PLR0913, PLR0917 - options of a command line
     else:
         _print(folder, found, console)
     raise typer.Exit(1 if found.failures else 0)
+
+
+def _announce(folders: list[Path], *, run_code: bool) -> None:
+    """Print which code of finished runs is run to measure them, or left out."""
+    from klinic.evidence.run_facts import RECIPE
+    from klinic.lab.ablation.plan import PLAN
+    from klinic.recipe.recorded import load_recorded
+
+    for folder in folders:
+        if (folder / RECIPE).is_file() and not (folder / PLAN).is_file():
+            recorded = load_recorded(folder / RECIPE, run_code=run_code)
+            announce_code(recorded.allowed, recorded.refused)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

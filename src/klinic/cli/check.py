@@ -7,6 +7,7 @@ import typer
 
 from klinic.cli.extras import require
 from klinic.cli.printing import Json, print_json, say
+from klinic.cli.recorded_code import RunCode, announce_code
 from klinic.cli.train import Overrides
 from klinic.errors import ConfigError
 
@@ -30,7 +31,11 @@ Trl = Annotated[
 
 
 def check(
-    recipe: Recipe = None, overrides: Overrides = None, trl: Trl = None, as_json: Json = False
+    recipe: Recipe = None,
+    overrides: Overrides = None,
+    trl: Trl = None,
+    run_code: RunCode = False,
+    as_json: Json = False,
 ) -> None:
     """Try every part of a recipe on two small batches, and every test of the first step."""
     from rich.console import Console
@@ -40,12 +45,33 @@ def check(
             "check needs a recipe, or --trl with the function that makes a trainer, and not both: "
             "klinic check recipes/arithmetic.yaml, or klinic check --trl train.py:make_trainer."
         )
-    found = _checked_recipe(recipe, overrides) if recipe is not None else _checked_trainer(str(trl))
+    if recipe is not None:
+        _refuse_recorded_code(recipe, run_code=run_code)
+        found = _checked_recipe(recipe, overrides)
+    else:
+        found = _checked_trainer(str(trl))
     if as_json:
         _print_json(found)
     else:
         _print(found, Console(highlight=False))
     raise typer.Exit(0 if found.ok else 1)
+
+
+def _refuse_recorded_code(recipe: Path, *, run_code: bool) -> None:
+    """Refuse the recipe of a run folder that names code: the folder may come from anybody."""
+    from klinic.evidence.run_facts import is_recorded
+    from klinic.recipe.recorded import list_code, load_recorded
+
+    if not is_recorded(recipe):
+        return
+    recorded = load_recorded(recipe, run_code=run_code)
+    announce_code(recorded.allowed, ())
+    if recorded.refused:
+        raise ConfigError(
+            f"{recipe} is the recipe of a run folder and names code "
+            f"({list_code(recorded.refused)}), which a check would run. Give --run-code if you "
+            "trust whoever made the run, or check a recipe of your own."
+        )
 
 
 def _checked_recipe(recipe: Path, overrides: list[str] | None) -> "Checked":

@@ -149,7 +149,7 @@ def _end_sick(result: "Result", fault: "Fault", console: "Console", *, json: boo
     with Console(stderr=True).status("Reading the records ..."):
         story = read_story(result.folder)
     found = story.diagnosis
-    proof = proof_of(result.folder, found)
+    proof = proof_of(result.folder, found, run_code=True)  # made here, a moment ago
     page = None
     if not is_missing("matplotlib"):
         from klinic.cli.report import write

@@ -8,6 +8,7 @@ import typer
 
 from klinic.cli.extras import require
 from klinic.cli.printing import Json, print_json, say
+from klinic.cli.recorded_code import RunCode, announce_code
 from klinic.errors import ConfigError, EvidenceError
 
 if TYPE_CHECKING:
@@ -36,8 +37,10 @@ Prove = Annotated[
 ]
 
 
-def diagnose(run: Run, prove: Prove = False, json: Json = False) -> None:
+def diagnose(run: Run, prove: Prove = False, run_code: RunCode = False, json: Json = False) -> None:
     """Name the root cause of a run, with evidence, what was ruled out, and the fix."""
+    if run_code and not prove:
+        raise ConfigError("--run-code is for --prove: a diagnosis of records runs no code.")
     try:
         found = found_in(run, prove=prove, json=json)
     except OSError as error:
@@ -45,7 +48,7 @@ def diagnose(run: Run, prove: Prove = False, json: Json = False) -> None:
             f"{error.filename or run}: cannot be read ({error.strerror}). Check that it is there "
             "and yours to read."
         ) from error
-    proof = proof_of(run, found) if prove else None
+    proof = proof_of(run, found, run_code=run_code) if prove else None
     if json:
         proved = {} if not prove else {"proof": None if proof is None else asdict(proof)}
         print_found(found, **proved)
@@ -115,17 +118,28 @@ def print_found(found: "Diagnosis", **more: object) -> None:
     print_json("diagnose", ok=found.cause is None, **content)
 
 
-def proof_of(run: Path, found: "Diagnosis") -> "Proof | None":
+def proof_of(run: Path, found: "Diagnosis", *, run_code: bool) -> "Proof | None":
     """Replay the step in which the cause was first seen."""
     from rich.console import Console
 
     if found.cause is None or found.first_step is None:
         return None
     require("train", "torch", "transformers", "peft", "safetensors", "datasets")
+    _announce(run, run_code=run_code)
     with Console(stderr=True).status(f"Making step {found.first_step} again ..."):
         from klinic.probe.proof import prove
 
-        return prove(run, found.cause, found.first_step)
+        return prove(run, found.cause, found.first_step, run_code=run_code)
+
+
+def _announce(run: Path, *, run_code: bool) -> None:
+    """Print which code of the run a replay runs, or leaves out."""
+    from klinic.evidence.run_facts import RECIPE
+    from klinic.recipe.recorded import load_recorded
+
+    if (run / RECIPE).is_file():
+        recorded = load_recorded(run / RECIPE, run_code=run_code)
+        announce_code(recorded.allowed, recorded.refused)
 
 
 def print_proof(found: "Diagnosis", proof: "Proof | None", console: "Console") -> None:

@@ -6,6 +6,7 @@ import typer
 
 from klinic.cli.extras import require
 from klinic.cli.printing import Json, print_json, say
+from klinic.cli.recorded_code import RunCode, announce_code
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,12 +32,13 @@ Task = Annotated[str | None, typer.Option(help="Measure accuracy on this task.")
 Num = Annotated[int, typer.Option(min=1, help="Held-out prompts, for each skill.")]
 
 
-def evaluate(
+def evaluate(  # noqa: PLR0913, PLR0917 - options of a command line
     checkpoint: Checkpoint,
     reference: Reference = None,
     prompts: Prompts = None,
     task: Task = None,
     num: Num = 200,
+    run_code: RunCode = False,
     json: Json = False,
 ) -> None:
     """Measure accuracy, exact KL to the reference, and what was kept of other skills."""
@@ -45,7 +47,8 @@ def evaluate(
 
     from klinic.loop.compare import evaluate_subject, find_subject
 
-    subject = find_subject(checkpoint)
+    subject = find_subject(checkpoint, run_code=run_code)
+    announce_code(subject.allowed, subject.refused)
     with Console(stderr=True).status("Evaluating ..."):
         found = evaluate_subject(subject, reference=reference, prompts=prompts, task=task, num=num)
     if json:

@@ -6,6 +6,7 @@ import typer
 
 from klinic.cli.extras import require
 from klinic.cli.printing import Json, print_json
+from klinic.cli.recorded_code import RunCode, announce_code, model_code
 
 if TYPE_CHECKING:
     from klinic.loop.export import Exported
@@ -27,15 +28,25 @@ WHAT = {
 }
 
 
-def export(checkpoint: Checkpoint, to: To, merge: Merge = False, json: Json = False) -> None:
+def export(
+    checkpoint: Checkpoint,
+    to: To,
+    merge: Merge = False,
+    run_code: RunCode = False,
+    json: Json = False,
+) -> None:
     """Write a model folder for other programs, and check that it is the model that was trained."""
     require("train", "torch", "transformers", "peft", "safetensors", "datasets")
     from rich.console import Console
 
-    from klinic.loop.export import export as write
+    from klinic.loop.compare import find_subject
+    from klinic.loop.export import export_subject
 
+    subject = find_subject(checkpoint, run_code=run_code)
+    # a model is saved and loaded, and no other function of the run is called
+    announce_code(*(model_code(code) for code in (subject.allowed, subject.refused)))
     with Console(stderr=True).status("Exporting ..."):
-        found = write(checkpoint, to=to, merge_adapter=merge)
+        found = export_subject(subject, to=to, merge_adapter=merge)
     if json:
         fields = {name: getattr(found, name) for name in type(found).__slots__}
         print_json("export", ok=found.ok, **fields)

@@ -21,6 +21,12 @@ LOCK = ".lock"  # held by the process that trains here
 SHARED = "shared with logp"  # what run.json says of `logp_old` where one forward serves both
 
 
+def is_recorded(recipe: Path) -> bool:
+    """Whether a recipe file is the one that a run folder holds, and not one that somebody keeps."""
+    beside = (RUN_FACTS, METRICS, "records", "checkpoints")
+    return recipe.name == RECIPE and any((recipe.parent / name).exists() for name in beside)
+
+
 def write_run_facts(run: Path, facts: Mapping[str, Any]) -> None:
     """Write run.json, with the schema of this klinic. `fields.RUN_KEYS` lists the keys."""
     run.mkdir(parents=True, exist_ok=True)

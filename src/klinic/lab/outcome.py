@@ -72,7 +72,8 @@ def proved(run: Path, found: Diagnosis) -> bool | None:
     """Return whether a replay confirms the cause; None where there is nothing to change."""
     if found.cause is None or found.first_step is None:
         return None
-    proof = prove(run, found.cause, found.first_step)
+    # the run was made here, by klinic's own code
+    proof = prove(run, found.cause, found.first_step, run_code=True)
     return None if proof is None else proof.confirmed
 
 

@@ -17,9 +17,9 @@ from klinic.model.determinism import settle_kernels
 from klinic.model.loading import Policy, load_policy
 from klinic.model.reference import frozen
 from klinic.model.weights import digest
-from klinic.recipe.loading import load
 from klinic.recipe.model import ModelSection
 from klinic.recipe.recipe import Recipe
+from klinic.recipe.recorded import FLAG, NamedCode, functions_of, list_code, load_recorded
 from klinic.tasks import catalogue
 
 
@@ -29,8 +29,13 @@ class Subject:
 
     model: str
     recipe: Recipe | None
+    """The run's own, without the code that it names unless that was allowed."""
     reference: str | None
     """What the run was tied to, or started from."""
+    allowed: tuple[NamedCode, ...] = ()
+    """Code of the run that will run."""
+    refused: tuple[NamedCode, ...] = ()
+    """Code that the run's recipe names and that does not run."""
     digest: str | None = None
     """Of the weights of that reference, where the run kept it."""
 
@@ -52,25 +57,30 @@ class Evaluation:
     kl: Distance | None
 
 
-def find_subject(path: str) -> Subject:
-    """Return the model in a run folder, a checkpoint or a model folder, or of a hub id."""
+def find_subject(path: str, *, run_code: bool = False) -> Subject:
+    """Return the model in a run folder, a checkpoint or a model folder, or of a hub id.
+
+    Code that the run's recipe names runs only with `run_code`.
+    """
     folder = Path(path)
     if (folder / RECIPE).is_file():
         found = checkpoint.newest_good(folder)
         if found.checkpoint is None:
             why = found.broken[0] if found.broken else "it has none yet."
             raise CheckpointError(f"{folder} has no checkpoint: {why}")
-        return _of_run(found.checkpoint.folder, folder)
+        return _of_run(found.checkpoint.folder, folder, run_code=run_code)
     if (folder / checkpoint.MANIFEST).is_file():
         step = checkpoint.step_of(folder)
-        return _of_run(checkpoint.read(folder, step).folder, folder.parent.parent)
+        saved = checkpoint.read(folder, step).folder
+        return _of_run(saved, folder.parent.parent, run_code=run_code)
     if folder.name == MODEL and (folder.parent / checkpoint.MANIFEST).is_file():
-        return find_subject(str(folder.parent))
+        return find_subject(str(folder.parent), run_code=run_code)
     return Subject(model=path, recipe=None, reference=None)
 
 
-def _of_run(saved: Path, run: Path) -> Subject:
-    recipe = load(run / RECIPE).recipe
+def _of_run(saved: Path, run: Path, *, run_code: bool) -> Subject:
+    recorded = load_recorded(run / RECIPE, run_code=run_code)
+    recipe = recorded.recipe
     state = json.loads((saved / checkpoint.STATE).read_text())
     source = state["reference"]["source"]
     start = run / START
@@ -82,7 +92,14 @@ def _of_run(saved: Path, run: Path) -> Subject:
     kind = state["reference"]["kind"]
     fresh = kind == "adapter_off" or (kind == "adapter_frozen" and not is_adapter(source))
     kept = None if fresh else state["reference"]["digest"]
-    return Subject(model=str(saved / MODEL), recipe=recipe, reference=source, digest=kept)
+    return Subject(
+        model=str(saved / MODEL),
+        recipe=recipe,
+        reference=source,
+        digest=kept,
+        allowed=recorded.allowed,
+        refused=recorded.refused,
+    )
 
 
 def evaluate_subject(
@@ -95,6 +112,7 @@ def evaluate_subject(
     found = None if name is None else catalogue.find(name)
     exam = make_exam(recipe, found, num)
     if not exam.asks and prompts is None:
+        _refuse_code(subject)
         missing = "" if Path(subject.model).exists() else " (there is no such folder here)"
         raise ConfigError(
             f"{subject.model}{missing} does not say what it was trained on. Give --task "
@@ -126,6 +144,18 @@ def evaluate_subject(
             reply=exam.reply,
         ),
     )
+
+
+def _refuse_code(subject: Subject) -> None:
+    """Refuse a run that can only be measured by code of its own."""
+    functions = functions_of(subject.refused)
+    if functions:
+        raise ConfigError(
+            f"{subject.model}: the recipe of this run names code ({list_code(functions)}), "
+            "without which its own rows have no reward, and klinic runs no code that a run folder "
+            f"names. Give {FLAG} if you trust whoever made the run; --prompts FILE for the KL "
+            "alone, or --task arithmetic for accuracy, needs no such code."
+        )
 
 
 def _retention(now: Scores, before: Scores, trained: str | None) -> float | None:

@@ -40,15 +40,20 @@ class Exported:
         return self.max_difference <= self.limit
 
 
-def export(path: str, *, to: str, merge_adapter: bool) -> Exported:
+def export(path: str, *, to: str, merge_adapter: bool, run_code: bool = False) -> Exported:
     """Write a run's newest model, a checkpoint's or a folder's to a folder; keep it if it is right.
 
     The folder is loaded again from its files, and its log-probs are compared with the trained
-    model's. Both in fp32: whatever a run computed in, its weights are fp32.
+    model's. Both in fp32: whatever a run computed in, its weights are fp32. Code that comes with
+    the model runs only with `run_code`, and if the run's recipe says `trust_remote_code`.
     """
+    return export_subject(find_subject(path, run_code=run_code), to=to, merge_adapter=merge_adapter)
+
+
+def export_subject(subject: Subject, *, to: str, merge_adapter: bool) -> Exported:
+    """Write a model that was found already."""
     settle_kernels()
     target = _free(to)
-    subject = find_subject(path)
     trained = _load(subject.model, subject)
     adapter = is_adapted(trained.lm)
     expected = probe(trained.scorer)

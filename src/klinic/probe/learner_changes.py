@@ -104,10 +104,10 @@ def no_dropout(replay: Replay) -> Measured:
 
 def smaller_rate(replay: Replay) -> Measured:
     """Make the update before the step at a tenth of its rate: KL(new || old)."""
-    folder, step = replay.folder, replay.record.step
+    step = replay.record.step
     moved = []
     for factor in (_rate_factor(replay), 0.1 * _rate_factor(replay)):
-        again = Replay(folder, max(1, step - 1))
+        again = replay.at(max(1, step - 1))
         before = again.scored_record()
         again.update(again.record, lr_factor=factor)
         moved.append(update_kl(replace(before, logp=again.score_other(again.record))))

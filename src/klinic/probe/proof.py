@@ -45,14 +45,17 @@ def much_smaller(before: float, after: float) -> bool:
     return abs(after) * BETTER < abs(before)
 
 
-def prove(folder: Path, cause: str, step: int) -> Proof | None:
-    """Replay the step with the cause's one thing changed; None where no proof is possible."""
+def prove(folder: Path, cause: str, step: int, *, run_code: bool = False) -> Proof | None:
+    """Replay the step with the cause's one thing changed; None where no proof is possible.
+
+    Code that the run's recipe names (rewards, model code) runs only with `run_code`.
+    """
     from klinic.probe.changes import CHANGES
 
     change = CHANGES.get(cause)
     if change is None:
         return None
-    replay = Replay(folder, step)
+    replay = Replay(folder, step, run_code=run_code)
     apart = replay.apart()
     measured = change.measure(replay)
     if measured is None:

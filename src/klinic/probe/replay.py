@@ -29,8 +29,8 @@ from klinic.loop.source import Given, Source, find_source
 from klinic.loop.state import LoopState
 from klinic.loop.step import reward_scale
 from klinic.loop.train import assemble, settle
-from klinic.recipe.loading import load
 from klinic.recipe.recipe import Recipe
+from klinic.recipe.recorded import NamedCode, functions_of, load_recorded
 from klinic.recipe.sampler import SamplerSection
 
 ALONE = {"shards": 1}
@@ -39,24 +39,26 @@ ALONE = {"shards": 1}
 class Replay:
     """The parts of a run, with the weights that they had before a step."""
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(self, folder: Path, step: int, *, run_code: bool = False) -> None:
         if not (folder / RECIPE).is_file():
             raise EvidenceError(
                 f"{folder} has no {RECIPE}, so its steps cannot be made again: --prove replays "
                 "runs that klinic trained. Leave --prove out for the diagnosis alone."
             )
-        recipe = load(folder / RECIPE).recipe
-        output = recipe.output.model_copy(update={"trackers": (), "doctor": "none"})
-        # one process and no engine: the tokens are recorded, and gradients are the same
-        here = {"sampler": SamplerSection(), "learner": recipe.learner.model_copy(update=ALONE)}
-        self.recipe = recipe.model_copy(update={"output": output, **here})
+        recorded = load_recorded(folder / RECIPE, run_code=run_code)
+        self.recipe = _on_this_machine(recorded.recipe)
+        self.run_code = run_code
         settle(self.recipe)
         self.folder = folder
         self.record = _read(folder, step)
-        source, self.can_grade = _source(self.recipe)
+        source, self.can_grade = _source(self.recipe, functions_of(recorded.refused))
         self.run: Run = assemble(self.recipe, folder, source, Console(quiet=True))
         self.learner: Any = self.run.learner
         self.replayed = self._go_to(step)
+
+    def at(self, step: int) -> "Replay":
+        """Return a replay of another step of the same run."""
+        return Replay(self.folder, step, run_code=self.run_code)
 
     def _go_to(self, step: int) -> tuple[int, ...]:
         """Bring the weights to where they were before a step; return the steps made again."""
@@ -179,13 +181,37 @@ def kl_coef(record: StepRecord) -> float:
     return float(record.facts.get("kl_coef") or 0.0)
 
 
-def _source(recipe: Recipe) -> tuple[Source, bool]:
-    """Return the run's rows and rewards and True, or stand-ins where Python handed them over."""
+def _on_this_machine(recipe: Recipe) -> Recipe:
+    """Return the recipe for one process without engine, trackers or another machine's Ray.
+
+    The tokens are recorded, and gradients are the same.
+    """
+    cluster = recipe.cluster
+    if cluster is not None:  # the loss depends on max_staleness, which only a cluster has
+        alone = {"address": None, "samplers": 1, "reward_workers": 0}
+        cluster = cluster.model_copy(update=alone) if cluster.max_staleness else None
+    return recipe.model_copy(
+        update={
+            "output": recipe.output.model_copy(update={"trackers": (), "doctor": "none"}),
+            "sampler": SamplerSection(),
+            "learner": recipe.learner.model_copy(update=ALONE),
+            "cluster": cluster,
+        }
+    )
+
+
+def _source(recipe: Recipe, refused: Sequence[NamedCode]) -> tuple[Source, bool]:
+    """Return the run's rows and rewards and True; stand-ins where they are not at hand.
+
+    Rewards that Python handed over are not recorded, and those that are named may not run.
+    """
     try:
-        return find_source(recipe, Given()), True
+        if not refused:
+            return find_source(recipe, Given()), True
     except ConfigError:
-        rows = [{"prompt": f"{n}?"} for n in range(recipe.loop.prompts_per_step)]
-        return find_source(recipe, Given(reward_functions=[handed_over], rows=rows)), False
+        pass
+    rows = [{"prompt": f"{n}?"} for n in range(recipe.loop.prompts_per_step)]
+    return find_source(recipe, Given(reward_functions=[handed_over], rows=rows)), False
 
 
 def handed_over(prompts: list[str], completions: list[str], **columns: Any) -> list[None]:  # noqa: ARG001

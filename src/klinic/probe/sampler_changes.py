@@ -33,13 +33,13 @@ def first_weights(replay: Replay) -> Measured:
 
 def _older(replay: Replay) -> Iterator[Replay]:
     """Yield the first weights, and then those before each step that the replay made again."""
-    older, at = Replay(replay.folder, 1), 1
+    older, at = replay.at(1), 1
     yield older
     for step in (step for step in replay.replayed if step > 1):
         if step == at + 1:
             older.make_again(at)
         else:  # a checkpoint lies between
-            older = Replay(replay.folder, step)
+            older = replay.at(step)
         at = step
         yield older
 
@@ -50,7 +50,7 @@ def own_weights(replay: Replay) -> Measured:
     assert record.weight_version is not None  # noqa: S101 - named by it
     version = int(record.weight_version[record.loss_mask].min())
     steps = version // replay.recipe.learner.updates_per_batch
-    older = Replay(replay.folder, max(1, steps + 1))
+    older = replay.at(max(1, steps + 1))
     return _sampler_gap(record), _sampler_gap(record, older.score_other(record))
 
 

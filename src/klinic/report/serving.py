@@ -137,6 +137,12 @@ class Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """Refuse what is not HTTP; nothing of the request is quoted."""
+        del message, explain
+        self.close_connection = True
+        self._send(HTTPStatus(code), b"Not a request that is answered here.\n")
+
     def log_message(self, *_: object) -> None:
         """Write nothing: an address holds the token, and what is asked for may be anything."""
 

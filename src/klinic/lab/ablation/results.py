@@ -80,8 +80,11 @@ def failed(places: Sequence[Place]) -> list[tuple[str, str]]:
     return [(name, why) for name, why in named if why is not None]
 
 
-def read_folders(folders: Sequence[Path]) -> list[Done]:
-    """Return the finished trials of ablations and the runs in the other folders."""
+def read_folders(folders: Sequence[Path], *, run_code: bool = False) -> list[Done]:
+    """Return the finished trials of ablations and the runs in the other folders.
+
+    Those runs are measured, with the code that their recipes name only where `run_code` allows it.
+    """
     done: list[Done] = []
     runs: list[Path] = []
     for folder in folders:
@@ -95,7 +98,7 @@ def read_folders(folders: Sequence[Path]) -> list[Done]:
                 f"{folder} holds neither an ablation nor a run. Give folders that `klinic ablate` "
                 "or `klinic train` wrote."
             )
-    done += _measured(runs)
+    done += _measured(runs, run_code=run_code)
     named = [(one.result["setting"], one.result["seed"]) for one in done]
     twice = next((name for name in named if named.count(name) > 1), None)
     if twice is not None:
@@ -123,7 +126,7 @@ def write_parquet(folder: Path, found: Findings) -> None:
     pq.write_table(pa.table(columns), folder / "steps.parquet")
 
 
-def _measured(runs: Sequence[Path]) -> list[Done]:
+def _measured(runs: Sequence[Path], *, run_code: bool) -> list[Done]:
     """Measure runs that no ablation made, named by what their recipes differ in."""
     if not runs:
         return []
@@ -135,7 +138,7 @@ def _measured(runs: Sequence[Path]) -> list[Done]:
     done = []
     for run, recipe, name in zip(runs, recipes, _differences(values), strict=True):
         found = evaluate_subject(
-            find_subject(str(run)),
+            find_subject(str(run), run_code=run_code),
             reference=None,
             prompts=None,
             task=None,

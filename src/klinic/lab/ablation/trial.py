@@ -112,8 +112,9 @@ def work(folder: Path) -> None:
     if done.signal is not None:
         raise SystemExit(128 + done.signal)
     num = spec["num_prompts"] or recipe.loop.eval_prompts
+    # the recipe is the one that the user passed, and its code has just run
     found = evaluate_subject(
-        find_subject(str(run)), reference=None, prompts=None, task=None, num=num
+        find_subject(str(run), run_code=True), reference=None, prompts=None, task=None, num=num
     )
     result = {
         "setting": spec["setting"],

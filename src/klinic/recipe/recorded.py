@@ -1,0 +1,101 @@
+"""The recipe that a run folder holds: none of the code it names runs unless the user allows it.
+
+A run folder may come from anybody. Commands that read one (`eval`, `export`, `diagnose --prove`,
+`ablate --plot`, `check`) load its recipe here, and get it without its functions, judges and model
+code. A recipe that the user passes to `train` or `check` is loaded by `klinic.recipe.loading`.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from klinic.recipe.loading import load
+from klinic.recipe.recipe import Recipe
+from klinic.recipe.rewards import RewardEntry
+
+FLAG = "--run-code"
+MODEL_CODE = "model.trust_remote_code"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NamedCode:
+    """One thing in a recipe that would run code, or send completions to a URL."""
+
+    key: str
+    """The recipe key that names it."""
+    target: str
+
+    def __str__(self) -> str:
+        """Return the key, what it names, and the file where that is one."""
+        place = self.target.rpartition(":")[0]
+        file = f" ({Path(place).absolute()})" if place.endswith(".py") else ""
+        return f"{self.key}: {self.target}{file}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """A recorded recipe, with the code that may run and the code that was taken out of it."""
+
+    recipe: Recipe
+    allowed: tuple[NamedCode, ...] = ()
+    refused: tuple[NamedCode, ...] = ()
+
+
+def load_recorded(path: Path, *, run_code: bool) -> Recorded:
+    """Return the recipe of a run folder; without `run_code` nothing in it can run any code."""
+    recipe = load(path).recipe
+    code = tuple(find_code(recipe))
+    if run_code:
+        return Recorded(recipe=recipe, allowed=code)
+    return Recorded(recipe=_without_code(recipe) if code else recipe, refused=code)
+
+
+def find_code(recipe: Recipe) -> Iterator[NamedCode]:
+    """Yield everything in a recipe that runs code which does not come with klinic."""
+    if recipe.model.trust_remote_code:
+        yield NamedCode(key=MODEL_CODE, target=f"Python files that come with {recipe.model.name}")
+    if recipe.data.map is not None:
+        yield NamedCode(key="data.map", target=recipe.data.map)
+    if recipe.sampling.reply is not None:
+        yield NamedCode(key="sampling.reply", target=recipe.sampling.reply)
+    yield from _functions("rewards", recipe.rewards)
+    if recipe.eval is not None:
+        yield from _functions("eval.rewards", recipe.eval.rewards)
+    if recipe.retention is not None:
+        yield from _functions("retention.rewards", recipe.retention.rewards)
+
+
+def functions_of(code: Iterable[NamedCode]) -> tuple[NamedCode, ...]:
+    """Return the functions and judges among named code, without model code."""
+    return tuple(one for one in code if one.key != MODEL_CODE)
+
+
+def list_code(code: tuple[NamedCode, ...]) -> str:
+    """Return what is named, for one sentence."""
+    return ", ".join(map(str, code))
+
+
+def _functions(key: str, entries: tuple[RewardEntry, ...]) -> Iterator[NamedCode]:
+    """Yield the rewards that are functions of a file or module, or judges behind a URL."""
+    for entry in entries:
+        if entry.is_url or ":" in entry.function:  # any other name is a reward of a built-in task
+            yield NamedCode(key=key, target=entry.function)
+
+
+def _without_code(recipe: Recipe) -> Recipe:
+    """Return the recipe without functions, judges and model code.
+
+    One of several rewards alone would be another reward, so that none is kept.
+    """
+    update: dict[str, Any] = {"model": recipe.model.model_copy(update={"trust_remote_code": False})}
+    if not functions_of(find_code(recipe)):
+        return recipe.model_copy(update=update)
+    without: dict[str, Any] = {
+        "data": recipe.data.model_copy(update={"map": None}),
+        "sampling": recipe.sampling.model_copy(update={"reply": None}),
+        "rewards": (),
+        "eval": None,
+        "retention": None,
+    }
+    return recipe.model_copy(update=update | without)
