@@ -8,7 +8,7 @@ signal n. docs/reference/commands.md has them as a table.
 import os
 import sys
 from contextlib import suppress
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 
@@ -20,6 +20,8 @@ from klinic.cli.diagnose import diagnose
 from klinic.cli.eval import evaluate
 from klinic.cli.explain import explain
 from klinic.cli.export import export
+from klinic.cli.leaving import leave_without_threads
+from klinic.cli.output import outlive_output, outlive_readers
 from klinic.cli.report import report
 from klinic.cli.train import FLAGS, train
 from klinic.cli.verify import verify
@@ -73,28 +75,47 @@ app.command(rich_help_panel="Look", context_settings=FLAGS)(demo)
 
 def main() -> None:
     """Run a command; an error becomes one sentence and the exit code of its kind."""
+    if sys.argv[1:2] != ["watch"]:  # it is there to be read
+        outlive_readers()
+    code = _run()
+    outlive_output()  # or what Python still flushes would change the code
+    leave_without_threads(code)
+    sys.exit(code)
+
+
+def _run() -> int:
     try:
-        app()
+        return _run_command()
     except KlinicError as error:
-        _fail(f"{type(error).__name__}: {error}", error.exit_code)
+        return _fail(f"{type(error).__name__}: {error}", error.exit_code)
     except KeyboardInterrupt:  # where typer's own net does not reach
-        sys.exit(130)
-    except SystemExit:
-        raise
+        return 130
     except BaseException as error:  # code of users may raise what is no Exception
         if "KLINIC_DEBUG" in os.environ:
             raise
         fault = machine_fault(error)
         if fault is not None:
-            _fail(f"{type(fault).__name__}: {fault}", fault.exit_code)
-        _fail(
+            return _fail(f"{type(fault).__name__}: {fault}", fault.exit_code)
+        return _fail(
             f"Internal error (a bug in klinic): {type(error).__name__}: {text_of(error)}\n"
             "It is no fault of your input. KLINIC_DEBUG=1 shows where it happened.",
             3,
         )
 
 
-def _fail(sentence: str, exit_code: int) -> NoReturn:
+def _run_command() -> int:
+    try:
+        app()
+    except SystemExit as ended:
+        if isinstance(ended.code, str):
+            return _fail(ended.code, 1)
+        with suppress(ValueError, AttributeError):  # closed, or none
+            sys.stdout.flush()  # now: an answer that cannot be written is no success
+        return ended.code or 0
+    return 0
+
+
+def _fail(sentence: str, exit_code: int) -> int:
     with suppress(OSError):  # standard error may be closed, or on the disk that is full
         typer.echo(harmless(sentence, keep=KEPT), err=True)
-    sys.exit(exit_code)
+    return exit_code

@@ -33,11 +33,14 @@ def keyboard() -> Iterator[Keyboard]:
     try:
         import termios
         import tty
-
+    except ImportError:  # a system without them
+        yield Keyboard(None)
+        return
+    try:
         handle = sys.stdin.fileno()
         before = termios.tcgetattr(handle)
         in_front = os.tcgetpgrp(handle) == os.getpgrp()
-    except (ImportError, OSError, ValueError, termios.error):
+    except (OSError, ValueError, AttributeError, termios.error):  # stdin may be None
         in_front = False
     if not in_front:  # a job behind others must not touch the terminal
         yield Keyboard(None)

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from klinic import orphans
+from klinic.cli.leaving import before_exit
 from klinic.errors import LostError, UnfinishedError
 
 if TYPE_CHECKING:
@@ -50,7 +52,9 @@ def find_supervisor() -> int | None:
     if supervisor:
         orphans.die_with(supervisor)
         if pipe.isdecimal():
-            atexit.register(_announce_exit, int(pipe), _identity(int(pipe)), os.getpid())
+            announce = partial(_announce_exit, int(pipe), _identity(int(pipe)), os.getpid())
+            atexit.register(announce)
+            before_exit.append(announce)
     return supervisor
 
 

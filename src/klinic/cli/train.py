@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klinic.cli.extras import require
+from klinic.cli.output import outlive_output
 from klinic.cli.supervise import find_supervisor, supervise
 from klinic.errors import ConfigError
 
@@ -86,6 +87,7 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
             "--gpus, --gpu-memory and --json go with --dry-run: a run takes what the recipe says. "
             "Add --dry-run, or leave them out."
         )
+    outlive_output()
     console = _console() if supervisor else _print_recipe(loaded)  # a supervisor has printed it
     if supervisor is None:
         raise typer.Exit(supervise(loaded))

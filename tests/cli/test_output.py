@@ -1,0 +1,91 @@
+"""A command outlives the reader of its output, and its exit code stays the truth."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from klinic.cli.keyboard import keyboard
+
+KLINIC = [sys.executable, "-P", "-m", "klinic.cli"]
+PRINTS = (
+    "import sys, time\nfrom klinic.cli import app\nfrom klinic.cli.output import outlive_output\n"
+    "def prints():\n    if {lasting}:\n        outlive_output()\n"
+    "    for number in range(20000):\n        print('a line of a run', number)\n"
+    "    print('ended', file=sys.stderr)\n    sys.exit({code})\n"
+    "app.app = prints\napp.main()"
+)
+
+
+def program(*, code=0, lasting=False):
+    return [sys.executable, "-c", PRINTS.format(code=code, lasting=lasting)]
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_a_reader_that_leaves_changes_no_exit_code(code):
+    process = subprocess.Popen(
+        program(code=code), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "a line of a run 0\n"
+    process.stdout.close()
+    assert process.stderr.read() == "ended\n"
+    process.stderr.close()
+    assert process.wait() == code
+
+
+def test_a_reader_of_both_streams_that_leaves_changes_nothing_either():
+    process = subprocess.Popen(program(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process.stdout.close()
+    assert process.wait() == 0
+
+
+def test_an_answer_that_cannot_be_written_is_a_fault_of_the_machine():
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [*KLINIC, "explain"], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert ended.returncode == 4
+    assert ended.stderr.startswith("MachineError: No space left on device (OSError")
+
+
+def test_a_run_goes_on_without_its_log():
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            program(lasting=True), stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert ended.returncode == 0
+    assert ended.stderr == (
+        "standard output cannot be written (No space left on device): going on without.\nended\n"
+    )
+
+
+def test_a_thread_that_does_not_end_keeps_no_command_from_ending():
+    threads = (
+        "import sys, threading, time\nfrom klinic.cli import app, leaving\n"
+        "from klinic.user_code import guard\nleaving.GRACE = 0.2\n"
+        "def starts():\n    with guard('the reward slow'):\n"
+        "        threading.Thread(target=time.sleep, args=(100,), name='sleeper').start()\n"
+        "    print('answer')\n    sys.exit(1)\n"
+        "app.app = starts\napp.main()"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", threads], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (ended.returncode, ended.stdout) == (1, "answer\n")
+    assert ended.stderr == (
+        "The thread sleeper, which the reward slow has started, does not end: leaving without it.\n"
+    )
+
+
+@pytest.mark.parametrize("missing", ["termios", "tty"])
+def test_where_terminals_have_no_keys_none_is_waited_for(monkeypatch, missing):
+    monkeypatch.setitem(sys.modules, missing, None)
+    with keyboard() as keys:
+        assert keys.wait(0.0) == ""
+
+
+def test_without_standard_input_no_key_is_waited_for(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with keyboard() as keys:
+        assert keys.wait(0.0) == ""
