@@ -138,7 +138,7 @@ def _read_section(source: Source, name: str, value: Any) -> None:
             _read_one(source, f"{name}.{aliases.canonical(str(key))}", inner)
     elif isinstance(value, bool) and name in keys.optional_sections():
         source.put(name, {} if value else None, name)
-    elif value is None or value == {}:
+    elif value is None or isinstance(value, dict):
         source.put(name, value, name)
     elif name in NAMED and isinstance(value, str):
         source.put(NAMED[name], value, name)
@@ -222,4 +222,7 @@ def _contradiction(old: Setting, value: Any, said: str) -> str:
 
 def _same(one: Any, other: Any) -> bool:
     # 1 and 1.0 are one number; true is none
-    return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+    try:
+        return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
+    except Exception:  # an array, or any other object whose comparison is no yes or no
+        return False
