@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import numpy as np
 import pytest
 
-from klinic.errors import RewardError
+from klinic.errors import ConfigError, RewardError
 from klinic.recipe.rewards import RewardEntry
 from klinic.rewards import concurrent, http_judge
 from klinic.rewards.entry import reward_of
@@ -49,6 +49,7 @@ class Handler(BaseHTTPRequestHandler):
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with server.lock:
             server.asked.append(asked)
+            server.headers = self.headers
             server.now += 1
             server.most = max(server.most, server.now)
         try:
@@ -124,6 +125,24 @@ def test_columns_are_json_that_all_languages_read(serve):
     assert server.asked[0]["columns"] == {"price": None, "moves": ["e4", 3], "name": "ü\ud800"}
     with pytest.raises(RewardError, match=r"column 'price', which holds bytes.*\(row 1 "):
         judged(server.url, [rollout("a", price=b"1")])
+
+
+def test_the_password_of_netrc_goes_to_its_host_alone(serve, tmp_path, monkeypatch):
+    server = serve(lambda _: good())
+    for host, expected in (("127.0.0.1", "Basic bWU6bm90LWEtc2VjcmV0"), ("other.example", None)):
+        file = tmp_path / host
+        file.write_text(f"machine {host} login me password not-a-secret")
+        monkeypatch.setenv("NETRC", str(file))
+        judged(server.url)
+        assert server.headers["Authorization"] == expected
+
+
+def test_a_netrc_that_cannot_be_read_is_named_and_not_quoted(serve, tmp_path, monkeypatch):
+    (tmp_path / "netrc").write_text("machine here login me\npassword: not-a-secret")
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    with pytest.raises(ConfigError, match="netrc, line 2: cannot be read") as refused:
+        judged("http://127.0.0.1:1/score")
+    assert "not-a-secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])

@@ -10,6 +10,7 @@ from pydantic.fields import FieldInfo
 
 from klinic.recipe.keys import every_knob, sections
 from klinic.recipe.rewards import RewardEntry
+from klinic.recipe.secret import without_secrets
 
 LONGEST_SHOWN = 60
 
@@ -39,6 +40,8 @@ def shown(value: Any) -> str:
         return "a list"
     if isinstance(value, int) and abs(value) >= 10**LONGEST_SHOWN:
         return f"a number of more than {LONGEST_SHOWN} digits"
+    if isinstance(value, str):
+        value = without_secrets(value)
     text = repr(value) if isinstance(value, str | int | float) else type(value).__name__
     return text if len(text) <= LONGEST_SHOWN else text[: LONGEST_SHOWN - 3] + "..."
 

@@ -11,6 +11,8 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
+from klinic.recipe.secret import refuse_secret
+
 LARGEST_COUNT = 10**9  # more of anything than one run can make; keeps a slipped digit from a crash
 LONGEST_TEXT = 4096  # a path of Linux
 
@@ -61,7 +63,7 @@ def _check_text(value: str) -> str:
         raise ValueError("it is empty. Give a name, or leave the key out")
     if not value.isprintable() or len(value) > LONGEST_TEXT:
         raise ValueError(f"use at most {LONGEST_TEXT} printable characters, on one line")
-    return value
+    return refuse_secret(value)
 
 
 Text = Annotated[str, AfterValidator(_check_text)]

@@ -127,10 +127,12 @@ async def _awaited(work: Awaitable[Any]) -> Any:
         return await work
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # as above
+    except asyncio.CancelledError as error:
         task = asyncio.current_task()
         if task is not None and task.cancelling():  # by klinic, and not by the function
             raise
+        return _raised(error)
+    except BaseException as error:  # as above
         return _raised(error)
 
 

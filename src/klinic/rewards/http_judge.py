@@ -6,14 +6,17 @@ POST {"prompt": ..., "completion": ..., "columns": {...}}
 
 import json
 import math
+import os
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
+from netrc import NetrcParseError
 from numbers import Real
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from klinic.errors import MissingExtraError
+from klinic.errors import ConfigError, MissingExtraError
 from klinic.rewards.concurrent import Patience, TryLater, ask_all
 from klinic.rewards.fault import Fault
 from klinic.rewards.plain import plain_columns, without_nan
@@ -30,6 +33,7 @@ def http_judge(url: str, patience: Patience) -> Callable[..., Awaitable[Values]]
     """Return a reward function that asks the judge at a URL."""
     client = _client_library()
     certificates = client.create_ssl_context()
+    login = _login(client)
 
     async def reward(
         prompts: list[Any],
@@ -43,6 +47,7 @@ def http_judge(url: str, patience: Patience) -> Callable[..., Awaitable[Values]]
             follow_redirects=False,
             limits=client.Limits(max_connections=patience.concurrency),
             verify=certificates,
+            auth=login,
         ) as connection:
 
             async def ask(index: int) -> float | None:
@@ -79,6 +84,23 @@ def _client_library() -> Any:
             'A judge behind a URL needs the train extra: pip install "klinic[train]"'
         ) from error
     return httpx2
+
+
+def _login(client: Any) -> Any:
+    """Return what sends the password that ~/.netrc has for a host; None without such a file."""
+    file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
+    if not file.is_file():
+        return None
+    try:
+        return client.NetRCAuth(str(file))
+    except (NetrcParseError, OSError, ValueError) as error:
+        # without its text, which may quote a password
+        line = getattr(error, "lineno", None)
+        where = f"{file}, line {line}" if line else str(file)
+        raise ConfigError(
+            f"{where}: cannot be read, and judges are logged in with it. Mend the file, or name "
+            "another one in NETRC."
+        ) from None
 
 
 async def _post(connection: Any, url: str, content: str, index: int) -> float | None:
