@@ -172,6 +172,13 @@ def test_tokens_of_prime_rl_are_judged_by_every_check(tmp_path):
     statuses = {finding["name"]: finding["status"] for finding in told["findings"]}
     assert statuses["temperature-on-one-side"] == "confirmed"
     assert len(statuses) == 35
+    assert told["ok"] is False
+    ended = diagnose(tmp_path)
+    assert ended.returncode == 1  # no cause can be named, and yet a test failed
+    assert "No cause can be named. Failed: temperature-on-one-side; what could" in ended.stdout
+    healthy_tokens = tmp_path / "healthy"
+    write_token_export(healthy_tokens / "token_exports", length=64)
+    assert diagnose(healthy_tokens).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""`klinic diagnose RUN`: the root cause of a run, and its evidence; exit code 1 if there is one."""
+"""`klinic diagnose RUN`: the root cause of a run and its evidence; exit code 1 if a test failed."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -58,7 +58,7 @@ def diagnose(run: Run, prove: Prove = False, run_code: RunCode = False, json: Js
         _print(found, Console(highlight=False))
         if prove:
             print_proof(found, proof, Console(highlight=False))
-    raise typer.Exit(0 if found.cause is None else 1)
+    raise typer.Exit(1 if found.sick else 0)
 
 
 def found_in(run: Path, *, prove: bool, json: bool) -> "Diagnosis":
@@ -98,7 +98,7 @@ def diagnose_other(run: Path, *, prove: bool, json: bool) -> NoReturn:
 
         typer.echo(f"Token export of prime-rl, {tokens}: no rewards, no reference.\n")
         _print(found, Console(highlight=False))
-    raise typer.Exit(0 if found.cause is None else 1)
+    raise typer.Exit(1 if found.sick else 0)
 
 
 def judged(cases: "Iterator[Case]") -> "Diagnosis":
@@ -115,7 +115,7 @@ def judged(cases: "Iterator[Case]") -> "Diagnosis":
 def print_found(found: "Diagnosis", **more: object) -> None:
     """Print a diagnosis of records as JSON."""
     content = {"evidence": "records", **found.to_json(), **more}
-    print_json("diagnose", ok=found.cause is None, **content)
+    print_json("diagnose", ok=not found.sick, **content)
 
 
 def proof_of(run: Path, found: "Diagnosis", *, run_code: bool) -> "Proof | None":

@@ -116,7 +116,18 @@ class Diagnosis:
     @property
     def nothing(self) -> str:
         """What is said where no cause is named: that there is none, or that nobody can tell."""
+        failed = ", ".join(h.check.name for h in self.of(Status.CONFIRMED))
+        if failed:
+            return (
+                f"No cause can be named. Failed: {failed}; what could explain it otherwise was not "
+                "recorded."
+            )
         return "No cause can be named." if self.missing else "No cause was found."
+
+    @property
+    def sick(self) -> bool:
+        """Whether a test failed, also where the cause behind it cannot be named."""
+        return bool(self.of(Status.CONFIRMED))
 
     @property
     def sentence(self) -> str:
