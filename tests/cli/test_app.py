@@ -159,3 +159,10 @@ def test_the_named_sections_print_for_people_and_machines():
 def test_the_installed_script_is_there():
     script = Path(sys.executable).with_name("klinic")
     assert subprocess.run([script, "--version"], check=True, capture_output=True).returncode == 0
+
+
+def test_the_flag_of_recorded_code_is_the_one_that_messages_name():
+    from klinic.cli import recorded_code
+    from klinic.recipe import recorded
+
+    assert (recorded_code.FLAG, recorded_code.MODEL_CODE) == (recorded.FLAG, recorded.MODEL_CODE)

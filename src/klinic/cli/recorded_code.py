@@ -1,13 +1,18 @@
 """`--run-code`: say which code of a run folder runs, or that it does not, before anything else."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from klinic.harmless import harmless
-from klinic.recipe.recorded import FLAG, MODEL_CODE, NamedCode
 
+if TYPE_CHECKING:
+    from klinic.recipe.recorded import NamedCode
+
+# as in recipe/recorded.py, which NumPy comes with: --help need not wait for it
+FLAG = "--run-code"
+MODEL_CODE = "model.trust_remote_code"
 RunCode = Annotated[
     bool,
     typer.Option(
@@ -16,7 +21,7 @@ RunCode = Annotated[
 ]
 
 
-def announce_code(allowed: Sequence[NamedCode], refused: Sequence[NamedCode]) -> None:
+def announce_code(allowed: "Sequence[NamedCode]", refused: "Sequence[NamedCode]") -> None:
     """Print to stderr which code of a recorded recipe will run, and which is left out."""
     if allowed:
         _print("Running code that the run's recipe.yaml names:")
@@ -30,7 +35,7 @@ def announce_code(allowed: Sequence[NamedCode], refused: Sequence[NamedCode]) ->
         )
 
 
-def model_code(code: Sequence[NamedCode]) -> list[NamedCode]:
+def model_code(code: "Sequence[NamedCode]") -> "list[NamedCode]":
     """Return what comes with the model, for a command that calls no function of a recipe."""
     return [one for one in code if one.key == MODEL_CODE]
 
