@@ -12,7 +12,8 @@ from bench.race import measure
 from bench.race.entry import BEFORE, RESULTS, START, Entry
 from bench.race.prompts import Watch, rows_by_step
 from bench.race.trainers import with_klinic, with_trl
-from klinic.evidence.files import Journal, json_bytes, read_json, write_atomically
+from klinic.evidence.files import Journal, json_bytes, read_json
+from klinic.evidence.writing import write_atomically
 from klinic.tasks.arithmetic.task import TASK
 
 PACKAGES = ("klinic", "trl", "transformers", "torch")

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -14,7 +15,6 @@ from hypothesis import given
 
 from evidence.records import assert_same, full_record, records
 from klinic.errors import EvidenceError
-from klinic.evidence import store
 from klinic.evidence.store import (
     complete_step,
     forget_after,
@@ -204,7 +204,7 @@ def test_a_removal_that_is_interrupted_leaves_a_step_that_does_not_count(run, mo
     def interrupted(folder):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(store.shutil, "rmtree", interrupted)
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
     with pytest.raises(KeyboardInterrupt):
         forget_after(run, 0)
     assert steps(run) == []

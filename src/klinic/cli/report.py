@@ -8,6 +8,7 @@ import typer
 from klinic.cli.extras import require
 from klinic.cli.printing import say
 from klinic.errors import ConfigError
+from klinic.evidence.writing import refuse_special, write_atomically
 from klinic.harmless import harmless
 
 if TYPE_CHECKING:
@@ -34,8 +35,10 @@ Step = Annotated[
 
 def report(runs: Runs, out: Out = None, terminal: Terminal = False, step: Step = None) -> None:
     """Write one HTML file: diagnosis, curves, log-prob gaps, and the KL of every token."""
+    page = out or runs[0] / "report.html"
     if not terminal:
         require("plot", "matplotlib")
+        refuse_special(page)  # before the records are read, which takes a while
     from rich.console import Console
 
     from klinic.report.reading import read_story
@@ -55,7 +58,7 @@ def report(runs: Runs, out: Out = None, terminal: Terminal = False, step: Step =
 
             print_story(story, console, step)
     if not terminal:
-        say(console, f"Report: {write(stories, out or runs[0] / 'report.html')}")
+        say(console, f"Report: {write(stories, page)}")
 
 
 def write(stories: "list[Story]", path: Path) -> Path:
@@ -64,5 +67,5 @@ def write(stories: "list[Story]", path: Path) -> Path:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     # no tokenizer makes whole characters only
-    path.write_text(render(stories), encoding="utf-8", errors="backslashreplace")
+    write_atomically(path, render(stories).encode("utf-8", "backslashreplace"))
     return path

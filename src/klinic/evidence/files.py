@@ -1,16 +1,16 @@
-"""Durable small files: a reader sees the old content or the new one, never a half."""
+"""Files of a run as they are read, and journals of one JSON object a line."""
 
 import hashlib
 import json
 import math
 import os
 import stat
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from klinic.errors import EvidenceError
+from klinic.evidence.writing import open_log, refuse_link, write_atomically
 
 CHUNK = 1 << 20  # bytes hashed at a time: checkpoints do not fit in memory twice
 O_BINARY = getattr(os, "O_BINARY", 0)  # of Windows, which else changes the ends of lines
@@ -28,27 +28,6 @@ def sha256_of(path: Path) -> str:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that is there whole or not at all, also after a power cut."""
-    # named by process and thread: two writers never share a temporary file
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.tmp")
-    try:
-        write_durably(temporary, data)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync_folder(path.parent)
-
-
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a file whose bytes stay, once something that stays as well names it."""
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def read_json(
@@ -174,7 +153,7 @@ class Journal:
         if not self._mended:
             self._mend()
         self._mended = False  # a write that fails on a full disk leaves a torn line, too
-        with self.path.open("ab") as file:
+        with open_log(self.path) as file:
             file.write(line)
         self._mended = True
 
@@ -199,12 +178,16 @@ class Journal:
 
     def _mend(self) -> None:
         """Repair the end that a killed writer left, so that the next line starts a line."""
+        refuse_link(self.path)
         if not self.path.exists():
             return
-        data = self.path.read_bytes()
+        with open_file(self.path) as file:
+            data = file.read()
         whole, tail = data[: data.rfind(b"\n") + 1], data[data.rfind(b"\n") + 1 :]
         if tail:
             write_atomically(self.path, data + b"\n" if parse_line(tail) is not None else whole)
+        elif self.path.stat().st_nlink > 1:  # a file of the same name elsewhere must not grow
+            write_atomically(self.path, data)
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
@@ -224,14 +207,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename in the folder last through a power cut."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

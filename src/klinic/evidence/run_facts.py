@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from klinic.errors import EvidenceError
-from klinic.evidence.files import json_bytes, read_json, write_atomically
+from klinic.evidence.files import json_bytes, read_json
 from klinic.evidence.record import SCHEMA
+from klinic.evidence.writing import write_atomically
 
 RUN_FACTS = "run.json"
 TOKENS = "tokens.json"

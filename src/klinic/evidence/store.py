@@ -9,7 +9,6 @@ Nothing is ever changed in place, so a run can be read while it goes on and kill
 import hashlib
 import json
 import re
-import shutil
 from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,14 +22,7 @@ import pyarrow.parquet as pq
 from klinic.errors import EvidenceError
 from klinic.evidence.columns import from_table, is_read, to_table
 from klinic.evidence.facts import fact_from_json, fact_to_json
-from klinic.evidence.files import (
-    json_bytes,
-    open_file,
-    read_json,
-    refuse_holes,
-    write_atomically,
-    write_durably,
-)
+from klinic.evidence.files import json_bytes, open_file, read_json, refuse_holes
 from klinic.evidence.part_limits import (
     MOST_PARTS,
     THRIFT,
@@ -38,6 +30,7 @@ from klinic.evidence.part_limits import (
     check_footer,
 )
 from klinic.evidence.record import SCHEMA, Fact, StepRecord
+from klinic.evidence.writing import remove_tree, write_atomically, write_durably
 
 MANIFEST = "complete.json"
 MANIFEST_KEYS = {"schema", "step", "parts", "facts"}
@@ -131,8 +124,9 @@ def forget_after(run: Path, step: int) -> None:
     for found, folder in _folders(run).items():
         if found > step or not (folder / MANIFEST).is_file():
             # first, so that an interrupted removal leaves a step that does not count
-            (folder / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(folder)
+            if not folder.is_symlink():
+                (folder / MANIFEST).unlink(missing_ok=True)
+            remove_tree(folder)
 
 
 class RecordWriter:

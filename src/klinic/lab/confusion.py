@@ -1,11 +1,13 @@
 """The confusion matrix as a picture: what was wrong, and what was named."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from klinic.evidence.causes import CAUSES
+from klinic.evidence.writing import write_atomically
 from klinic.lab.outcome import HEALTHY, Outcome
 
 NOBODY = "nothing named"
@@ -48,5 +50,7 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> None:
             fontsize=7,
             color="black" if light else "white",
         )
-    figure.savefig(path, dpi=130)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=130)
+    write_atomically(path, picture.getvalue())
     plt.close(figure)

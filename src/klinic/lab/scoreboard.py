@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import track
 
 from klinic.evidence.files import json_bytes
+from klinic.evidence.writing import open_log
 from klinic.faults import FAULTS, Severity
 from klinic.faults.base import Fault
 from klinic.faults.second import SECOND
@@ -226,7 +227,7 @@ def measured(wanted: Sequence[Trial], processes: int, out: Path | None) -> dict[
             error = job.exception()
             found[trial] = job.result() if error is None else thrown(trial, error)
             if out is not None:
-                with (out / "outcomes.jsonl").open("ab") as file:
+                with open_log(out / "outcomes.jsonl") as file:
                     entry = {"number": trial.mechanism, **found[trial].to_json()}
                     file.write(json_bytes(entry) + b"\n")
     return {number: [found[t] for t in wanted if t.mechanism == number] for number in (0, 1, 2)}

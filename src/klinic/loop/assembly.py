@@ -1,6 +1,5 @@
 """The parts of a run, as its recipe describes them: policy, reference, learner, sampler."""
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ import torch
 from rich.console import Console
 
 from klinic.errors import ConfigError
+from klinic.evidence.writing import make_fresh_folder, remove_tree
 from klinic.learner.checkpoint import save_model
 from klinic.learner.local import LocalLearner, Settings
 from klinic.learner.objective import Objective
@@ -65,8 +65,9 @@ def _is_made(recipe: Recipe) -> bool:
 def _make_start(start: Path, recipe: Recipe, source: Source, console: Console) -> None:
     """Write the model that a run starts from, every weight of it and no adapter beside it."""
     draft = start.with_name(f"{START}.unfinished")
-    shutil.rmtree(draft, ignore_errors=True)
+    remove_tree(draft)
     if recipe.warm_start is None:
+        make_fresh_folder(draft)
         save_model(draft, load_whole(recipe.model, temperature=1.0, seed=recipe.seed))
     else:
         warm_up(recipe, source, console).copy_to(draft)

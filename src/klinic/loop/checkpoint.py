@@ -15,14 +15,20 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from klinic.errors import CheckpointError, EvidenceError
-from klinic.evidence.files import json_bytes, read_json, sha256_of, sync_folder, write_atomically
+from klinic.evidence.files import json_bytes, read_json, sha256_of
+from klinic.evidence.writing import (
+    make_fresh_folder,
+    remove_tree,
+    sync_folder,
+    write_atomically,
+    write_durably,
+)
 
 FOLDER = "checkpoints"
 STATE = "state.json"
@@ -63,17 +69,16 @@ def write(
     """
     final = run / FOLDER / name_of(step)
     draft = final.with_name(final.name + UNFINISHED)
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
+    make_fresh_folder(draft)
     state = {"schema": SCHEMA, "step": step, **fill(draft)}
-    (draft / STATE).write_bytes(json_bytes(state))
+    write_durably(draft / STATE, json_bytes(state))
     files = sorted(path for path in draft.rglob("*") if path.is_file())
     digests = {str(path.relative_to(draft)): sha256_of(path) for path in files}
     for path in files:
         _sync(path)
     write_atomically(draft / MANIFEST, json_bytes({"files": digests, "digest": _over(digests)}))
     if final.exists():  # of a run that went on from an older one
-        shutil.rmtree(final)
+        remove_tree(final)
     draft.rename(final)
     sync_folder(final.parent)
     _prune(run, keep, spare)
@@ -145,7 +150,7 @@ def step_of(folder: Path) -> int:
 def forget_unfinished(run: Path) -> None:
     """Remove what a killed save left behind."""
     for folder in (run / FOLDER).glob(f"*{UNFINISHED}"):
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
 
 
 def forget_after(run: Path, step: int) -> None:
@@ -173,9 +178,9 @@ def _prune(run: Path, keep: int, spare: int | None) -> None:
 def _remove(folder: Path) -> None:
     """Remove a checkpoint; killed in between, it is not there rather than half there."""
     away = folder.with_name(folder.name + UNFINISHED)
-    shutil.rmtree(away, ignore_errors=True)
+    remove_tree(away)
     folder.rename(away)
-    shutil.rmtree(away)
+    remove_tree(away)
 
 
 def _json(path: Path) -> dict[str, Any]:

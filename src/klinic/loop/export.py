@@ -1,12 +1,13 @@
 """A trained model as a folder for other programs, held against the model that was trained."""
 
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from torch import Tensor
 
 from klinic.errors import ConfigError
+from klinic.evidence.files import LARGEST, read_bytes
+from klinic.evidence.writing import make_fresh_folder, remove_tree, write_durably
 from klinic.learner.checkpoint import save_model
 from klinic.loop.compare import Subject, find_subject
 from klinic.model.adapter_files import base_of
@@ -58,12 +59,11 @@ def export_subject(subject: Subject, *, to: str, merge_adapter: bool) -> Exporte
     adapter = is_adapted(trained.lm)
     expected = probe(trained.scorer)
     draft = target.with_name(f"{target.name}.unfinished")
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.parent.mkdir(parents=True, exist_ok=True)
+    make_fresh_folder(draft)
     save_model(draft, _merged(trained) if adapter and merge_adapter else trained)
     card = Path(subject.model) / CARD
-    if card.is_file():
-        shutil.copyfile(card, draft / CARD)
+    if card.is_file() and not card.is_symlink():  # a link could lead to a file that is not a card
+        write_durably(draft / CARD, read_bytes(card, largest=LARGEST))
     found = Exported(
         model=subject.model,
         to=str(target),
@@ -76,7 +76,7 @@ def export_subject(subject: Subject, *, to: str, merge_adapter: bool) -> Exporte
     if found.ok:
         draft.rename(target)
     else:
-        shutil.rmtree(draft)
+        remove_tree(draft)
     return found
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from klinic.errors import ConfigError, EvidenceError
-from klinic.evidence.files import write_atomically
 from klinic.evidence.run_facts import LOCK, METRICS, RECIPE, RUN_FACTS
+from klinic.evidence.writing import open_log, refuse_links_out, write_atomically
 from klinic.recipe.keys import dotted
 from klinic.recipe.loading import dump, load
 from klinic.recipe.recipe import Recipe
@@ -57,6 +57,7 @@ def open_folder(recipe: Recipe, name: str, *, resume: bool) -> Path:
             raise ConfigError(
                 f"there is no run in {folder} to resume. Leave --resume out to start one."
             )
+        refuse_links_out(folder)
         refuse_other(recipe, folder)
         return folder
     return new_folder(
@@ -96,23 +97,22 @@ def _made(folder: Path) -> bool:
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Keep every other process out of a run while this one writes to it."""
-    with _held(
-        (folder / LOCK).open("a")
-    ) as file:  # not "w": it may hold the number of who is there
+    # kept as it is until the lock is taken: it may hold the number of who is there
+    with _held(open_log(folder / LOCK)) as file:
         if not _taken(file):
             raise ConfigError(
                 f"{folder} is in use: another process trains there. Wait for it or stop it, or "
                 "give another output.dir."
             )
         file.truncate(0)
-        file.write(str(os.getpid()))
+        file.write(str(os.getpid()).encode())
         file.flush()
         with needing(file.fileno()):
             yield
 
 
 @contextmanager
-def _held(file: IO[str]) -> Iterator[IO[str]]:
+def _held(file: IO[bytes]) -> Iterator[IO[bytes]]:
     """Keep a lock in this process alone; a fork, made by a reward for example, lets go of it."""
     _locks.add(file)
     try:
@@ -129,11 +129,11 @@ def _let_go() -> None:
             file.close()
 
 
-_locks: set[IO[str]] = set()
+_locks: set[IO[bytes]] = set()
 os.register_at_fork(after_in_child=_let_go)
 
 
-def _taken(file: IO[str]) -> bool:
+def _taken(file: IO[bytes]) -> bool:
     """Whether the lock could be taken. Who only looks (`klinic watch`) holds it for an instant."""
     for wait in (0.05, 0.1, 0.2, None):
         try:

@@ -18,9 +18,10 @@ from klinic.doctor.diagnosis import Examination
 from klinic.doctor.reading import WINDOW, Cases
 from klinic.errors import EvidenceError
 from klinic.evidence import store
-from klinic.evidence.files import json_bytes, read_json, write_atomically
+from klinic.evidence.files import json_bytes, read_json
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import DIAGNOSIS, read_run_facts
+from klinic.evidence.writing import write_atomically
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

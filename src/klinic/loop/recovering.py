@@ -11,8 +11,9 @@ from typing import Any
 from klinic.doctor.recovery import Brakes, Decision, Plan, decide, passed
 from klinic.doctor.trouble import History, Limits, Trouble, is_well
 from klinic.errors import CheckpointError, EvidenceError
-from klinic.evidence.files import json_bytes, read_json, write_atomically
+from klinic.evidence.files import json_bytes, read_json
 from klinic.evidence.run_facts import RECOVERY
+from klinic.evidence.writing import write_atomically
 from klinic.loop import checkpoint
 from klinic.loop.watch import InTroubleError
 from klinic.recipe.recovery import RecoverySection

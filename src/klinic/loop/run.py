@@ -18,6 +18,7 @@ from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, flatten
 from klinic.evidence.run_facts import EVENTS, METRICS, PROBES
+from klinic.evidence.writing import write_durably
 from klinic.learner.checkpoint import MODEL
 from klinic.learner.protocol import Learner, Records
 from klinic.loop import asking, checkpoint
@@ -390,7 +391,8 @@ class Run:
 
         def fill(folder: Path) -> dict[str, Any]:
             learner = self.learner.save(folder)
-            (folder / MODEL / CARD).write_text(model_card(self._card(state, learner)))
+            card = model_card(self._card(state, learner))
+            write_durably(folder / MODEL / CARD, card.encode("utf-8", "backslashreplace"))
             doctor = self.doctor.save(folder)
             saved = Saved(state=state, evaluated=self.evaluated, signs=self.signs, doctor=doctor)
             return saved.to_json(self._identity, learner, self.recipe.seed)

@@ -20,7 +20,8 @@ import torch
 
 from klinic.cache import cache_folder
 from klinic.errors import CheckpointError, DataError, PolicyError
-from klinic.evidence.files import json_bytes, sha256_of, write_atomically
+from klinic.evidence.files import json_bytes, sha256_of
+from klinic.evidence.writing import make_fresh_folder, write_atomically
 from klinic.learner.checkpoint import save_model
 from klinic.learner.update import LearningRate, make_optimizer, set_rate
 from klinic.loop.rows import read_rows
@@ -136,7 +137,7 @@ def _backward(policy: Policy, batch: list[Example]) -> float:
 def _keep(policy: Policy, cached: Cached) -> None:
     _refuse_broken(policy)
     draft = cached.folder.with_name(f"{cached.folder.name}.{os.getpid()}")
-    shutil.rmtree(draft, ignore_errors=True)
+    make_fresh_folder(draft)
     save_model(draft, policy)
     digests = {path.name: sha256_of(path) for path in sorted(draft.iterdir())}
     write_atomically(draft / COMPLETE, json_bytes(digests))

@@ -13,6 +13,7 @@ from typing import Any
 
 from klinic.errors import ConfigError
 from klinic.evidence.files import json_bytes
+from klinic.evidence.writing import write_durably
 
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
@@ -85,7 +86,7 @@ def save_adapter(lm: Any, folder: Path, *, adapter: str) -> None:
     base = lm.peft_config[adapter].base_model_name_or_path
     if base and Path(base).is_dir():
         there = os.path.relpath(Path(base).resolve(), folder.resolve())
-        (folder / BASE).write_bytes(json_bytes({"folder": there}))
+        write_durably(folder / BASE, json_bytes({"folder": there}))
 
 
 def _beside(folder: Path) -> Path | None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from klinic.errors import EngineLostError, MissingExtraError, SamplerError, first_line
+from klinic.evidence.writing import open_log
 from klinic.orphans import PARENT
 from klinic.sampler.drawing import Drawing
 from klinic.sampler.vllm_transfer import BACKEND, WORKER, Control
@@ -346,7 +347,7 @@ def _said_to(log: Path | None) -> Iterator[None]:
     sys.stdout.flush()
     sys.stderr.flush()
     kept = [os.dup(1), os.dup(2)]
-    with log.open("ab") as file:
+    with open_log(log) as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
     try:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from klinic.errors import RunStoppedError
-from klinic.evidence.files import Journal, write_atomically
+from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import (
     EVENTS,
@@ -20,6 +20,7 @@ from klinic.evidence.run_facts import (
     write_tokens,
 )
 from klinic.evidence.store import RecordWriter
+from klinic.evidence.writing import refuse_links_out, write_atomically
 from klinic.loop.live_doctor import LiveDoctor
 from klinic.recipe import yaml_text
 
@@ -57,6 +58,7 @@ class Keeper:
     ) -> None:
         """Write what holds for the whole run, and begin to listen."""
         self.close()
+        refuse_links_out(self.folder)
         write_run_facts(self.folder, facts)
         write_tokens(self.folder, texts)
         write_atomically(self.folder / RECIPE, (HEAD + yaml_text.write(dict(recipe))).encode())

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
 
+from klinic.evidence.writing import write_atomically
 from klinic.lab.ablation.intervals import Interval
 from klinic.lab.ablation.measures import MEASURES
 from klinic.lab.ablation.verdict import COMPARED, Row, Verdict
@@ -45,7 +46,7 @@ def write_page(folder: Path, content: Content, pictures: Sequence[Path]) -> Path
         pictures=[_embedded(path) for path in pictures],
     )
     path = folder / PAGE
-    path.write_text(text)
+    write_atomically(path, text.encode("utf-8", "backslashreplace"))
     return path
 
 

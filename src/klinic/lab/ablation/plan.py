@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from klinic.errors import ConfigError
-from klinic.evidence.files import json_bytes, read_json, write_atomically
+from klinic.evidence.files import json_bytes, read_json
 from klinic.evidence.run_facts import RECIPE
+from klinic.evidence.writing import write_atomically
 from klinic.recipe import aliases
 from klinic.recipe.file import read_text
 from klinic.recipe.loading import load

@@ -1,5 +1,6 @@
 """Pictures of an ablation, as PNG and SVG."""
 
+import io
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ import matplotlib.style
 import numpy as np
 from matplotlib.figure import Figure
 
+from klinic.evidence.writing import write_atomically
 from klinic.lab.ablation.verdict import Row, pareto
 
 CURVES = {
@@ -32,7 +34,9 @@ def draw(folder: Path, table: Sequence[Row], curves: Curves, learnt: str) -> lis
             for kind in FORMATS:
                 # without a date, the same results are the same file
                 facts = {"Date": None} if kind == "svg" else {}
-                figure.savefig(folder / f"{name}.{kind}", dpi=130, metadata=facts)
+                picture = io.BytesIO()
+                figure.savefig(picture, format=kind, dpi=130, metadata=facts)
+                write_atomically(folder / f"{name}.{kind}", picture.getvalue())
     return [folder / f"{name}.svg" for name in figures]
 
 

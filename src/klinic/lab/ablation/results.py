@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from klinic.errors import ConfigError
 from klinic.evidence.files import read_json
 from klinic.evidence.run_facts import RECIPE
+from klinic.evidence.writing import write_atomically
 from klinic.lab.ablation.measures import curves, measure
 from klinic.lab.ablation.plan import PLAN, read_plan
 from klinic.lab.ablation.trial import RESULT, RUN, Place
@@ -111,9 +112,7 @@ def read_folders(folders: Sequence[Path], *, run_code: bool = False) -> list[Don
 
 def write_parquet(folder: Path, found: Findings) -> None:
     """Write every trial and every step."""
-    pq.write_table(
-        pa.Table.from_pylist([dict(r) for r in found.results]), folder / "trials.parquet"
-    )
+    _write_table(folder / "trials.parquet", pa.Table.from_pylist([dict(r) for r in found.results]))
     seeds = {s: [r["seed"] for r in found.results if r["setting"] == s] for s in found.curves}
     steps = [
         {"setting": setting, "seed": seed, **step}
@@ -123,7 +122,13 @@ def write_parquet(folder: Path, found: Findings) -> None:
     ]
     names = list(dict.fromkeys(name for step in steps for name in step))
     columns = {name: [step.get(name) for step in steps] for name in names}
-    pq.write_table(pa.table(columns), folder / "steps.parquet")
+    _write_table(folder / "steps.parquet", pa.table(columns))
+
+
+def _write_table(path: Path, table: Any) -> None:
+    sink = pa.BufferOutputStream()
+    pq.write_table(table, sink)
+    write_atomically(path, sink.getvalue().to_pybytes())
 
 
 def _measured(runs: Sequence[Path], *, run_code: bool) -> list[Done]:

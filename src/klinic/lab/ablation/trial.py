@@ -5,7 +5,6 @@ killed goes on from its newest checkpoint, and one that is finished has a result
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from klinic.errors import KlinicError
-from klinic.evidence.files import json_bytes, read_json, write_atomically
+from klinic.evidence.files import json_bytes, read_json
 from klinic.evidence.run_facts import METRICS, RECIPE
+from klinic.evidence.writing import open_log, remove_tree, write_atomically
 from klinic.lab.ablation.plan import WATCH_KL_EVERY, Plan, Trial, overrides_of
 from klinic.orphans import PARENT, die_with
 
@@ -71,7 +71,7 @@ def run_apart(folder: Path) -> None:
     """Run the trial of a folder in another process; write down why if it fails."""
     (folder / FAILED).unlink(missing_ok=True)
     command = [sys.executable, "-m", "klinic.lab.ablation.trial", str(folder)]
-    with (folder / LOG).open("ab") as log:
+    with open_log(folder / LOG) as log:
         process = subprocess.Popen(  # noqa: S603 - this very Python
             command,
             stdin=subprocess.DEVNULL,
@@ -106,7 +106,7 @@ def work(folder: Path) -> None:
     recipe = load(spec["recipe"], [*spec["overrides"], *_own(spec, run)]).recipe
     begun = (run / RECIPE).is_file()
     if not begun:
-        shutil.rmtree(run, ignore_errors=True)  # killed before there was a run to go on with
+        remove_tree(run)  # killed before there was a run to go on with
     console = Console(file=sys.stdout, highlight=False)
     done = train(recipe, name=folder.name, given=Given(), resume=begun, console=console)
     if done.signal is not None:

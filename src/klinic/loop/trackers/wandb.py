@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from klinic.errors import EvidenceError
-from klinic.evidence.files import json_bytes, read_json, write_atomically
+from klinic.evidence.files import json_bytes, read_json
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Rollout
+from klinic.evidence.writing import write_atomically
 from klinic.loop.trackers.told import COLUMNS, rows, tag
 from klinic.recipe.recipe import Recipe
 

@@ -7,7 +7,6 @@ take minutes, so they are kept in a cache.
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from klinic.cache import cache_folder
+from klinic.evidence.writing import write_atomically
 from klinic.tasks.chess.engine import Line, Stockfish, stockfish
 
 FORMAT = 1  # raise it when this file plays otherwise
@@ -97,11 +97,8 @@ def _key(play: Play, engine: str) -> str:
 
 
 def _write(path: Path, positions: Iterator[Analysed]) -> None:
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    with draft.open("w") as file:
-        for one in positions:
-            file.write(json.dumps(asdict(one)) + "\n")
-    draft.rename(path)  # another process that was first wrote the same
+    # another process that was first wrote the same
+    write_atomically(path, "".join(json.dumps(asdict(one)) + "\n" for one in positions).encode())
 
 
 def _read(path: Path) -> Iterator[Analysed]:
