@@ -11,6 +11,8 @@ def harmless(text: str, *, keep: str = "") -> str:
     >>> harmless("a\x1b[2J\u202eb\n"), harmless("a\n", keep="\n")
     ('a\\x1b[2J\\u202eb\\n', 'a\n')
     """
+    if text.isascii() and text.isprintable():
+        return text
     shown, piled = [], 0
     for c in text:
         piled = piled + 1 if unicodedata.combining(c) else 0

@@ -133,6 +133,14 @@ def test_a_column_that_nobody_reads_costs_nothing(tmp_path):
     assert pa.default_memory_pool().max_memory() - before < 4 << 20
 
 
+def test_bytes_that_are_no_text_are_refused(tmp_path):
+    raw = pa.array([b"\xff\xfe"])
+    text = pa.StringArray.from_buffers(1, raw.buffers()[1], raw.buffers()[2])
+    seal(tmp_path, table(loss_mask=pa.array([[True]]), finish_reason=text))
+    with pytest.raises(EvidenceError, match="column `finish_reason` is no text"):
+        read_record(tmp_path, 1)
+
+
 def test_a_long_reason_to_end_is_cut(tmp_path):
     seal(tmp_path, table(loss_mask=pa.array([[True]]), finish_reason=pa.array(["A" * 500])))
     assert read_record(tmp_path, 1).finish_reason.tolist() == ["A" * 64]

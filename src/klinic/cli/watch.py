@@ -16,11 +16,12 @@ from klinic.cli.extras import require
 from klinic.cli.keyboard import keyboard
 from klinic.cli.printing import say
 from klinic.errors import ConfigError
+from klinic.harmless import harmless
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from klinic.report.live import Follower, Sight
+    from klinic.report.live import Follower, Phase, Sight
 
 EVERY = 0.5  # seconds between two looks
 LEAVE = ("q", "Q")
@@ -100,7 +101,7 @@ def _show(follower: "Follower", console: "Console") -> None:
                     if (console.size, lines) != before:
                         shown.update(Group(*lines))
                         before = (console.size, lines)
-                    pressed = keys.wait(EVERY)
+                    pressed = keys.wait(0.0 if sight.more else EVERY)
                     sight = follower.look()
     height = console.height - 3  # below it, what is said last and a prompt
     for line in screen(sight, console, height) if sight.phase.is_over else ():
@@ -110,24 +111,33 @@ def _show(follower: "Follower", console: "Console") -> None:
 
 def _tell(follower: "Follower") -> None:
     """Print a line a step, and one for whatever else happens; no control codes."""
-    from klinic.report.live_view import phase_line
-
-    before = None
+    problem, phase = "", None
     try:
         while True:
             sight = follower.look()
             for line in _news(sight):
                 typer.echo(line)
-            if sight.phase != before:
-                typer.echo(phase_line(sight))
-                before = sight.phase
-            if sight.phase.is_over:
-                return
-            time.sleep(EVERY)
+            if sight.problem not in ("", problem):
+                typer.echo(harmless(sight.problem))
+            problem = sight.problem
+            if not sight.more:
+                phase = _print_phase(sight, phase)
+                if phase.is_over:
+                    return
+                time.sleep(EVERY)
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:  # whoever read this has gone, and Python shall not complain of it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_phase(sight: "Sight", before: "Phase | None") -> "Phase":
+    """Print where the run is in its life, if that has changed; return it."""
+    from klinic.report.live_view import phase_line
+
+    if sight.phase != before:
+        typer.echo(phase_line(sight))
+    return sight.phase
 
 
 def _news(sight: "Sight") -> Iterator[str]:
@@ -143,8 +153,9 @@ def _news(sight: "Sight") -> Iterator[str]:
 
 
 def _step_of(event: Mapping[str, Any]) -> int:
-    step = event.get("step")
-    return step if isinstance(step, int) else 0
+    from klinic.evidence.numbers import as_step
+
+    return as_step(event.get("step")) or 0
 
 
 class Aside:

@@ -152,13 +152,18 @@ class _Columns:
                 name, f"cannot be read ({error})", "Write numbers of its kind"
             ) from error
         if name == "finish_reason":
-            texts = array.fill_null("") if array.null_count else array
-            # NumPy gives every row as much room as the longest takes
-            short = pc.utf8_slice_codeunits(texts, 0, LONGEST_REASON)
-            return np.array(short.to_pylist(), np.str_)
+            return self._texts(name, array.fill_null("") if array.null_count else array)
         if array.null_count and not pa.types.is_floating(array.type):
             raise self._broken(name, f"has {array.null_count} empty places", "Fill them")
         return array.to_numpy(zero_copy_only=False)
+
+    def _texts(self, name: str, array: Any) -> Any:
+        try:
+            # NumPy gives every row as much room as the longest takes
+            short = pc.utf8_slice_codeunits(array, 0, LONGEST_REASON)
+            return np.array(short.to_pylist(), np.str_)
+        except (pa.ArrowException, UnicodeDecodeError) as error:
+            raise self._broken(name, f"is no text ({error})", "Write UTF-8") from error
 
     def _column(self, name: str) -> Any:
         column = self._columns[name]

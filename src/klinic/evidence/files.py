@@ -4,16 +4,14 @@ import hashlib
 import json
 import math
 import os
-import stat
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 from klinic.errors import EvidenceError
 from klinic.evidence.writing import open_log, refuse_link, write_atomically
+from klinic.regular_file import CHUNK, NotRegularError, open_regular
 
-CHUNK = 1 << 20  # bytes hashed at a time: checkpoints do not fit in memory twice
-O_BINARY = getattr(os, "O_BINARY", 0)  # of Windows, which else changes the ends of lines
 LARGEST = 1 << 23  # bytes of a JSON file of a run; parsed it may take twenty times as many
 LONGEST = 1 << 24  # bytes of a line of tokens: a completion of 170,000, in six columns
 LONGEST_ENTRY = 1 << 20  # bytes of any other line: a step's metrics have a few thousand
@@ -60,7 +58,11 @@ def read_bytes(path: Path, *, largest: int) -> bytes:
     """Return the bytes of a file; one that is larger, or has holes, is an `EvidenceError`."""
     with open_file(path) as file:
         refuse_holes(file, path)
-        data = file.read(largest + 1) or b""  # some files of /proc have nothing at the moment
+        size = max(CHUNK, os.fstat(file.fileno()).st_size)  # those of /proc have none
+        try:
+            data = file.read(min(size, largest) + 1) or b""
+        except OSError as error:
+            raise _unreadable(path, error) from error
     if len(data) > largest:
         raise EvidenceError(
             f"{path}: is larger than {largest / 2**20:,.0f} MB, and no such file of a run is. "
@@ -72,20 +74,20 @@ def read_bytes(path: Path, *, largest: int) -> bytes:
 def open_file(path: Path) -> IO[bytes]:
     """Return a file that is open for reading; a folder, a pipe or a loop is an `EvidenceError`."""
     try:
-        # before it is opened, since opening a device may do something
-        if stat.S_ISREG(path.stat().st_mode):
-            # never waits, should a pipe have taken its place
-            handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | O_BINARY)
-            file = os.fdopen(handle, "rb", buffering=CHUNK)  # a long line comes in few pieces
-            if stat.S_ISREG(os.fstat(handle).st_mode):
-                return file
-            file.close()
-    except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or str(error)
+        return open_regular(path)
+    except NotRegularError as error:
         raise EvidenceError(
-            f"{path}: cannot be read ({said}). Check that it is there and yours to read."
+            f"{path}: is no file. Put the file there that a run writes, or remove it."
         ) from error
-    raise EvidenceError(f"{path}: is no file. Put the file there that a run writes, or remove it.")
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> EvidenceError:
+    said = getattr(error, "strerror", None) or str(error)
+    return EvidenceError(
+        f"{path}: cannot be read ({said}). Check that it is there and yours to read."
+    )
 
 
 def refuse_holes(file: IO[bytes], path: Path) -> None:
@@ -109,24 +111,32 @@ def lines_of(path: Path, *, longest: int | None = None) -> Iterator[tuple[int, b
     """Yield the lines of a file with their numbers; one without an end is an `EvidenceError`."""
     longest = LONGEST if longest is None else longest
     with open_file(path) as file:
-        if os.fstat(file.fileno()).st_size <= longest:  # then no line is longer
-            yield from enumerate(file, 1)
-            return
-        pieces: list[bytes] = []
-        number = 1
-        while piece := file.readline(CHUNK):
-            pieces.append(piece)
-            # a hole in a file is endless zeros
-            if b"\0" in piece or sum(map(len, pieces)) > longest:
-                raise EvidenceError(
-                    f"{path}, line {number}: is longer than {longest >> 20} MB or holds zeros, so "
-                    "it is no line of a log. Check that it is the file you mean."
-                )
-            if piece.endswith(b"\n"):
-                yield number, b"".join(pieces)
-                pieces, number = [], number + 1
-        if pieces:
+        try:
+            if os.fstat(file.fileno()).st_size <= longest:  # then no line is longer
+                yield from enumerate(file, 1)
+            else:
+                yield from _long_lines(file, path, longest)
+        except OSError as error:
+            raise _unreadable(path, error) from error
+
+
+def _long_lines(file: IO[bytes], path: Path, longest: int) -> Iterator[tuple[int, bytes]]:
+    pieces: list[bytes] = []
+    size, number = 0, 1
+    while piece := file.readline(CHUNK):
+        pieces.append(piece)
+        size += len(piece)
+        # a hole in a file is endless zeros
+        if b"\0" in piece or size > longest:
+            raise EvidenceError(
+                f"{path}, line {number}: is longer than {longest >> 20} MB or holds zeros, so "
+                "it is no line of a log. Check that it is the file you mean."
+            )
+        if piece.endswith(b"\n"):
             yield number, b"".join(pieces)
+            pieces, size, number = [], 0, number + 1
+    if pieces:
+        yield number, b"".join(pieces)
 
 
 def json_bytes(value: Mapping[Any, Any]) -> bytes:

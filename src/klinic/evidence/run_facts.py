@@ -18,7 +18,10 @@ RECIPE = "recipe.yaml"
 DIAGNOSIS = "diagnosis.json"  # what the live doctor named last
 RECOVERY = "recovery.json"  # what was decided about trouble
 STOPPED = "stopped"  # the event of a run that was asked to stop, saved and left
+ENDED = "ended"  # the event of a run of another trainer whose training is over
 LOCK = ".lock"  # held by the process that trains here
+LONGEST_ID = 20  # digits
+LARGEST_TOKENS, MOST_TOKENS = 1 << 24, 1 << 19  # bytes, entries; large vocabularies have half
 SHARED = "shared with logp"  # what run.json says of `logp_old` where one forward serves both
 
 
@@ -61,10 +64,22 @@ def read_tokens(run: Path) -> dict[int, str]:
     """Return tokens.json, or nothing where the run has none."""
     if not (run / TOKENS).exists():
         return {}
-    texts = read_json(run / TOKENS)
-    if not all(key.isdecimal() and isinstance(text, str) for key, text in texts.items()):
+    texts = read_json(run / TOKENS, largest=LARGEST_TOKENS)
+    if len(texts) > MOST_TOKENS:
+        raise EvidenceError(
+            f"{run / TOKENS}: names {len(texts):,} tokens, and klinic reads {MOST_TOKENS:,}. "
+            "Delete it: only the words in findings need it."
+        )
+    if not all(
+        key.isdecimal() and len(key) < LONGEST_ID and isinstance(text, str)
+        for key, text in texts.items()
+    ):
         raise EvidenceError(
             f"{run / TOKENS}: must map token ids to texts. Write it anew, or delete it: only the "
             "words in findings need it."
         )
     return {int(key): text for key, text in texts.items()}
+
+
+def _is_id(key: str) -> bool:
+    return key.isdecimal() and len(key) < LONGEST_ID

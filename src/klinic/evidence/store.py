@@ -22,8 +22,9 @@ import pyarrow.parquet as pq
 from klinic.errors import EvidenceError
 from klinic.evidence.columns import from_table, is_read, to_table
 from klinic.evidence.facts import fact_from_json, fact_to_json
-from klinic.evidence.files import json_bytes, open_file, read_json, refuse_holes
+from klinic.evidence.files import json_bytes, read_bytes, read_json
 from klinic.evidence.part_limits import (
+    LARGEST_STEP,
     MOST_PARTS,
     THRIFT,
     MemoryBudget,
@@ -232,12 +233,9 @@ def _parts_of(manifest: Mapping[str, Any], path: Path) -> list[Part]:
 def _read_part(folder: Path, part: Part, budget: MemoryBudget) -> Any:
     path = folder / part.file
     try:
-        file = open_file(path)
+        data = read_bytes(path, largest=LARGEST_STEP)
     except EvidenceError as error:
-        raise EvidenceError(f"{error} It is missing, but the manifest names it.") from error
-    with file:
-        refuse_holes(file, path)
-        data = file.read()
+        raise EvidenceError(f"{error} It cannot be used, but the manifest names it.") from error
     if hashlib.sha256(data).hexdigest() != part.sha256:
         raise EvidenceError(
             f"{path}: is not the file its manifest describes: the SHA-256 differs. It was damaged "

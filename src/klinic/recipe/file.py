@@ -4,6 +4,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from klinic.errors import ConfigError
+from klinic.regular_file import open_regular
 
 LARGEST_FILE = 1_000_000  # bytes; a recipe has a few hundred
 SUFFIXES = frozenset({".yaml", ".yml"})
@@ -20,7 +21,8 @@ def read_text(path: Path) -> str:
                 f"{path}: the file has {path.stat().st_size:,} bytes, and a recipe at most "
                 f"{LARGEST_FILE:,}. Is it a dataset? Then name it in data.path."
             )
-        return path.read_bytes().decode("utf-8-sig")
+        with open_regular(path) as file:
+            return (file.read(LARGEST_FILE + 1) or b"").decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(
             f"{path}: byte {error.start} is not UTF-8. Save the recipe as UTF-8 text."

@@ -22,6 +22,7 @@ SIDES = {
     "reference": ("logp_old", "logp_ref"),
 }
 NUM_POSITIONS = 48  # columns of a lane: tokens from the beginning of a completion, in bins
+LARGEST = 1e30  # nats; what is beyond it in a record is no log-prob, and sums must stay finite
 NUM_STEPS = 120  # rows of a lane at most; longer runs are thinned
 
 
@@ -32,9 +33,9 @@ def gap(record: StepRecord, lane: str) -> Float[np.ndarray, "N"] | None:
         second = first  # one forward served both, so nothing lies between them
     if first is None or second is None:
         return None
-    found: np.ndarray = np.where(
-        record.loss_mask, first.astype(np.float64) - second.astype(np.float64), np.nan
-    )
+    with np.errstate(over="ignore", invalid="ignore"):
+        far = np.clip(first.astype(np.float64) - second.astype(np.float64), -LARGEST, LARGEST)
+    found: np.ndarray = np.where(record.loss_mask, far, np.nan)
     return found
 
 
@@ -89,8 +90,10 @@ def token_k3(record: StepRecord) -> Float[np.ndarray, "N"] | None:
     if record.logp_ref is None or record.logp_old is None:
         return None
     both = {name: getattr(record, name).astype(np.float64) for name in ("logp_old", "logp_ref")}
-    own = k3(logp_p=both["logp_old"], logp_q=both["logp_ref"])
-    found: np.ndarray = np.where(record.loss_mask & np.isfinite(own), own, np.nan)
+    with np.errstate(over="ignore", invalid="ignore"):
+        own = k3(logp_p=both["logp_old"], logp_q=both["logp_ref"])
+    known = record.loss_mask & np.isfinite(own)
+    found: np.ndarray = np.where(known, np.minimum(own, LARGEST), np.nan)
     return found
 
 

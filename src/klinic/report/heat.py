@@ -100,7 +100,8 @@ def _chosen(record: StepRecord) -> list[int]:
     for row in order:
         largest_of.setdefault(int(record.group[row]), row)
     first = list(largest_of.values())
-    rest = [row for row in order if row not in first]
+    chosen = set(first)
+    rest = [row for row in order if row not in chosen]
     return sorted((first + rest)[:NUM_COMPLETIONS])
 
 

@@ -6,6 +6,7 @@ The run may not have begun, be cut back, be killed and resumed: every look tells
 import contextlib
 import math
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -15,11 +16,13 @@ from typing import Any
 import numpy as np
 
 from klinic.doctor.reading import with_old
-from klinic.errors import KlinicError
+from klinic.errors import EvidenceError, KlinicError
 from klinic.evidence import store
-from klinic.evidence.files import Journal, parse_line, read_json
+from klinic.evidence.files import open_file, parse_line, read_json
+from klinic.evidence.numbers import as_number, as_step
 from klinic.evidence.run_facts import (
     DIAGNOSIS,
+    ENDED,
     EVENTS,
     LOCK,
     METRICS,
@@ -29,13 +32,15 @@ from klinic.evidence.run_facts import (
     read_run_facts,
     read_tokens,
 )
-from klinic.evidence.tail import Tail
+from klinic.evidence.tail import News, Tail
 from klinic.recipe.loading import load
 from klinic.recipe.recipe import Recipe
 from klinic.report.gaps import LANES, gap
 from klinic.report.heat import HeatStep, heat_step
 
 KEPT = 400  # steps whose numbers are kept: more than a terminal is wide
+KEPT_EVENTS = 1_000  # the last ones; a screen shows five
+LONGEST_VERDICT = 2_000  # characters
 NUM_RECORDS = 60  # recorded steps whose gaps are kept
 AT_ONCE = 12  # records read in one look: the first look at a long run must not take long
 PATIENCE = 10  # times what the last reading of records took, until they are read again
@@ -89,6 +94,8 @@ class Sight:
     """Lines of metrics that are no JSON, or say no step."""
     problem: str = ""
     """Why a file could not be read, if one could not."""
+    more: bool = False
+    """Whether the journals hold more that can be read at once."""
 
     @property
     def step(self) -> int:
@@ -110,15 +117,15 @@ def seconds_of(metrics: Mapping[str, Any]) -> float | None:
     >>> seconds_of({"time/sample": 1.0, "time/reward": 0.5, "time/learn": 2.0}), seconds_of({})
     (3.5, None)
     """
-    times = [metrics[name] for name in TIMES if isinstance(metrics.get(name), int | float)]
-    known = [seconds for seconds in times if math.isfinite(seconds)]
+    times = [as_number(metrics.get(name)) for name in TIMES]
+    known = [seconds for seconds in times if seconds is not None and math.isfinite(seconds)]
     return sum(known) if known else None
 
 
 def tokens_per_second(metrics: Mapping[str, Any]) -> float | None:
     """Return the trained tokens of a step by the time that it took."""
-    seconds, tokens = seconds_of(metrics), metrics.get("num_tokens")
-    return tokens / seconds if seconds and isinstance(tokens, int | float) else None
+    seconds, tokens = seconds_of(metrics), as_number(metrics.get("num_tokens"))
+    return tokens / seconds if seconds and tokens is not None else None
 
 
 class Follower:
@@ -127,16 +134,18 @@ class Follower:
     def __init__(self, run: Path) -> None:
         self._run = run
         self._tail = Tail(run / METRICS)
+        self._events_tail = Tail(run / EVENTS)
         self._steps: dict[int, dict[str, Any]] = {}
-        self._events: list[dict[str, Any]] = []
+        self._events: deque[dict[str, Any]] = deque(maxlen=KEPT_EVENTS)
         self._damaged = 0
         self._records = Records(run)
         self._recipe: tuple[int, Recipe | None] = (-1, None)
         self._problem = ""
+        self._more = False
 
     def look(self) -> Sight:
         """Return how the run stands."""
-        self._problem = ""
+        self._problem, self._more = "", False
         held = is_held(self._run / LOCK)  # first: what is read then is all that an ended run wrote
         new, back_to = self._read_metrics()
         new_events = self._read_events()
@@ -144,9 +153,10 @@ class Follower:
             with self._reading():
                 self._records.read(again=back_to is not None)
         recipe = self._read_recipe()
+        phase = self._phase(recipe, held)
         return Sight(
             run=str(self._run),
-            phase=self._phase(recipe, held),
+            phase=Phase.GOING if self._more and phase.is_over else phase,
             steps=tuple(self._steps.values()),
             max_steps=None if recipe is None else recipe.loop.max_steps,
             events=tuple(self._events),
@@ -158,11 +168,13 @@ class Follower:
             back_to=back_to,
             num_damaged=self._damaged,
             problem=self._problem,
+            more=self._more,
         )
 
     def close(self) -> None:
         """Let go of the run's files."""
         self._tail.close()
+        self._events_tail.close()
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
@@ -172,8 +184,15 @@ class Follower:
         except (KlinicError, OSError) as error:
             self._problem = str(error)
 
+    def _news(self, tail: Tail) -> News:
+        news = News(lines=())
+        with self._reading():
+            news = tail.news()
+        self._more = self._more or news.more
+        return news
+
     def _read_metrics(self) -> tuple[list[dict[str, Any]], int | None]:
-        news = self._tail.news()
+        news = self._news(self._tail)
         back_to = None
         if news.kept is not None:
             self._steps, self._damaged = {}, 0
@@ -184,7 +203,7 @@ class Follower:
     def _keep(self, lines: Sequence[bytes]) -> list[dict[str, Any]]:
         """Take in lines of metrics; an evaluation stands with its step."""
         entries = [parse_line(line) for line in lines]
-        known = [e for e in entries if e is not None and isinstance(e.get("step"), int)]
+        known = [e for e in entries if e is not None and as_step(e.get("step")) is not None]
         self._damaged += len(entries) - len(known)
         for entry in known:
             self._steps[entry["step"]] = {**self._steps.get(entry["step"], {}), **entry}
@@ -193,10 +212,20 @@ class Follower:
         return known
 
     def _read_events(self) -> list[dict[str, Any]]:
-        before = self._events
-        with self._reading():
-            self._events = list(Journal(self._run / EVENTS).entries())
-        return [event for event in self._events if event not in before]
+        news = self._news(self._events_tail)
+        if news.kept is not None:
+            self._events.clear()
+            self._events.extend(self._parse_events(news.kept))
+        new = self._parse_events(news.lines)
+        self._events.extend(new)
+        return new
+
+    def _parse_events(self, lines: Sequence[bytes]) -> list[dict[str, Any]]:
+        entries = [parse_line(line) for line in lines]
+        known = [entry for entry in entries if entry is not None]
+        if len(known) < len(entries):
+            self._problem = f"{self._run / EVENTS}: {len(entries) - len(known)} lines are no JSON."
+        return known
 
     def _read_recipe(self) -> Recipe | None:
         path = self._run / RECIPE
@@ -210,13 +239,13 @@ class Follower:
     def _verdict(self) -> str | None:
         told = [e for e in self._events if e.get("event") == "diagnosis" and e.get("says")]
         if told:
-            return str(told[-1]["says"])
+            return str(told[-1]["says"])[:LONGEST_VERDICT]
         with contextlib.suppress(KlinicError):
             found = read_json(self._run / DIAGNOSIS)
             first = found.get("first_step")
             # it stays where a run goes back behind the step that it was about
             if found.get("cause") and isinstance(first, int) and first in self._steps:
-                return f"Cause: {found['cause']}. Fix: {found.get('fix')}"
+                return f"Cause: {found['cause']}. Fix: {found.get('fix')}"[:LONGEST_VERDICT]
         return None
 
     def _phase(self, recipe: Recipe | None, held: bool | None) -> Phase:
@@ -227,11 +256,17 @@ class Follower:
         last = max(self._steps, default=0)
         if recipe is not None and last >= recipe.loop.max_steps:
             return Phase.ENDED
-        if held is None:  # of another trainer, which says nothing of its life
-            return Phase.GOING
+        if held is None:  # of another trainer, which says when it ends and nothing else
+            return Phase.ENDED if self._has_ended(last) else Phase.GOING
         if self._events and self._events[-1].get("event") == STOPPED:
             return Phase.PAUSED
         return Phase.STOPPED if self._was_stopped(recipe) else Phase.GONE
+
+    def _has_ended(self, last: int) -> bool:
+        """Whether another trainer has said that it ended, and no step came after that."""
+        event = self._events[-1] if self._events else {}
+        step = as_step(event.get("step"))
+        return event.get("event") == ENDED and step is not None and last <= step
 
     def _was_stopped(self, recipe: Recipe | None) -> bool:
         """Whether the run ended itself, which no restart would change."""
@@ -290,8 +325,8 @@ def is_held(lock: Path) -> bool | None:
     try:
         import fcntl
 
-        file = lock.open("rb")
-    except (ImportError, OSError):
+        file = open_file(lock)
+    except (ImportError, EvidenceError):
         return None
     with file:
         try:

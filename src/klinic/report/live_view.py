@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from klinic.evidence.numbers import as_number, as_step
 from klinic.harmless import harmless
 from klinic.report.gaps import LANES
 from klinic.report.heat import largest
@@ -19,6 +20,7 @@ from klinic.report.terminal import completion_text, has_colours, shade
 BARS = "▁▂▃▄▅▆▇█"
 NOT_A_NUMBER = "!"
 MOST_EVENTS = 5
+LONGEST_EVENT, LONGEST_NAME = 2_000, 100  # characters
 WIDEST_BAR = 30
 LABEL, VALUE = 11, 10  # columns
 METRICS = (
@@ -70,9 +72,9 @@ def step_line(metrics: Mapping[str, Any], max_steps: int | None) -> str:
     known = [(label, value(metrics, name)) for label, name in METRICS if _has(metrics, name)]
     told = [f"{label} {_said(number)}" for label, number in known]
     if "kl_coef" in metrics:
-        told.append(f"kl_coef {_said(metrics['kl_coef'])}")
+        told.append(f"kl_coef {_said(as_number(metrics['kl_coef']))}")
     told += [
-        f"{harmless(name.removeprefix('eval/'))} {_said(number)}"
+        f"{harmless(name.removeprefix('eval/')[:LONGEST_NAME])} {_said(as_number(number))}"
         for name, number in metrics.items()
         if name.startswith("eval/")
     ]
@@ -86,9 +88,11 @@ def event_line(event: Mapping[str, Any]) -> str:
     >>> event_line({"step": 3, "event": "reference", "says": "moved."})
     'step 3: reference: moved.'
     """
-    where = f"step {event['step']}: " if isinstance(event.get("step"), int) else ""
+    step = as_step(event.get("step"))
+    where = f"step {step}: " if step is not None else ""
     says = event.get("says", event.get("problem", ""))
-    return harmless(f"{where}{event.get('event', '?')}{f': {says}' if says else ''}")[:2000]
+    text = f"{where}{event.get('event', '?')}{f': {says}' if says else ''}"
+    return harmless(text[:LONGEST_EVENT])[:LONGEST_EVENT]
 
 
 def phase_line(sight: Sight) -> str:
@@ -105,9 +109,8 @@ def value(metrics: Mapping[str, Any], name: str) -> float | None:
         name = "clip_ratio"  # what another trainer calls it
     if name not in metrics:
         return None
-    found = metrics[name]
-    is_number = isinstance(found, int | float) and math.isfinite(found)
-    return float(found) if is_number else math.nan
+    found = as_number(metrics[name])
+    return found if found is not None and math.isfinite(found) else math.nan
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
@@ -120,16 +123,18 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     known = [v for v in shown if v is not None and math.isfinite(v)]
     if not known:
         return "".join(" " if v is None else NOT_A_NUMBER for v in shown)
-    low, span = min(known), max(known) - min(known)
-    return "".join(_bar(v, low, span) for v in shown)
+    low, high = min(known), max(known)
+    return "".join(_bar(v, low, high) for v in shown)
 
 
-def _bar(number: float | None, low: float, span: float) -> str:
+def _bar(number: float | None, low: float, high: float) -> str:
     if number is None:
         return " "
     if not math.isfinite(number):
         return NOT_A_NUMBER
-    return BARS[round((number - low) / span * (len(BARS) - 1))] if span > 0 else BARS[0]
+    # halves, since the distance of two numbers may be beyond a float
+    share = (number / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.0
+    return BARS[round(share * (len(BARS) - 1))]
 
 
 def _fitting(parts: Iterable[tuple[int, list[Text]]], room: int) -> list[list[Text]]:
@@ -201,9 +206,9 @@ def _metric_lines(sight: Sight, width: int) -> list[Text]:
 
 def _target(sight: Sight) -> str:
     newest = sight.steps[-1]
-    target, coef = newest.get("kl_target"), newest.get("kl_coef")
-    told = [f"target {target:g}"] if isinstance(target, int | float) else []
-    told += [f"coef {coef:.3g}"] if isinstance(coef, int | float) else []
+    target, coef = (as_number(newest.get(name)) for name in ("kl_target", "kl_coef"))
+    told = [f"target {target:g}"] if target is not None else []
+    told += [f"coef {coef:.3g}"] if coef is not None else []
     return f" ({', '.join(told)})" if told else ""
 
 

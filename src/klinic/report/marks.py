@@ -4,7 +4,8 @@ Marks come from events.jsonl; a learning rate that was cut is a band, from recov
 the coefficient come from the metrics, where they are few: one that moves in every step is a curve.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,10 +14,12 @@ from typing import Any
 from klinic.doctor.recovery import Plan
 from klinic.errors import EvidenceError
 from klinic.evidence.files import read_json
-from klinic.evidence.run_facts import RECOVERY, STOPPED
+from klinic.evidence.numbers import as_number, as_step
+from klinic.evidence.run_facts import ENDED, RECOVERY, STOPPED
 from klinic.report.gaps import thinned
 
 MOST = 40  # marks of one kind; more would be a wall
+MOST_READ = 100 * MOST  # marks of one kind that are kept while they are read; even
 MOST_CHANGES = 12  # of the coefficient; more are a curve
 LONGEST = 300  # characters of what is said
 
@@ -54,6 +57,7 @@ EVENTS = {
     "diagnosis": "cause",
     "discarded": "skip",
     STOPPED: "stop",
+    ENDED: "stop",
 }
 
 
@@ -69,17 +73,19 @@ class Mark:
 
 
 def marks_of(
-    run: Path, events: Iterable[Mapping[str, Any]], steps: Sequence[Mapping[str, Any]]
+    run: Path, events: Iterable[Mapping[str, Any]], steps: Iterable[Mapping[str, Any]]
 ) -> list[Mark]:
     """Return what happened to a run, in order, and not too much of it."""
-    known = [(event, event.get("step")) for event in events]
-    marks = [
-        Mark(step=step, kind=kind_of(event), says=_says(event, step))
-        for event, step in known
-        if isinstance(step, int)
-    ]
-    marks += changes_of("kl_coef", steps)
-    kept = [mark for kind in KINDS for mark in _some([m for m in marks if m.kind == kind])]
+    by_kind: dict[str, list[Mark]] = {kind: [] for kind in KINDS}
+    for event in events:
+        step = as_step(event.get("step"))
+        if step is not None:
+            kind = kind_of(event)
+            by_kind[kind].append(Mark(step=step, kind=kind, says=_says(event, step)))
+            if len(by_kind[kind]) > MOST_READ:  # the last one stays
+                by_kind[kind] = by_kind[kind][::2]
+    by_kind["coefficient"] += changes_of("kl_coef", steps)
+    kept = [mark for marks in by_kind.values() for mark in _some(marks)]
     return sorted([*_cuts(run), *kept], key=lambda mark: mark.step)
 
 
@@ -95,14 +101,18 @@ def kind_of(event: Mapping[str, Any]) -> str:
     return EVENTS.get(str(event.get("event")), "other")
 
 
-def changes_of(name: str, steps: Sequence[Mapping[str, Any]]) -> list[Mark]:
+def changes_of(name: str, steps: Iterable[Mapping[str, Any]]) -> list[Mark]:
     """Return where a coefficient was changed, unless that is all the time.
 
     >>> steps = [{"step": 1, "kl_coef": 0.1}, {"step": 2, "kl_coef": 0.2}]
     >>> [mark.says for mark in changes_of("kl_coef", steps)]
     ['step 2: kl_coef 0.1 -> 0.2']
     """
-    known = [(s["step"], s[name]) for s in steps if isinstance(s.get(name), int | float)]
+    known = [
+        (step["step"], value)
+        for step in steps
+        if (value := as_number(step.get(name))) is not None and math.isfinite(value)
+    ]
     marks = [
         Mark(step=step, kind="coefficient", says=f"step {step}: {name} {before:g} -> {now:g}")
         for (_, before), (step, now) in pairwise(known)
@@ -116,14 +126,18 @@ def _cuts(run: Path) -> list[Mark]:
         plan = Plan.from_json(read_json(run / RECOVERY))
     except (EvidenceError, KeyError, TypeError, ValueError):
         return []  # none was made, or it is another trainer's
+    cuts = [
+        (as_step(cut.first), as_step(cut.last), as_number(cut.factor)) for cut in plan.cuts[-MOST:]
+    ]
     return [
         Mark(
-            step=cut.first,
-            last=cut.last,
+            step=first,
+            last=last,
             kind="cut",
-            says=f"learning rate x {cut.factor:g}, steps {cut.first} to {cut.last}",
+            says=f"learning rate x {factor:g}, steps {first} to {last}",
         )
-        for cut in plan.cuts[-MOST:]
+        for first, last, factor in cuts
+        if first is not None and last is not None and factor is not None
     ]
 
 
@@ -134,5 +148,5 @@ def _some(marks: list[Mark]) -> list[Mark]:
 
 def _says(event: Mapping[str, Any], step: int) -> str:
     says = event.get("says", event.get("problem", ""))
-    text = f"step {step}: {event.get('event', '?')}{f': {says}' if says else ''}"
+    text = f"step {step}: {event.get('event', '?')}{f': {says}' if says else ''}"[: LONGEST + 1]
     return text if len(text) <= LONGEST else text[: LONGEST - 1] + "\u2026"

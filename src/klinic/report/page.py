@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
@@ -13,6 +13,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from klinic import __version__
 from klinic.doctor.diagnosis import Status
 from klinic.errors import ConfigError
+from klinic.evidence.numbers import as_step
 from klinic.harmless import harmless
 from klinic.recipe import yaml_text
 from klinic.recipe.keys import dotted
@@ -31,6 +32,7 @@ from klinic.report.reading import Story
 
 PLACES = ("output.dir",)  # differ in any two runs
 LONGEST_VALUE = 200
+LONGEST_EVENT = 600
 MOST_DATA = 1_200_000  # characters of heat maps: with pictures and words, two megabytes
 HEAT, LIVE = "heat.js", "live.js"
 ORDER = (Status.CONFIRMED, Status.EXPLAINED, Status.UNDECIDED, Status.RULED_OUT)
@@ -103,8 +105,16 @@ def _content(story: Story, letter: str, scale: Scale) -> dict[str, Any]:
         "hypotheses": hypotheses,
         "looked": [(True, left), (False, found.of(Status.RULED_OUT))],
         "lanes": gap_lanes(story, scale),
+        "events": [_event(event) for event in story.events.last],
         "parts": rewards_and_positions(story, scale),
     }
+
+
+def _event(event: Mapping[str, Any]) -> str:
+    step, says = as_step(event.get("step")), event.get("says", event.get("problem"))
+    where = "" if step is None else f"step {step}: "
+    what = f"{event.get('event', '?')}"[:LONGEST_VALUE]
+    return where + what + ("" if says is None else f": {says}"[:LONGEST_EVENT])
 
 
 def _kinds(stories: Sequence[Story]) -> set[str]:

@@ -2,6 +2,7 @@
 
 import html
 import io
+import math
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,7 +15,8 @@ from matplotlib.colors import LogNorm
 from matplotlib.figure import Figure
 
 from klinic.harmless import harmless
-from klinic.report.gaps import Lane
+from klinic.report.curves import Series
+from klinic.report.gaps import LARGEST, Lane
 from klinic.report.marks import KINDS, Mark
 from klinic.report.reading import Story
 
@@ -38,10 +40,9 @@ CURVES = (
 )
 MARKED = "#b07d1a"  # marks of a single run: seen on white and on black
 STACKED = 0.08  # of a panel's height, from one mark of a step to the next
-MOST_REWARDS, LONGEST_LABEL = 12, 40
+LONGEST_LABEL = 40
 HALF_WINDOWS = 30  # of a long curve, whose points are means over two of them
 LEAST = 2  # steps to either side: a curve of fewer than 60 is drawn as it is
-Series = tuple[list[int], list[float]]
 LETTERS = "AB"  # what two runs are called where their names have no room
 SMALLEST = 1e-7  # nats: below it float32 cannot tell a gap from none
 TITLES = {
@@ -61,7 +62,7 @@ def curves(stories: Sequence[Story]) -> str:
             for number, story in enumerate(stories):
                 label = "{}" if len(stories) == 1 else f"{{}} ({LETTERS[number]})"
                 for place, name in enumerate(names):
-                    _plot(axis, series(story.steps, name), label.format(name), number, place)
+                    _plot(axis, story.curves.thinned(name), label.format(name), number, place)
             axis.set_title(title)
             if axis.lines:
                 axis.legend(frameon=False, fontsize=7)
@@ -69,9 +70,7 @@ def curves(stories: Sequence[Story]) -> str:
         return _titled(_svg(figure, "curves over steps"), said)
 
 
-def _plot(
-    axis: Any, known: tuple[list[int], list[float]], label: str, run: int, place: int
-) -> None:
+def _plot(axis: Any, known: Series, label: str, run: int, place: int) -> None:
     """Draw a metric. The first run is a plain line, the second has dots: no colour is needed."""
     steps, _ = known
     if not steps:
@@ -182,17 +181,31 @@ def scale_of(stories: Sequence[Story]) -> Scale:
     every = [lane for story in stories for lane in story.lanes]
     steps = [step for lane in every for step in lane.steps] or [1]
     rewards = [
-        v for s in stories for n in reward_names(s.steps) for v in series(s.steps, _mean_of(n))[1]
+        value
+        for story in stories
+        for name in story.curves.reward_names
+        for value in story.curves.series(_mean_of(name))[1]
+        if math.isfinite(value)
     ] or [0.0]
-    kl = [v for s in stories for values in s.kl_by_position.values() for v in values]
+    kl = [
+        value
+        for story in stories
+        for values in story.kl_by_position.values()
+        for value in values
+        if value <= LARGEST
+    ]
     return Scale(
-        largest=max([1.0, *(float(np.nanmax(lane.sizes, initial=0)) for lane in every)]),
+        largest=min(LARGEST, max([1.0, *(_largest(lane.sizes) for lane in every)])),
         first=min(steps),
         last=max(steps),
         longest=max([1, *(lane.sizes.shape[1] * lane.width for lane in every)]),
         reward=(min(rewards), max(rewards)),
         kl=max([0.0, *kl]),
     )
+
+
+def _largest(sizes: np.ndarray) -> float:
+    return float(np.nanmax(sizes, initial=0))
 
 
 def gap_lanes(story: Story, scale: Scale) -> str:
@@ -214,14 +227,15 @@ def rewards_and_positions(story: Story, scale: Scale) -> str:
     with matplotlib.style.context(["petroff10", STYLE]):
         figure = Figure(figsize=(11, 2.6), layout="constrained")
         left, right = figure.subplots(1, 2)
-        for place, name in enumerate(reward_names(story.steps)[:MOST_REWARDS]):
+        for place, name in enumerate(story.curves.reward_names):
             style = ("-", "--", ":", "-.")[place % 4]
-            known = series(story.steps, _mean_of(name))
+            known = story.curves.thinned(_mean_of(name))
             _line(left, known, label=_label(name), lw=1.2, ls=style)
         left.set(title="rewards by function, before weights", xlabel="step")
         left.set(xlim=(scale.first - 0.5, scale.last + 0.5), ylim=_wider(*scale.reward))
         for (label, values), style in zip(story.kl_by_position.items(), ("--", "-"), strict=False):
-            right.plot(np.arange(len(values)), values, label=label, lw=1.2, ls=style)
+            heights = np.where(np.asarray(values) <= LARGEST, values, np.nan)
+            right.plot(np.arange(len(values)), heights, label=label, lw=1.2, ls=style)
         right.set(title="KL by position, nats (k3)", xlabel="token of the completion")
         right.set(xlim=(-0.5, scale.longest), ylim=_wider(0.0, scale.kl))
         for axis in (left, right):
@@ -230,19 +244,8 @@ def rewards_and_positions(story: Story, scale: Scale) -> str:
         return _svg(figure, "rewards by function, and KL by position")
 
 
-def reward_names(steps: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the reward functions that a run has means of.
-
-    >>> reward_names([{"rewards/legal/mean": 1.0, "rewards/legal/std": 0.0}])
-    ['legal']
-    """
-    names = dict.fromkeys(name for step in steps for name in step)
-    parts = (name.split("/") for name in names if name.startswith("rewards/"))
-    return [part[1] for part in parts if len(part) == 3 and part[2] == "mean"]
-
-
 def _lane(axis: Any, lane: Lane, norm: LogNorm) -> Any:
-    sizes = np.clip(lane.sizes.T, SMALLEST, None)
+    sizes = np.clip(lane.sizes.T, SMALLEST, LARGEST)
     right = lane.sizes.shape[1] * lane.width
     image = axis.imshow(
         sizes,
@@ -255,12 +258,6 @@ def _lane(axis: Any, lane: Lane, norm: LogNorm) -> Any:
     )
     axis.set(title=TITLES[lane.name], xlabel="step", ylabel="token")
     return image
-
-
-def series(steps: Sequence[Mapping[str, Any]], name: str) -> Series:
-    """Return the steps in which a metric was a number, and the numbers."""
-    known = [(s["step"], s[name]) for s in steps if isinstance(s.get(name), int | float)]
-    return [step for step, _ in known], [value for _, value in known]
 
 
 def _mean_of(name: str) -> str:

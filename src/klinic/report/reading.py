@@ -1,22 +1,41 @@
 """All of a run that a report shows, read once and bounded: a long run makes no larger page."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from klinic.checks import CHECKS
 from klinic.doctor.diagnosis import Diagnosis, diagnose
-from klinic.doctor.reading import by_step, merged, read_cases, with_old
-from klinic.errors import EvidenceError
+from klinic.doctor.reading import read_cases, with_old
+from klinic.errors import ConfigError, EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import EVENTS, METRICS, RECIPE, read_run_facts, read_tokens
+from klinic.recipe.file import read_text
+from klinic.report.curves import Curves
 from klinic.report.gaps import NUM_STEPS, Lane, kl_by_position, lanes, thinned
 from klinic.report.heat import HeatStep, heat_step
 from klinic.report.marks import Mark, marks_of
 
 NUM_HEAT = 40  # steps that the heat map can be moved to
+NUM_EVENTS = 200  # that a page lists, the last ones
+
+
+@dataclass(slots=True)
+class EventLog:
+    """The last events of a run, and how many there are."""
+
+    num: int = 0
+    last: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=NUM_EVENTS))
+
+    def read(self, path: Path) -> Iterator[Mapping[str, Any]]:
+        """Yield every event, and keep the last ones."""
+        for event in Journal(path).entries():
+            self.num += 1
+            self.last.append(event)
+            yield event
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,9 +46,8 @@ class Story:
     facts: Mapping[str, Any]
     recipe: str
     diagnosis: Diagnosis
-    steps: list[dict[str, Any]]
-    """The metrics of every step."""
-    events: list[dict[str, Any]]
+    curves: Curves
+    events: "EventLog"
     marks: list[Mark]
     """What happened, as the curves show it."""
     lanes: list[Lane]
@@ -50,18 +68,27 @@ def read_story(run: Path) -> Story:
     texts = read_tokens(run)
     steps = thinned(store.steps(run), NUM_STEPS, keep)
     records = [with_old(store.read_record(run, step), facts) for step in steps]
-    metrics = [merged(lines) for _, lines in sorted(by_step(run / METRICS).items())]
-    events = list(Journal(run / EVENTS).entries())
+    curves, events = Curves(Journal(run / METRICS).entries()), EventLog()
     chosen = set(thinned(steps, NUM_HEAT, keep))
     return Story(
         name=str(run),
         facts=facts,
-        recipe=(run / RECIPE).read_text() if (run / RECIPE).is_file() else "",
+        recipe=_recipe(run / RECIPE),
         diagnosis=found,
-        steps=metrics,
+        curves=curves,
         events=events,
-        marks=marks_of(run, events, metrics),
+        marks=marks_of(run, events.read(run / EVENTS), curves.rows("kl_coef")),
         lanes=lanes(records),
         kl_by_position=kl_by_position(records),
         heat=[heat_step(record, texts) for record in records if record.step in chosen],
     )
+
+
+def _recipe(path: Path) -> str:
+    """Return the recipe, or why it cannot be shown: a run without one can be read all the same."""
+    if not path.exists():
+        return ""
+    try:
+        return read_text(path)
+    except ConfigError as error:
+        return f"# {error}"

@@ -72,7 +72,7 @@ def shade(size: float) -> str:
     """
     if not size > SMALLEST:  # NaN is none either
         return SHADES[0]
-    share = math.log(size / SMALLEST) / math.log(OPEN / SMALLEST)
+    share = math.log(min(size, OPEN) / SMALLEST) / math.log(OPEN / SMALLEST)
     return SHADES[min(len(SHADES) - 1, 1 + int(share * (len(SHADES) - 2)))]
 
 

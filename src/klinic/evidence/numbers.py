@@ -1,0 +1,32 @@
+"""Numbers of a journal's entry: JSON holds integers of any length, and text where a number was."""
+
+import math
+from typing import Any
+
+LARGEST_STEP = 10**9
+"""More steps than a run can make; a picture or an array cannot hold numbers of any length."""
+
+
+def as_number(value: Any) -> float | None:
+    """Return a number as a float, infinite where it is beyond one; None for anything else.
+
+    >>> as_number(3), as_number(-(10**400)), as_number("3")
+    (3.0, -inf, None)
+    """
+    if not isinstance(value, int | float):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def as_step(value: Any) -> int | None:
+    """Return the number of a step; None for what is none.
+
+    >>> as_step(7), as_step(True), as_step(-1), as_step(10**30)
+    (7, None, None, None)
+    """
+    if type(value) is not int or not 0 <= value <= LARGEST_STEP:
+        return None
+    return value
