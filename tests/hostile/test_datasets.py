@@ -15,7 +15,7 @@ from dataset_files import DAMAGES, make_case, oracle, write
 from pyarrow import parquet
 
 from klinic.errors import DataError
-from klinic.loop.reading import read
+from klinic.loop.reading import is_here, read
 from klinic.loop.rows import from_python, read_rows
 
 SAMPLE, WHOLE = 240, 2_400
@@ -120,6 +120,15 @@ def test_a_path_that_is_no_file_of_rows_is_refused(tmp_path):
     }.items():
         with pytest.raises(DataError, match=says):
             read_rows(str(path))
+
+
+def test_a_path_that_cannot_be_looked_at_is_refused_before_a_run(tmp_path):
+    for path in ("~nobody-has-this-name/rows", "x" * 5000, "a\0b"):
+        with pytest.raises(DataError, match=r"data.path is|cannot be read"):
+            is_here(path)
+    assert is_here(str(tmp_path))
+    assert is_here("missing.jsonl")
+    assert not is_here("owner/name,config,train")
 
 
 def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from klinic.loop.data import Prompts
-from klinic.loop.reading import READERS, Row, parts
+from klinic.loop.reading import Row, is_here
 from klinic.loop.rows import PROMPT
 from klinic.loop.source import Given, Source, find_source
 from klinic.model.adapter_files import base_of, is_adapter
@@ -33,7 +33,7 @@ class Lengths:
 
 def find_lengths(recipe: Recipe, *, window: int | None) -> Lengths:
     """Return the lengths of a recipe's prompts, refusing rows that its run would refuse."""
-    if not all(_is_here(path) for path in _paths(recipe)):
+    if not all(is_here(path) for path in _paths(recipe)):
         held_out = recipe.loop.eval_prompts if recipe.eval or recipe.retention else 0
         return Lengths(
             shortest=ASSUMED - 1,
@@ -71,12 +71,6 @@ def _count(recipe: Recipe, source: Source, tokenizer: Any, window: int | None) -
 def _paths(recipe: Recipe) -> list[str]:
     held_out = [section.path for section in (recipe.eval, recipe.retention) if section is not None]
     return held_out if recipe.data.path is None else [recipe.data.path, *held_out]
-
-
-def _is_here(path: str) -> bool:
-    """Whether a path is a file, present or not, or a folder: all but the name of a dataset."""
-    is_file = Path(path).suffix.lower() in READERS
-    return is_file or Path(parts(path)[0]).expanduser().is_dir()
 
 
 def _tokenizer(recipe: Recipe) -> Any:

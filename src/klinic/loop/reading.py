@@ -48,6 +48,14 @@ def parts(path: str) -> tuple[str, str | None, str]:
     return name.strip(), config.strip() or None, split.strip() or SPLIT
 
 
+def is_here(path: str) -> bool:
+    """Whether a path is a file, present or not, or a folder: all but the name of a dataset."""
+    name = parts(path)[0]
+    mode = _mode(path, _local(name))
+    is_folder = mode is not None and stat.S_ISDIR(mode)
+    return is_folder or Path(path).suffix.lower() in READERS
+
+
 def _local(path: str) -> Path:
     try:
         return Path(path).expanduser()
