@@ -230,7 +230,8 @@ def test_a_whole_run_that_hangs_ends_when_it_is_stopped(folder):
     assert "Traceback" not in said
 
 
-APART = {"hang": 2, "exit0": 2, "exit3": 2, "exit_in_c": 2, "chdir": 0, "closefds": 2, "thread": 0}
+# an end of its process is counted, and another process goes on
+APART = {"hang": 2, "exit0": 0, "exit3": 0, "exit_in_c": 0, "chdir": 0, "closefds": 2, "thread": 0}
 APART |= {"torchpatch": 0, "fork_return": 0, "fork_leave": 0, "badmsg": 2, "sysexit": 2, "leak": 2}
 APART |= {"endless": 2, "stdoutclose": 0, "no_exception": 2, "longmsg": 2}
 
@@ -240,7 +241,7 @@ APART |= {"endless": 2, "stdoutclose": 0, "no_exception": 2, "longmsg": 2}
 @pytest.mark.torch
 @pytest.mark.parametrize("name", APART)
 def test_a_whole_run_with_the_reward_in_a_process_of_its_own(folder, name):
-    code, said = forked(folder, name, timeout=5)
+    code, said = forked(folder, name, timeout=3 if name == "hang" else 100)
     assert code == APART[name], said
     assert "Traceback" not in said
     if code:

@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
-from klinic.errors import ConfigError, EvidenceError
+from klinic.errors import ConfigError, EvidenceError, MachineError
 from klinic.evidence.run_facts import LOCK, METRICS, RECIPE, RUN_FACTS
 from klinic.evidence.writing import open_log, refuse_links_out, write_atomically
 from klinic.recipe.keys import dotted
@@ -87,9 +87,14 @@ def _made(folder: Path) -> bool:
         folder.mkdir(parents=True)
     except FileExistsError:
         return False
-    except OSError as error:
+    except NotADirectoryError as error:  # a path that no machine could make
         raise ConfigError(
             f"output.dir is {folder}, which cannot be made: {error.strerror}. Give another."
+        ) from error
+    except OSError as error:
+        raise MachineError(
+            f"{error.strerror}: output.dir is {folder}, which cannot be made. Mend that, or give "
+            "another."
         ) from error
     return True
 

@@ -23,6 +23,8 @@ from klinic.rewards.fault import Fault
 from klinic.rewards.signature import wanted
 from klinic.user_code import give_process
 
+CUT_OFF = 70  # EX_SOFTWARE of sysexits.h
+
 
 def main() -> None:
     """Answer requests until there are no more."""
@@ -31,8 +33,11 @@ def main() -> None:
     _die_with_parent(requests)
     with open(requests, "rb", closefd=False) as lines:
         function = _Function()
-        for line in lines:
-            _write(replies, json.dumps(function.answer(json.loads(line))).encode() + b"\n")
+        try:
+            for line in lines:
+                _write(replies, json.dumps(function.answer(json.loads(line))).encode() + b"\n")
+        except OSError:  # a fork of this process, or a function that has closed the pipes
+            os._exit(CUT_OFF)
 
 
 class _Function:
