@@ -6,7 +6,7 @@ FOLDER/disturbed: every 2 to 5 minutes its process is killed with SIGKILL, one t
 its supervisor, and it is resumed. FOLDER/undisturbed trains beside it. When the time is over, the
 disturbed run is stopped with SIGTERM and resumed beyond its next checkpoint; the other is stopped
 as soon as it is there. Everything up to that checkpoint is compared byte for byte. Every 10 seconds
-the resident memory and the open descriptors of both are sampled to samples.csv; soak.png shows them.
+the resident memory and the open descriptors of both are sampled: samples.csv, drawn in soak.png.
 """
 
 import argparse
