@@ -8,6 +8,7 @@ import typer
 
 from klinic.cli.extras import require
 from klinic.cli.printing import Json, print_json, say
+from klinic.cli.progress import NoCache, findings_cache, show_progress
 from klinic.cli.recorded_code import RunCode, announce_code
 from klinic.errors import ConfigError, EvidenceError
 
@@ -37,12 +38,18 @@ Prove = Annotated[
 ]
 
 
-def diagnose(run: Run, prove: Prove = False, run_code: RunCode = False, json: Json = False) -> None:
+def diagnose(
+    run: Run,
+    prove: Prove = False,
+    run_code: RunCode = False,
+    no_cache: NoCache = False,
+    json: Json = False,
+) -> None:
     """Name the root cause of a run, with evidence, what was ruled out, and the fix."""
     if run_code and not prove:
         raise ConfigError("--run-code is for --prove: a diagnosis of records runs no code.")
     try:
-        found = found_in(run, prove=prove, json=json)
+        found = found_in(run, prove=prove, no_cache=no_cache, json=json)
     except OSError as error:
         raise EvidenceError(
             f"{error.filename or run}: cannot be read ({error.strerror}). Check that it is there "
@@ -61,15 +68,18 @@ def diagnose(run: Run, prove: Prove = False, run_code: RunCode = False, json: Js
     raise typer.Exit(1 if found.sick else 0)
 
 
-def found_in(run: Path, *, prove: bool, json: bool) -> "Diagnosis":
+def found_in(run: Path, *, prove: bool, no_cache: bool, json: bool) -> "Diagnosis":
     """Return the diagnosis of a run's records; what has none is diagnosed otherwise."""
     from klinic.evidence.readers.find import has_records
 
     if not has_records(run):
         diagnose_other(run, prove=prove, json=json)
-    from klinic.doctor.reading import read_cases
+    from klinic.doctor.examining import diagnose_run, workers_here
 
-    return judged(read_cases(run))
+    with show_progress("Judging the steps") as progress:
+        return diagnose_run(
+            run, cache=findings_cache(no_cache), workers=workers_here(), progress=progress
+        )
 
 
 def diagnose_other(run: Path, *, prove: bool, json: bool) -> NoReturn:

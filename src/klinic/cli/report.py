@@ -1,12 +1,13 @@
 """`klinic report RUN [RUN2]`: a run as one HTML file, to look at and to send around."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from klinic.cli.extras import require
 from klinic.cli.printing import say
+from klinic.cli.progress import NoCache, findings_cache, show_progress
 from klinic.errors import ConfigError
 from klinic.evidence.writing import refuse_special, write_atomically
 from klinic.harmless import harmless
@@ -33,7 +34,13 @@ Step = Annotated[
 ]
 
 
-def report(runs: Runs, out: Out = None, terminal: Terminal = False, step: Step = None) -> None:
+def report(
+    runs: Runs,
+    out: Out = None,
+    terminal: Terminal = False,
+    step: Step = None,
+    no_cache: NoCache = False,
+) -> None:
     """Write one HTML file: diagnosis, curves, log-prob gaps, and the KL of every token."""
     page = out or runs[0] / "report.html"
     if not terminal:
@@ -41,6 +48,7 @@ def report(runs: Runs, out: Out = None, terminal: Terminal = False, step: Step =
         refuse_special(page)  # before the records are read, which takes a while
     from rich.console import Console
 
+    from klinic.doctor.examining import workers_here
     from klinic.report.reading import read_story
 
     if len(runs) > 2:
@@ -49,8 +57,9 @@ def report(runs: Runs, out: Out = None, terminal: Terminal = False, step: Step =
         if not run.is_dir():
             raise ConfigError(f"{run} is no folder. Give the folder of a run: runs/arithmetic.")
     console = Console(highlight=False)
-    with Console(stderr=True).status("Reading the records ..."):
-        stories = [read_story(run) for run in runs]
+    how: dict[str, Any] = {"cache": findings_cache(no_cache), "workers": workers_here()}
+    with show_progress("Judging the steps") as progress:
+        stories = [read_story(run, **how, progress=progress) for run in runs]
     for story in stories:
         say(console, harmless(f"{story.name}: {story.diagnosis.sentence}"))
         if terminal:

@@ -84,6 +84,17 @@ class Hypothesis:
         finding = state["finding"]
         self.finding = None if finding is None else Finding.from_json(finding)
 
+    def join(self, later: "Hypothesis") -> None:
+        """Take in what the same check found in steps behind those heard so far."""
+        self.num_judged += later.num_judged
+        self.num_warned += later.num_warned
+        self.num_failed += later.num_failed
+        if self.first_step is not None or later.finding is None:
+            return
+        fails = later.first_step is not None
+        if fails or self.finding is None or _says_more(later.finding, self.finding):
+            self.finding, self.first_step = later.finding, later.first_step
+
     def to_json(self) -> dict[str, Any]:
         """Return it as plain JSON values."""
         finding = self.finding
@@ -159,34 +170,58 @@ class Examination:
     """All hypotheses of a run, case by case; it can be concluded at any time."""
 
     def __init__(self, checks: Sequence[Check]) -> None:
-        self._hypotheses = [Hypothesis(check=check) for check in checks]
+        self.hypotheses = [Hypothesis(check=check) for check in checks]
         self._last: Case | None = None
+        self._absent: frozenset[str] | None = None
 
     def hear(self, case: Case) -> None:
         """Judge a case by every check."""
         self._last = case
-        for hypothesis in self._hypotheses:
+        for hypothesis in self.hypotheses:
             hypothesis.hear(case.record.step, judged(hypothesis.check, case))
 
     def state(self) -> dict[str, Any]:
         """Return the state of every hypothesis by the name of its check."""
-        return {h.check.name: h.state() for h in self._hypotheses}
+        return {h.check.name: h.state() for h in self.hypotheses}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Take over what `state` returned; a check that is not in it starts anew."""
-        for hypothesis in self._hypotheses:
+        for hypothesis in self.hypotheses:
             if hypothesis.check.name in state:
                 hypothesis.restore(state[hypothesis.check.name])
+
+    def join(self, later: "Examination") -> None:
+        """Take in an examination by the same checks of the steps behind those heard so far."""
+        for mine, other in zip(self.hypotheses, later.hypotheses, strict=True):
+            mine.join(other)
+        self._last, self._absent = later._last, later._absent
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """What the last case lacked, of all that the checks look at."""
+        if (last := self._last) is not None:
+            needs = dict.fromkeys(need for h in self.hypotheses for need in needs_of(h.check))
+            self.absent = frozenset(last.missing(tuple(needs)))
+        return self._absent or frozenset()
+
+    @absent.setter
+    def absent(self, needs: frozenset[str]) -> None:
+        self._last, self._absent = None, needs
 
     @property
     def failed(self) -> set[str]:
         """Names of the checks that have failed so far."""
-        return {h.check.name for h in self._hypotheses if h.num_failed}
+        return {h.check.name for h in self.hypotheses if h.num_failed}
 
     def conclude(self) -> Diagnosis:
         """Name the cause, if one stands out."""
-        _settle(self._hypotheses)
-        return _named(self._hypotheses, self._last)
+        _settle(self.hypotheses)
+        return _named(self.hypotheses, self.absent)
+
+
+def needs_of(check: Check) -> tuple[str, ...]:
+    """Return all that a check looks at."""
+    return check.needs + check.also
 
 
 def diagnose(cases: Iterable[Case], checks: Sequence[Check]) -> Diagnosis:
@@ -216,13 +251,13 @@ def _settle(hypotheses: Sequence[Hypothesis]) -> None:
             hypothesis.status = Status.RULED_OUT
 
 
-def _named(hypotheses: Sequence[Hypothesis], case: Case | None) -> Diagnosis:
+def _named(hypotheses: Sequence[Hypothesis], absent: frozenset[str]) -> Diagnosis:
     first = min((h for h in hypotheses if h.status is Status.CONFIRMED), key=_rank, default=None)
     others = [h for h in hypotheses if h is not first]
     looked = others if first is None else [h for h in others if _could_explain(h, first)]
     undecided = [h for h in looked if h.status is Status.UNDECIDED]
     # one that warned had what it needs, in the steps in which it was asked
-    missing = _missing([h for h in undecided if not h.num_judged], case)
+    missing = _missing([h for h in undecided if not h.num_judged], absent)
     decided = 1 - len(undecided) / max(len(looked), 1)
     if first is None or missing:
         return Diagnosis(
@@ -258,10 +293,8 @@ def _could_explain(hypothesis: Hypothesis, effect: Hypothesis) -> bool:
     return effect.check.name in hypothesis.check.explains and hypothesis.check.name not in never
 
 
-def _missing(undecided: Sequence[Hypothesis], case: Case | None) -> tuple[str, ...]:
-    if case is None:
-        return ()
-    fields = [need for h in undecided for need in case.missing(h.check.needs + h.check.also)]
+def _missing(undecided: Sequence[Hypothesis], absent: frozenset[str]) -> tuple[str, ...]:
+    fields = [need for h in undecided for need in needs_of(h.check) if need in absent]
     return tuple(dict.fromkeys(fields))
 
 

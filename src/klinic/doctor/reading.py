@@ -1,8 +1,8 @@
 """A run on disk as cases: step by step, with a window of steps before, never all at once."""
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +18,67 @@ WINDOW = 20  # records before a step that a check may look at
 ENDS = 20  # values of a metric that are kept from the beginning of a run, and as many from its end
 
 
-def read_cases(run: Path) -> Iterator[Case]:
-    """Yield a case for every recorded step, in order."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """All of a run but its records that a check may look at."""
+
+    facts: Mapping[str, Any]
+    """run.json."""
+    lines: Mapping[int, Mapping[str, Any]]
+    """Metrics that checks read, by step, in the order of the steps."""
+    answers: Mapping[int, Mapping[str, Answer]]
+    """What was asked in a step, by question."""
+
+
+def read_inputs(run: Path) -> Inputs:
+    """Return what a run says beside its records; other metrics, which are most, are left out."""
+    answers = {
+        step: {a["probe"]: a for a in asked if isinstance(a.get("probe"), str)}
+        for step, asked in by_step(run / PROBES).items()
+    }
+    return Inputs(
+        facts=read_run_facts(run) if (run / RUN_FACTS).exists() else {},
+        lines=_judged_lines(run / METRICS),
+        answers=answers,
+    )
+
+
+def _judged_lines(path: Path) -> dict[int, dict[str, Any]]:
+    lines: dict[int, dict[str, Any]] = {}
+    for entry in Journal(path).entries():
+        step = entry.get("step")
+        if isinstance(step, int):
+            # the names of `fields`, so that a hundred thousand lines do not each hold their own
+            told = {name: entry[name] for name in fields.METRICS if name in entry}
+            lines.setdefault(step, {}).update(told)
+    return dict(sorted(lines.items()))
+
+
+def recorded_steps(run: Path) -> list[int]:
+    """Return the steps that a run has records of, in order; none is an `EvidenceError`."""
     steps = store.steps(run)
     if not steps:
         raise EvidenceError(
             f"{run} has no records, so there is nothing to diagnose. Give the folder of a run; its "
             "records are in `records/step=...` (output.records_every: 1)."
         )
-    facts = read_run_facts(run) if (run / RUN_FACTS).exists() else {}
-    lines = deque(sorted(by_step(run / METRICS).items()))
-    answers = by_step(run / PROBES)
-    cases = Cases(facts)
+    return steps
+
+
+def read_cases(run: Path) -> Iterator[Case]:
+    """Yield a case for every recorded step, in order."""
+    steps = recorded_steps(run)
+    inputs = read_inputs(run)
+    yield from cases_of(run, steps, inputs, Cases(inputs.facts))
+
+
+def cases_of(run: Path, steps: Sequence[int], inputs: Inputs, cases: "Cases") -> Iterator[Case]:
+    """Yield the cases of some steps, with the metrics that are told up to each of them."""
+    lines = deque(inputs.lines.items())
     for step in steps:
         while lines and lines[0][0] <= step:
-            told, entries = lines.popleft()
-            cases.tell(told, merged(entries))
-        asked = {a["probe"]: a for a in answers.get(step, ()) if isinstance(a.get("probe"), str)}
-        yield cases.next(store.read_record(run, step), asked)
+            cases.tell(*lines.popleft())
+        yield cases.next(store.read_record(run, step), inputs.answers.get(step, {}))
 
 
 def foreign_cases(exports: Path) -> Iterator[Case]:
@@ -47,22 +90,43 @@ def foreign_cases(exports: Path) -> Iterator[Case]:
         yield cases.next(record, {})
 
 
-class Cases:
-    """Cases in the order of their steps, of a run that goes on or of one that is read."""
+class KeptMetrics:
+    """The metrics that a case may see: those of the first and of the last steps."""
 
-    def __init__(self, facts: Mapping[str, Any]) -> None:
-        self._facts = facts
-        self._metrics: dict[int, dict[str, Any]] = {}
+    def __init__(self) -> None:
+        self.lines: dict[int, dict[str, Any]] = {}
         self._told: dict[str, list[int]] = {}  # the steps of each metric
-        self._earlier: deque[StepRecord] = deque(maxlen=WINDOW)
-        self._start: StepRecord | None = None
-        self._measured: dict[Any, tuple[StepRecord, Any]] = {}
 
     def tell(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Take in the metrics of a step that checks read; an evaluation stands with its step."""
         for name in [name for name in fields.METRICS if name in metrics]:
-            self._metrics.setdefault(step, {})[name] = metrics[name]
+            self.lines.setdefault(step, {})[name] = metrics[name]
             self._keep_ends(name, step)
+
+    def copy(self) -> "KeptMetrics":
+        """Return the same, to be told other steps."""
+        copied = KeptMetrics()
+        copied.lines = {step: dict(line) for step, line in self.lines.items()}
+        copied._told = {name: list(steps) for name, steps in self._told.items()}
+        return copied
+
+    def state(self) -> dict[str, Any]:
+        """Return the metrics for `restore`."""
+        return {
+            "metrics": {
+                str(step): {name: fact_to_json(value) for name, value in line.items()}
+                for step, line in self.lines.items()
+            },
+            "told": {name: list(steps) for name, steps in self._told.items()},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take over what `state` returned."""
+        self.lines = {
+            int(step): {name: fact_from_json(value) for name, value in line.items()}
+            for step, line in state["metrics"].items()
+        }
+        self._told = {name: list(steps) for name, steps in state["told"].items()}
 
     def _keep_ends(self, name: str, step: int) -> None:
         """Let go of a metric in the middle of a run: it may go on for weeks, judged at every step.
@@ -73,21 +137,29 @@ class Cases:
         if step not in steps:
             steps.append(step)
         if len(steps) > 2 * ENDS:
-            line = self._metrics[middle := steps.pop(ENDS)]
+            line = self.lines[middle := steps.pop(ENDS)]
             del line[name]
             if not line:
-                del self._metrics[middle]
+                del self.lines[middle]
+
+
+class Cases:
+    """Cases in the order of their steps, of a run that goes on or of one that is read."""
+
+    def __init__(self, facts: Mapping[str, Any], kept: KeptMetrics | None = None) -> None:
+        self._facts = facts
+        self._kept = KeptMetrics() if kept is None else kept
+        self._earlier: deque[StepRecord] = deque(maxlen=WINDOW)
+        self._start: StepRecord | None = None
+        self._measured: dict[Any, tuple[StepRecord, Any]] = {}
+
+    def tell(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Take in the metrics of a step."""
+        self._kept.tell(step, metrics)
 
     def state(self) -> dict[str, Any]:
         """Return what it knows for `restore`: metrics, and which records it looks back at."""
-        return {
-            "metrics": {
-                str(step): {name: fact_to_json(value) for name, value in line.items()}
-                for step, line in self._metrics.items()
-            },
-            "told": {name: list(steps) for name, steps in self._told.items()},
-            "window": [record.step for record in self.records],
-        }
+        return {**self._kept.state(), "window": [record.step for record in self.records]}
 
     @property
     def records(self) -> list[StepRecord]:
@@ -98,11 +170,7 @@ class Cases:
 
     def restore(self, state: Mapping[str, Any], records: Iterable[StepRecord]) -> None:
         """Take over what `state` returned, and the records that it names."""
-        self._metrics = {
-            int(step): {name: fact_from_json(value) for name, value in line.items()}
-            for step, line in state["metrics"].items()
-        }
-        self._told = {name: list(steps) for name, steps in state["told"].items()}
+        self._kept.restore(state)
         for record in records:
             self.remember(record)
 
@@ -130,7 +198,7 @@ class Cases:
             earlier=earlier,
             start=self._start,
             run=self._facts,
-            metrics=self._metrics,
+            metrics=self._kept.lines,
             answers=answers,
             measured=self._measured,
         )

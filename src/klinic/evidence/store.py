@@ -67,7 +67,7 @@ def write_part(run: Path, record: StepRecord, rank: int) -> Part:
         store_schema=False,
     )
     data = sink.getvalue().to_pybytes()
-    folder = _folder(run, record.step)
+    folder = step_folder(run, record.step)
     folder.mkdir(parents=True, exist_ok=True)
     name = part_name(rank)
     write_durably(folder / name, data)  # it counts when the manifest does, which names its hash
@@ -90,7 +90,7 @@ def complete_step(
         "facts": {name: fact_to_json(value) for name, value in (facts or {}).items()},
     }
     manifest["digest"] = manifest_digest(manifest)
-    write_atomically(_folder(run, step) / MANIFEST, json_bytes(manifest) + b"\n")
+    write_atomically(step_folder(run, step) / MANIFEST, json_bytes(manifest) + b"\n")
 
 
 def manifest_digest(manifest: Mapping[str, Any]) -> str:
@@ -101,13 +101,40 @@ def manifest_digest(manifest: Mapping[str, Any]) -> str:
 
 def read_record(run: Path, step: int) -> StepRecord:
     """Return the record of a complete step; what is damaged or missing is an `EvidenceError`."""
-    folder = _folder(run, step)
+    folder = step_folder(run, step)
     manifest = _read_manifest(folder / MANIFEST, step)
     parts = _parts_of(manifest, folder / MANIFEST)
     budget = MemoryBudget(folder, [part.file for part in parts])
     tables = [_read_part(folder, part, budget) for part in parts]
     facts = {name: fact_from_json(value) for name, value in manifest["facts"].items()}
     return from_table(_join(tables, folder), step=step, facts=facts, source=str(folder))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepFiles:
+    """The files of a complete step, before any of them but the manifest is read."""
+
+    digest: str
+    """SHA-256 of the manifest, which names those of all parts."""
+    facts: Mapping[str, Fact]
+    parts: tuple[Part, ...]
+
+
+def read_step_files(run: Path, step: int) -> StepFiles:
+    """Return what the manifest of a step says; one that is damaged is an `EvidenceError`."""
+    path = step_folder(run, step) / MANIFEST
+    manifest = _read_manifest(path, step)
+    return StepFiles(
+        digest=manifest_digest(manifest),
+        facts={name: fact_from_json(value) for name, value in manifest["facts"].items()},
+        parts=tuple(_parts_of(manifest, path)),
+    )
+
+
+def verify_parts(run: Path, step: int, parts: Sequence[Part]) -> None:
+    """Read the parts of a step; one that is not what its manifest names is an `EvidenceError`."""
+    for part in parts:
+        _part_bytes(step_folder(run, step), part)
 
 
 def steps(run: Path) -> list[int]:
@@ -117,7 +144,7 @@ def steps(run: Path) -> list[int]:
 
 def has_record(run: Path, step: int) -> bool:
     """Whether the record of a step is complete."""
-    return (_folder(run, step) / MANIFEST).is_file()
+    return (step_folder(run, step) / MANIFEST).is_file()
 
 
 def forget_after(run: Path, step: int) -> None:
@@ -167,7 +194,8 @@ class RecordWriter:
             self._pending.popleft().result()
 
 
-def _folder(run: Path, step: int) -> Path:
+def step_folder(run: Path, step: int) -> Path:
+    """Return the folder of a step."""
     return run / "records" / f"step={step:06d}"
 
 
@@ -178,10 +206,10 @@ def _folders(run: Path) -> dict[int, Path]:
         if digits is None:
             continue
         step = int(digits[1])
-        if folder != _folder(run, step):
+        if folder != step_folder(run, step):
             raise EvidenceError(
                 f"{folder}: steps have six digits, so nobody would find this one. "
-                f"Rename it to {_folder(run, step).name}."
+                f"Rename it to {step_folder(run, step).name}."
             )
         found[step] = folder
     return found
@@ -230,7 +258,7 @@ def _parts_of(manifest: Mapping[str, Any], path: Path) -> list[Part]:
     return parts
 
 
-def _read_part(folder: Path, part: Part, budget: MemoryBudget) -> Any:
+def _part_bytes(folder: Path, part: Part) -> bytes:
     path = folder / part.file
     try:
         data = read_bytes(path, largest=LARGEST_STEP)
@@ -241,6 +269,12 @@ def _read_part(folder: Path, part: Part, budget: MemoryBudget) -> Any:
             f"{path}: is not the file its manifest describes: the SHA-256 differs. It was damaged "
             "or cut short; restore it from a copy, or delete the step's folder."
         )
+    return data
+
+
+def _read_part(folder: Path, part: Part, budget: MemoryBudget) -> Any:
+    path = folder / part.file
+    data = _part_bytes(folder, part)
     check_footer(data, path)
     try:
         parquet = pq.ParquetFile(pa.BufferReader(data), **THRIFT)

@@ -6,9 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from klinic.checks import CHECKS
-from klinic.doctor.diagnosis import Diagnosis, diagnose
-from klinic.doctor.reading import read_cases, with_old
+from klinic.doctor.diagnosis import Diagnosis
+from klinic.doctor.examining import Progress, diagnose_run
+from klinic.doctor.findings_cache import FindingsCache
+from klinic.doctor.reading import with_old
 from klinic.errors import ConfigError, EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
@@ -55,15 +56,21 @@ class Story:
     heat: list[HeatStep]
 
 
-def read_story(run: Path) -> Story:
-    """Return what a report shows of a run."""
+def read_story(
+    run: Path,
+    *,
+    cache: FindingsCache | None = None,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Story:
+    """Return what a report shows of a run; the rest is for `diagnose_run`."""
     if not store.steps(run):
         raise EvidenceError(
             f"{run} has no records to show. Give the folder of a run; its records are in "
             "`records/step=...` (output.records_every: 1)."
         )
     facts = read_run_facts(run)
-    found = diagnose(read_cases(run), CHECKS)
+    found = diagnose_run(run, cache=cache, workers=workers, progress=progress)
     keep = [] if found.first_step is None else [found.first_step]
     texts = read_tokens(run)
     steps = thinned(store.steps(run), NUM_STEPS, keep)

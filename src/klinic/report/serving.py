@@ -14,6 +14,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from klinic.doctor.findings_cache import open_cache
 from klinic.errors import KlinicError
 from klinic.evidence import store
 from klinic.evidence.run_facts import EVENTS, METRICS
@@ -64,7 +65,7 @@ class LivePage:
     def _make(self, version: str) -> None:
         begun = time.monotonic()
         try:
-            text = render([read_story(self._run)], version=version)
+            text = render([read_story(self._run, cache=open_cache())], version=version)
         except (KlinicError, OSError) as error:  # not begun, or cut back while it was read
             text = "" if self._page else render_waiting(str(error), version=version)
         if text:

@@ -1,0 +1,41 @@
+"""How commands show that a long run is being judged: a bar, and only on a terminal."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from klinic.doctor.examining import Progress
+    from klinic.doctor.findings_cache import FindingsCache
+
+NoCache = Annotated[
+    bool,
+    typer.Option(
+        "--no-cache", help="Judge every step anew: neither read nor write findings in the cache."
+    ),
+]
+
+
+def findings_cache(no_cache: bool) -> "FindingsCache | None":
+    """Return the user's cache of findings, unless it is not wanted."""
+    from klinic.doctor.findings_cache import open_cache
+
+    return None if no_cache else open_cache()
+
+
+@contextmanager
+def show_progress(words: str) -> Iterator["Progress"]:
+    """Show a bar on the terminal; the value is called with what is done, and with all there is."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Remaining
+
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Remaining())
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as shown:
+        task = shown.add_task(words, total=None)
+        yield lambda done, total: shown.update(task, completed=done, total=total)

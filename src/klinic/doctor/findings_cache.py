@@ -1,0 +1,108 @@
+"""Findings that are kept between two looks at a run, in the user's cache and nowhere else.
+
+A value is filed under a digest of all that it depends on, so it never has to be taken back. Files
+are written whole or not at all, carry their own SHA-256, and are dropped when they are the ones
+that were not used for longest. What cannot be read or written is as if it were not there.
+"""
+
+import hashlib
+import json
+import os
+import platform
+from contextlib import suppress
+from functools import cache
+from importlib.resources import files
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from klinic import __version__
+from klinic.cache import cache_folder
+from klinic.errors import KlinicError
+from klinic.evidence.writing import write_atomically
+
+FOLDER = "findings"
+SUFFIX = ".json"
+MOST_BYTES = 1 << 28  # of all files together: the findings of a hundred long runs
+BLOCK = 4096  # bytes that a small file takes on a disk
+LONGEST = 1 << 24  # bytes of one file; none that is written here comes near
+JUDGES = ("checks", "maths", "evidence", "doctor", "errors.py")
+"""The parts of klinic that a finding is made by."""
+
+
+class FindingsCache:
+    """A bounded store of JSON values by digest."""
+
+    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
+        self._folder, self._most_bytes = folder, most_bytes
+        self._written = False
+
+    def get(self, key: str) -> Any:
+        """Return the value under a key, or None."""
+        path = self._path(key)
+        try:
+            if path.stat().st_size > LONGEST:
+                return None
+            digest, _, body = path.read_bytes().partition(b"\n")
+            if hashlib.sha256(body).hexdigest().encode() != digest:
+                return None
+            os.utime(path)  # it was used
+            return json.loads(body)
+        except (OSError, ValueError, RecursionError):
+            return None
+
+    def put(self, key: str, value: Any) -> None:
+        """File a value. Nothing is raised: without it, the next look only takes longer."""
+        with suppress(KlinicError, OSError, TypeError, ValueError):
+            body = json.dumps(value, separators=(",", ":")).encode()
+            digest = hashlib.sha256(body).hexdigest().encode()
+            write_atomically(self._path(key), digest + b"\n" + body)
+            self._written = True
+
+    def trim(self) -> None:
+        """Drop what was not used for longest, once there is too much."""
+        if not self._written:
+            return
+        self._written = False
+        with suppress(OSError):
+            found = [(entry.stat(), entry.path) for entry in os.scandir(self._folder)]
+            found.sort(key=lambda one: one[0].st_mtime_ns)
+            left = sum(max(about.st_size, BLOCK) for about, _ in found)
+            for about, path in found:
+                if left <= self._most_bytes:
+                    return
+                left -= max(about.st_size, BLOCK)
+                Path(path).unlink(missing_ok=True)
+
+    def _path(self, key: str) -> Path:
+        return self._folder / f"{key}{SUFFIX}"
+
+
+def open_cache() -> FindingsCache | None:
+    """Return the user's cache of findings; None where no folder can be made for it."""
+    try:
+        return FindingsCache(cache_folder(FOLDER))
+    except (KlinicError, OSError, RuntimeError):  # RuntimeError: there is no home
+        return None
+
+
+@cache
+def judges_version() -> str:
+    """Return a digest of everything that turns a record into a finding, source by source."""
+    digest = hashlib.sha256()
+    about = (__version__, np.__version__, pa.__version__, platform.python_version())
+    digest.update(repr((*about, platform.machine())).encode())
+    for name in JUDGES:
+        for path, source in _sources(files("klinic").joinpath(name), name):
+            digest.update(f"{path} {hashlib.sha256(source).hexdigest()}\n".encode())
+    return digest.hexdigest()
+
+
+def _sources(place: Traversable, name: str) -> list[tuple[str, bytes]]:
+    if place.is_file():
+        return [(name, place.read_bytes())] if name.endswith(".py") else []
+    inside = sorted(place.iterdir(), key=lambda child: child.name)
+    return [found for child in inside for found in _sources(child, f"{name}/{child.name}")]
