@@ -32,7 +32,7 @@ SECONDS = 2.0  # of the processor, for a command on a hostile folder
 DRAWING = 2.0  # more for a page: matplotlib takes as long for a healthy run, import and drawing
 MEMORY = 300  # MB, resident
 SHARED = 60  # MB of libraries that a forked process uses and does not count
-HANG = 20.0  # seconds of the clock
+HANG = 90.0  # seconds of the clock: a busy machine takes 20 for one of the processor
 ADDRESSES = 8 << 30  # bytes: so that a command that eats memory harms nobody
 LOOKS = 3  # that a watch takes
 CODES = (0, 1, 2)
@@ -140,6 +140,7 @@ def serve(model, out):
     for command in COMMANDS:  # what is imported, and what matplotlib does once
         with contextlib.suppress(SystemExit):
             run_command(command, model, out)
+    sys.stdout.flush()
     os.dup2(printed, 1)
     for line in sys.stdin:
         asked = json.loads(line)

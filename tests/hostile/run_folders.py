@@ -322,6 +322,16 @@ def tokens_within_the_limit(run):
     write_part(run, tokens(200_000, num_rows=100))
 
 
+def many_steps_within_the_limit(run):
+    """Repeat a step that decodes to as much as a small one may: a page shows 120 of them."""
+    write_part(run, tokens(150_000, num_rows=10))
+    for step in range(10, 70):
+        folder = run / f"records/step={step:06d}"
+        shutil.copytree(run / STEP, folder)
+        manifest = json.loads((folder / "complete.json").read_text())
+        (folder / "complete.json").write_text(json.dumps({**manifest, "step": step}))
+
+
 def long_string(run):
     reason = pa.array(["A" * (1 << 30)])
     write_part(run, tokens(2, finish_reason=reason), use_dictionary=False)
@@ -371,7 +381,13 @@ def claimed_rows(run):
 
 BOMBS = (
     *(many_rows, many_rows_within_the_limit, many_groups_of_rows, many_tokens),
-    *(tokens_within_the_limit, long_string, repeated_string, long_string_of_no_meaning),
+    *(
+        tokens_within_the_limit,
+        many_steps_within_the_limit,
+        long_string,
+        repeated_string,
+        long_string_of_no_meaning,
+    ),
     *(many_columns, lying_footer, claimed_rows),
 )
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made import masked, record
 
-from klinic.report.gaps import gap, kl_by_position, lanes, positions, thinned, token_k3
+from klinic.report.gaps import gap, kl_by_position, kl_profile, lanes, positions, thinned, token_k3
 from klinic.report.heat import LONGEST, NUM_COMPLETIONS, heat_step, largest, shown
 
 
@@ -37,7 +37,8 @@ def test_what_was_not_recorded_has_no_lane():
 
     made = [replace(record(), logp_sampler=None, logp_ref=None)]
     assert [lane.name for lane in lanes(made)] == ["update"]
-    assert kl_by_position(made) == {}
+    assert [kl_profile(one) for one in made] == [None] * len(made)
+    assert kl_by_position([]) == {}
 
 
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=6))
@@ -47,7 +48,7 @@ def test_positions_begin_anew_with_every_completion(lengths):
 
 
 def test_the_kl_by_position_is_k3():
-    found = kl_by_position([record(step, moved=0.5) for step in range(1, 9)])
+    found = kl_by_position([kl_profile(record(step, moved=0.5)) for step in range(1, 9)])
     assert list(found) == ["first steps, 1 to 2", "last steps, 7 to 8"]
     for values in found.values():
         assert values == pytest.approx([np.exp(-0.5) - 1 + 0.5] * 5, rel=1e-5)

@@ -74,9 +74,12 @@ def found_in(run: Path, *, prove: bool, no_cache: bool, json: bool) -> "Diagnosi
 
     if not has_records(run):
         diagnose_other(run, prove=prove, json=json)
+    import numpy as np
+
     from klinic.doctor.examining import diagnose_run, workers_here
 
-    with show_progress("Judging the steps") as progress:
+    # records may hold any number, and NumPy's warnings name lines of klinic
+    with np.errstate(all="ignore"), show_progress("Judging the steps") as progress:
         return diagnose_run(
             run, cache=findings_cache(no_cache), workers=workers_here(), progress=progress
         )
@@ -113,12 +116,13 @@ def diagnose_other(run: Path, *, prove: bool, json: bool) -> NoReturn:
 
 def judged(cases: "Iterator[Case]") -> "Diagnosis":
     """Apply every check to every case."""
+    import numpy as np
     from rich.console import Console
 
     from klinic.checks import CHECKS
     from klinic.doctor.diagnosis import diagnose as judge
 
-    with Console(stderr=True).status("Reading the records ..."):
+    with np.errstate(all="ignore"), Console(stderr=True).status("Reading the records ..."):
         return judge(cases, CHECKS)
 
 

@@ -14,6 +14,8 @@ from multiprocessing.connection import Connection
 from queue import Empty
 from typing import Any
 
+import numpy as np
+
 from klinic.checks import CHECKS
 from klinic.doctor.segments import Segment, judge, to_plain
 from klinic.orphans import die_with
@@ -93,6 +95,7 @@ def usable_cores() -> int:
 def _serve(tasks: Any, pipe: Connection, parent: int) -> None:
     """Judge what comes until the process that started this one is gone."""
     die_with(parent)
+    np.seterr(all="ignore")  # as in the process that started this one
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
     starter = parent_process()
     with suppress(OSError):

@@ -6,7 +6,7 @@ sampler     logp_old - logp_sampler  the sampler is not the policy: stale, round
 reference   logp_old - logp_ref      the policy has moved, which is what a KL measures
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ SIDES = {
 }
 NUM_POSITIONS = 48  # columns of a lane: tokens from the beginning of a completion, in bins
 LARGEST = 1e30  # nats; what is beyond it in a record is no log-prob, and sums must stay finite
+MOST_POSITIONS = 1 << 15  # tokens of a completion whose KL is shown by position
 NUM_STEPS = 120  # rows of a lane at most; longer runs are thinned
 
 
@@ -51,38 +52,77 @@ class Lane:
     """Mean absolute gap, nats; NaN where there is no token."""
 
 
-def lanes(records: Sequence[StepRecord]) -> list[Lane]:
-    """Return the lanes that the records have the fields for."""
-    longest = max((int(np.diff(r.row_offsets).max(initial=0)) for r in records), default=0)
+def lanes(records: Iterable[StepRecord], longest: int | None = None) -> list[Lane]:
+    """Return the lanes that the records have the fields for; one record is held at a time.
+
+    `longest` is the number of tokens of the longest completion, where it is known.
+    """
+    if longest is None:
+        longest = max(map(longest_row, records), default=0)
     width = max(1, -(-longest // NUM_POSITIONS))
     num = max(1, -(-longest // width))
-    found = []
-    for name in LANES:
-        rows = [(record.step, gap(record, name), record) for record in records]
-        known = [(step, sizes, record) for step, sizes, record in rows if sizes is not None]
-        if known:
-            found.append(
-                Lane(
-                    name=name,
-                    steps=[step for step, _, _ in known],
-                    width=width,
-                    sizes=np.array([_by_position(s, r, width, num) for _, s, r in known]),
-                )
-            )
-    return found
+    steps: dict[str, list[int]] = {name: [] for name in LANES}
+    rows: dict[str, list[np.ndarray]] = {name: [] for name in LANES}
+    for record in records:
+        for name in LANES:
+            sizes = gap(record, name)
+            if sizes is not None:
+                steps[name].append(record.step)
+                rows[name].append(_by_position(sizes, record, width, num))
+    return [
+        Lane(name=name, steps=steps[name], width=width, sizes=np.array(rows[name]))
+        for name in LANES
+        if steps[name]
+    ]
 
 
-def kl_by_position(records: Sequence[StepRecord]) -> dict[str, list[float]]:
+def longest_row(record: StepRecord) -> int:
+    """Return the tokens of a record's longest completion."""
+    return int(np.diff(record.row_offsets).max(initial=0))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KLProfile:
+    """The k3 of a step summed at each place of its completions."""
+
+    step: int
+    count: Int[np.ndarray, "P"]
+    total: Float[np.ndarray, "P"]
+
+
+def kl_profile(record: StepRecord) -> KLProfile | None:
+    """Return where in the completions the KL of a step lies, if that was recorded."""
+    own = token_k3(record)
+    if own is None:
+        return None
+    place = positions(record)
+    known = np.isfinite(own) & (place < MOST_POSITIONS)
+    return KLProfile(
+        step=record.step,
+        count=np.bincount(place[known]),
+        total=np.bincount(place[known], own[known]).astype(np.float64),  # integers of none
+    )
+
+
+def kl_by_position(profiles: Sequence[KLProfile]) -> dict[str, list[float]]:
     """Return the mean k3 at each place of a completion, in the first and the last steps."""
-    known = [r for r in records if r.logp_ref is not None and r.logp_old is not None]
-    if not known:
+    if not profiles:
         return {}
-    part = max(1, len(known) // 4)
-    parts = {"first": known[:part], "last": known[-part:]}
+    part = max(1, len(profiles) // 4)
+    parts = {"first": profiles[:part], "last": profiles[-part:]}
     return {
-        f"{label} steps, {some[0].step} to {some[-1].step}": _k3_by_position(some)
+        f"{label} steps, {some[0].step} to {some[-1].step}": _mean_of(some)
         for label, some in parts.items()
     }
+
+
+def _mean_of(profiles: Sequence[KLProfile]) -> list[float]:
+    longest = max(len(profile.count) for profile in profiles)
+    count, total = np.zeros(longest), np.zeros(longest)
+    for profile in profiles:
+        count[: len(profile.count)] += profile.count
+        total[: len(profile.total)] += profile.total
+    return [float(value) for value in np.where(count > 0, total / np.maximum(count, 1), 0.0)]
 
 
 def token_k3(record: StepRecord) -> Float[np.ndarray, "N"] | None:
@@ -95,19 +135,6 @@ def token_k3(record: StepRecord) -> Float[np.ndarray, "N"] | None:
     known = record.loss_mask & np.isfinite(own)
     found: np.ndarray = np.where(known, np.minimum(own, LARGEST), np.nan)
     return found
-
-
-def _k3_by_position(records: Sequence[StepRecord]) -> list[float]:
-    places, values = [], []
-    for record in records:
-        own = token_k3(record)
-        assert own is not None  # noqa: S101 - the caller chose those that have it
-        known = np.isfinite(own)
-        places.append(positions(record)[known])
-        values.append(own[known])
-    place, value = np.concatenate(places), np.concatenate(values)
-    count, total = np.bincount(place), np.bincount(place, value)
-    return [float(t / c) if c else 0.0 for t, c in zip(total, count, strict=True)]
 
 
 def thinned(steps: Sequence[int], num: int, keep: Sequence[int] = ()) -> list[int]:

@@ -1,10 +1,12 @@
 """All of a run that a report shows, read once and bounded: a long run makes no larger page."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from klinic.doctor.diagnosis import Diagnosis
 from klinic.doctor.examining import Progress, diagnose_run
@@ -13,10 +15,20 @@ from klinic.doctor.reading import with_old
 from klinic.errors import ConfigError, EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
+from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import EVENTS, METRICS, RECIPE, read_run_facts, read_tokens
 from klinic.recipe.file import read_text
 from klinic.report.curves import Curves
-from klinic.report.gaps import NUM_STEPS, Lane, kl_by_position, lanes, thinned
+from klinic.report.gaps import (
+    NUM_STEPS,
+    KLProfile,
+    Lane,
+    kl_by_position,
+    kl_profile,
+    lanes,
+    longest_row,
+    thinned,
+)
 from klinic.report.heat import HeatStep, heat_step
 from klinic.report.marks import Mark, marks_of
 
@@ -70,13 +82,14 @@ def read_story(
             "`records/step=...` (output.records_every: 1)."
         )
     facts = read_run_facts(run)
-    found = diagnose_run(run, cache=cache, workers=workers, progress=progress)
+    with np.errstate(all="ignore"):  # records may hold any number
+        found = diagnose_run(run, cache=cache, workers=workers, progress=progress)
     keep = [] if found.first_step is None else [found.first_step]
     texts = read_tokens(run)
     steps = thinned(store.steps(run), NUM_STEPS, keep)
-    records = [with_old(store.read_record(run, step), facts) for step in steps]
+    shown = _Records(run, steps, facts)
+    seen = _look_at(shown, set(thinned(steps, NUM_HEAT, keep)), texts)
     curves, events = Curves(Journal(run / METRICS).entries()), EventLog()
-    chosen = set(thinned(steps, NUM_HEAT, keep))
     return Story(
         name=str(run),
         facts=facts,
@@ -85,10 +98,44 @@ def read_story(
         curves=curves,
         events=events,
         marks=marks_of(run, events.read(run / EVENTS), curves.rows("kl_coef")),
-        lanes=lanes(records),
-        kl_by_position=kl_by_position(records),
-        heat=[heat_step(record, texts) for record in records if record.step in chosen],
+        lanes=lanes(shown, seen.longest),
+        kl_by_position=kl_by_position(seen.profiles),
+        heat=seen.heat,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """Some steps of a run, read anew each time: a hundred of them do not fit in memory."""
+
+    run: Path
+    steps: Sequence[int]
+    facts: Mapping[str, Any]
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        for step in self.steps:
+            yield with_old(store.read_record(self.run, step), self.facts)
+
+
+@dataclass(slots=True)
+class _Seen:
+    """What the first look at the records gives."""
+
+    longest: int = 0
+    profiles: list[KLProfile] = field(default_factory=list)
+    heat: list[HeatStep] = field(default_factory=list)
+
+
+def _look_at(records: _Records, chosen: Set[int], texts: Mapping[int, str]) -> _Seen:
+    seen = _Seen()
+    for record in records:
+        seen.longest = max(seen.longest, longest_row(record))
+        profile = kl_profile(record)
+        if profile is not None:
+            seen.profiles.append(profile)
+        if record.step in chosen:
+            seen.heat.append(heat_step(record, texts))
+    return seen
 
 
 def _recipe(path: Path) -> str:

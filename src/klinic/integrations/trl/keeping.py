@@ -12,6 +12,7 @@ from klinic.errors import RunStoppedError
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import (
+    ENDED,
     EVENTS,
     METRICS,
     PROBES,
@@ -115,6 +116,9 @@ class Keeper:
             return
         self.hear(step)
         self.close()
+        # what watches the run cannot tell otherwise: only klinic's own training holds a lock
+        says = f"Training ended after {self.num_steps} steps."
+        self._events.append({"step": step, "event": ENDED, "says": says})
         if self.examined:
             named = ", ".join(sorted(self._named)) or "no cause was found"
             self.say(f"{self.num_steps} steps examined: {named}. Run: {self.folder}")
