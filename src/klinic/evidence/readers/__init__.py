@@ -4,7 +4,7 @@
     log.py            a log of scalars: what most of them are read into
     names.py          what each trainer calls its metrics, and what klinic calls them
     trainer_state.py  trainer_state.json of transformers and TRL
-    json_lines.py     one JSON object a line: klinic, TRL, verl, OpenRLHF, prime-rl, tinker
+    json_lines.py     one JSON object a line, under the names of any trainer in names.py
     tensorboard.py    event files
     wandb.py          offline runs of Weights & Biases
     wire.py           the few lines of protobuf that the two before need
