@@ -248,7 +248,7 @@ def attack(num=None, *, seed=0, fresh=False, commands=COMMANDS, names=()):
 
     every = list(enumerate(cases().items()))
     if names:
-        every = [one for one in every if any(name in one[1][0] for name in names)]
+        every = [one for one in every if any(re.search(name, one[1][0]) for name in names)]
     elif num is not None:
         every = random.Random(seed).sample(every, num)  # noqa: S311
     with tempfile.TemporaryDirectory() as scratch:
