@@ -96,17 +96,22 @@ def whole_record(step, seed=0):
         cached_tokens=np.zeros(ROWS, np.int64),
         prompt_ids_match=np.ones(ROWS, bool),
         round_trip=np.ones(ROWS, bool),
-        facts={
-            "learner_version": version,
-            "weights_published": f"w{version}",
-            "weights_loaded": f"w{version}",
-            "reference_fingerprint": "r",
-            "grad_norm": 1.0,
-            "learning_rate": 1e-3,
-            "kl_coef": 0.05,
-            "loss": 0.1,
-        },
+        facts=whole_facts(version),
     )
+
+
+def whole_facts(version):
+    """Return the facts of a step of a healthy run."""
+    return {
+        "learner_version": version,
+        "weights_published": f"w{version}",
+        "weights_loaded": f"w{version}",
+        "reference_fingerprint": "r",
+        "grad_norm": 1.0,
+        "learning_rate": 1e-3,
+        "kl_coef": 0.05,
+        "loss": 0.1,
+    }
 
 
 def spoil(record, fault, seed=0):  # noqa: C901, PLR0911 - one return a fault
@@ -189,6 +194,28 @@ def add_steps(folder, steps, kind=Kind()):  # noqa: B008 - it is frozen
             file.writelines(content)
 
 
+def repeat_steps(folder, steps, distinct, kind):
+    """Go on with the parts of the first steps, over and over: making new ones would take hours."""
+    parts = {}
+    for step in range(1, distinct + 1):
+        manifest = json.loads((store.step_folder(folder, step) / store.MANIFEST).read_text())
+        name = manifest["parts"][0]["file"]
+        parts[step] = (manifest, (store.step_folder(folder, step) / name).read_bytes())
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    with (folder / "metrics.jsonl").open("a") as metrics:
+        for step in range(distinct + 1, steps + 1):
+            old = (step - 1) % distinct + 1
+            manifest, data = {**parts[old][0], "step": step}, parts[old][1]
+            if kind.make is whole_record:
+                manifest["facts"] = dict(whole_facts(step - 1))
+            manifest["digest"] = store.manifest_digest(manifest)
+            place = store.step_folder(folder, step)
+            place.mkdir()
+            (place / manifest["parts"][0]["file"]).write_bytes(data)
+            (place / store.MANIFEST).write_text(json.dumps(manifest))
+            metrics.write(json.dumps({**json.loads(lines[old - 1]), "step": step}) + "\n")
+
+
 def timed(*command, env=None):
     """Run a command; return its exit code, seconds, CPU seconds and megabytes of all processes."""
     begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -217,13 +244,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=10_000)
     parser.add_argument("--kind", choices=["bare", "whole"], default="bare")
+    parser.add_argument("--distinct", type=int, default=2_000, help="steps; others repeat them")
     parser.add_argument("--folder", type=Path, help="keep the run there, or use the one that is")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="klinic-long-") as scratch:
         run = given.folder or Path(scratch) / "run"
         if not run.exists():
             make = bare_record if given.kind == "bare" else whole_record
-            write_run(run, given.steps, Kind(make=make, more=80))
+            kind = Kind(make=make, more=80)
+            write_run(run, min(given.steps, given.distinct), kind)
+            repeat_steps(run, given.steps, min(given.steps, given.distinct), kind)
             time.sleep(3)  # files that are just written are not taken for finished
         klinic = [sys.executable, "-m", "klinic.cli"]
         env = {**os.environ, "KLINIC_CACHE": f"{scratch}/cache"}

@@ -9,9 +9,10 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from multiprocessing import get_context, parent_process
+from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from queue import Empty
+from queue import SimpleQueue
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ from klinic.doctor.segments import Segment, judge, to_plain
 from klinic.orphans import die_with
 
 AHEAD = 2  # segments that a worker has at most: the next one is there when it is done with one
-LOOK_EVERY = 5.0  # seconds between two looks whether the process that started it is there
 
 
 class JudgeWorker:
@@ -30,15 +30,13 @@ class JudgeWorker:
     def __init__(self) -> None:
         # spawned: a forked child would share threads and locks with whatever runs here
         context = get_context("spawn")
-        # a queue, because a pipe to a process that is stopped would fill up and block
-        self._tasks = context.Queue()
-        self._tasks.cancel_join_thread()
-        self._pipe, other = context.Pipe(duplex=False)
-        self._process = context.Process(
-            target=_serve, args=(self._tasks, other, os.getpid()), daemon=True
-        )
+        self._pipe, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=(other, os.getpid()), daemon=True)
         self._process.start()
         other.close()
+        # a thread, because a pipe to a process that is stopped fills up and blocks
+        self._tasks: SimpleQueue[Segment] = SimpleQueue()
+        Thread(target=self._send, daemon=True, name="klinic-segments").start()
         self.has: list[int] = []
         """Numbers of the segments that it was given and has not answered."""
 
@@ -46,6 +44,11 @@ class JudgeWorker:
         """Hand over a segment; returns at once."""
         self._tasks.put(segment)
         self.has.append(number)
+
+    def _send(self) -> None:
+        with suppress(OSError, ValueError, TypeError):  # the process is gone, and the pipe closed
+            while True:
+                self._pipe.send(self._tasks.get())
 
     def take(self, patience: float) -> tuple[int, Any] | None:
         """Return a segment's number and examination; None where none came in so many seconds."""
@@ -69,14 +72,13 @@ class JudgeWorker:
             self._process.kill()
             self._process.join(timeout=1.0)
             self._pipe.close()
-            self._tasks.close()
 
 
 @contextmanager
 def start_workers(num: int) -> Iterator[list[JudgeWorker]]:
     """Start processes and end them; where the system allows none, there are fewer."""
     workers: list[JudgeWorker] = []
-    with suppress(OSError, ImportError):
+    with suppress(OSError, ImportError, RuntimeError):
         workers.extend(JudgeWorker() for _ in range(num))
     try:
         yield workers
@@ -92,18 +94,16 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _serve(tasks: Any, pipe: Connection, parent: int) -> None:
-    """Judge what comes until the process that started this one is gone."""
+def _serve(pipe: Connection, parent: int) -> None:
+    """Judge what comes over the pipe until it closes, as it does when its other end dies."""
     die_with(parent)
     np.seterr(all="ignore")  # as in the process that started this one
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
-    starter = parent_process()
-    with suppress(OSError):
-        while starter is not None and starter.is_alive():
-            with suppress(Empty):
-                segment = tasks.get(timeout=LOOK_EVERY)
-                try:
-                    answer = to_plain(judge(segment, CHECKS))
-                except Exception:  # judged again where it can be told
-                    answer = None
-                pipe.send(answer)
+    with suppress(EOFError, OSError):
+        while True:
+            segment = pipe.recv()
+            try:
+                answer = to_plain(judge(segment, CHECKS))
+            except Exception:  # judged again where it can be told
+                answer = None
+            pipe.send(answer)
