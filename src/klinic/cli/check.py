@@ -60,10 +60,12 @@ def check(
 def _refuse_recorded_code(recipe: Path, *, run_code: bool) -> None:
     """Refuse the recipe of a run folder that names code: the folder may come from anybody."""
     from klinic.evidence.run_facts import is_recorded
+    from klinic.evidence.schema import refuse_newer
     from klinic.recipe.recorded import list_code, load_recorded
 
     if not is_recorded(recipe):
         return
+    refuse_newer(recipe.parent)
     recorded = load_recorded(recipe, run_code=run_code)
     announce_code(recorded.allowed, ())
     if recorded.refused:

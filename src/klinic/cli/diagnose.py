@@ -48,7 +48,10 @@ def diagnose(
     """Name the root cause of a run, with evidence, what was ruled out, and the fix."""
     if run_code and not prove:
         raise ConfigError("--run-code is for --prove: a diagnosis of records runs no code.")
+    from klinic.evidence.schema import refuse_newer
+
     try:
+        refuse_newer(run)
         found = found_in(run, prove=prove, no_cache=no_cache, json=json)
     except OSError as error:
         raise EvidenceError(

@@ -49,6 +49,7 @@ def report(
     from rich.console import Console
 
     from klinic.doctor.examining import workers_here
+    from klinic.evidence.schema import refuse_newer
     from klinic.report.reading import read_story
 
     if len(runs) > 2:
@@ -56,6 +57,7 @@ def report(
     for run in runs:
         if not run.is_dir():
             raise ConfigError(f"{run} is no folder. Give the folder of a run: runs/arithmetic.")
+        refuse_newer(run)
     console = Console(highlight=False)
     how: dict[str, Any] = {"cache": findings_cache(no_cache), "workers": workers_here()}
     with show_progress("Judging the steps") as progress:

@@ -201,14 +201,14 @@ class _History:
 
     def command(self) -> list[str]:
         """Return the command as it was given, and to go on where there is a run to go on with."""
-        resume, folder = [], []
+        resume, folder, given = [], [], sys.argv[2:]
         if self._folder is not None:
-            resume = ["--resume"]
+            resume, given = ["--resume"], [word for word in given if word != "--start-over"]
             if self._loaded.recipe.output.dir is None:  # the last run of its name may be another's
                 folder = [f"output.dir={json.dumps(str(self._folder))}"]
         # -P: a file json.py where klinic is run must not be taken for Python's
         klinic = [sys.executable, "-P", "-m", "klinic.cli", "train"]
-        return [*klinic, *resume, *sys.argv[2:], *folder]
+        return [*klinic, *resume, *given, *folder]
 
     def add(self, ending: _Ending) -> None:
         """Count a loss, and tell of it; raise where it is one too many."""

@@ -15,6 +15,7 @@ from klinic.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from klinic.loop.train import Start
     from klinic.recipe.loading import Loaded
 
 Recipe = Annotated[
@@ -30,6 +31,13 @@ Overrides = Annotated[
     ),
 ]
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run where it was stopped.")]
+StartOver = Annotated[
+    bool,
+    typer.Option(
+        "--start-over",
+        help="Begin anew in the folder of a run; that run is renamed to FOLDER.old-1, not deleted.",
+    ),
+]
 
 DryRun = Annotated[
     bool,
@@ -63,6 +71,7 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     recipe: Recipe,
     overrides: Overrides = None,
     resume: Resume = False,
+    start_over: StartOver = False,
     dry_run: DryRun = False,
     gpus: Gpus = None,
     gpu_memory: GpuMemory = None,
@@ -70,6 +79,10 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
 ) -> None:
     """Train with GRPO and a KL penalty, and leave the evidence behind."""
     supervisor = find_supervisor()
+    if resume and start_over:
+        raise ConfigError(
+            "--resume goes on with a run and --start-over begins anew in its folder. Give one."
+        )
     from klinic.recipe.loading import flags_to_overrides, load
 
     loaded = load(recipe, flags_to_overrides(overrides or []))
@@ -91,7 +104,7 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     console = _console() if supervisor else _print_recipe(loaded)  # a supervisor has printed it
     if supervisor is None:
         raise typer.Exit(supervise(loaded))
-    _run(loaded, console, resume=resume)
+    _run(loaded, console, "resume" if resume else "over" if start_over else "new")
 
 
 def _console() -> "Console":
@@ -110,7 +123,7 @@ def _print_recipe(loaded: "Loaded") -> "Console":
     return console
 
 
-def _run(loaded: "Loaded", console: "Console", *, resume: bool) -> None:
+def _run(loaded: "Loaded", console: "Console", start: "Start") -> None:
     if int(os.environ.get("RANK", "0")) > 0:  # one of several that torchrun started
         from klinic.loop.follow import main
 
@@ -120,7 +133,7 @@ def _run(loaded: "Loaded", console: "Console", *, resume: bool) -> None:
         from klinic.loop.trackers.console import labels
         from klinic.loop.train import train as run
 
-    result = run(loaded.recipe, name=loaded.name, given=Given(), resume=resume, console=console)
+    result = run(loaded.recipe, name=loaded.name, given=Given(), start=start, console=console)
     if result.signal is not None:
         console.print(
             f"Stopped after step {result.step} of {result.folder} and saved. Go on with --resume.",

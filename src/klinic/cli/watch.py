@@ -45,8 +45,11 @@ def watch(run: Run, web: Web = False, port: Port = None) -> None:
     """Show a run while it goes: numbers, log-prob gaps, the newest tokens, what happened."""
     from rich.console import Console
 
+    from klinic.evidence.schema import refuse_newer
+
     if run.exists() and not run.is_dir():
         raise ConfigError(f"{run} is no folder. Give the folder of a run: runs/arithmetic.")
+    refuse_newer(run)
     if port is not None and not web:
         raise ConfigError("--port is for --web: a terminal needs none.")
     if isinstance(sys.stdout, TextIOWrapper):

@@ -68,10 +68,19 @@ def write_part(run: Path, record: StepRecord, rank: int) -> Part:
     )
     data = sink.getvalue().to_pybytes()
     folder = step_folder(run, record.step)
-    folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     name = part_name(rank)
     write_durably(folder / name, data)  # it counts when the manifest does, which names its hash
     return Part(file=name, rows=record.num_rows, sha256=hashlib.sha256(data).hexdigest())
+
+
+def _make(folder: Path) -> None:
+    """Make the folder of a step, but not that of its run: it may have been moved or deleted."""
+    try:
+        folder.mkdir(exist_ok=True)
+    except FileNotFoundError:
+        folder.parent.mkdir(exist_ok=True)
+        folder.mkdir(exist_ok=True)
 
 
 def part_name(rank: int) -> str:
@@ -165,6 +174,7 @@ class RecordWriter:
     """
 
     def __init__(self, run: Path, rank: int = 0) -> None:
+        run.mkdir(parents=True, exist_ok=True)
         self._run, self._rank = run, rank
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="klinic-records")
         self._pending: deque[Future[None]] = deque()

@@ -35,5 +35,9 @@ def train(
         console.print(echo, markup=False)
     given = Given(reward_functions=functions, rows=train_dataset)
     return train_recipe(
-        loaded.recipe, name=loaded.name, given=given, resume=resume, console=console
+        loaded.recipe,
+        name=loaded.name,
+        given=given,
+        start="resume" if resume else "new",
+        console=console,
     )

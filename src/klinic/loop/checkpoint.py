@@ -22,20 +22,20 @@ from typing import Any
 
 from klinic.errors import CheckpointError, EvidenceError
 from klinic.evidence.files import json_bytes, read_json, sha256_of
+from klinic.evidence.schema import CHECKPOINT_SCHEMA, CHECKPOINTS, STATE
 from klinic.evidence.writing import (
-    make_fresh_folder,
     remove_tree,
     sync_folder,
     write_atomically,
     write_durably,
 )
 
-FOLDER = "checkpoints"
-STATE = "state.json"
+FOLDER = CHECKPOINTS
 MANIFEST = "manifest.json"
 NAME = re.compile(r"step=(\d{6,})")
 UNFINISHED = ".unfinished"
-SCHEMA = 1
+REPLACED = ".replaced"  # the checkpoint of a step that is being saved again
+DAMAGED = ".damaged"  # kept for people: nobody goes on from it
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,20 +69,49 @@ def write(
     """
     final = run / FOLDER / name_of(step)
     draft = final.with_name(final.name + UNFINISHED)
-    make_fresh_folder(draft)
-    state = {"schema": SCHEMA, "step": step, **fill(draft)}
+    remove_tree(draft)
+    final.parent.mkdir(exist_ok=True)  # and not the run's own folder, which may have been moved
+    draft.mkdir()
+    state = {"schema": CHECKPOINT_SCHEMA, "step": step, **fill(draft)}
     write_durably(draft / STATE, json_bytes(state))
     files = sorted(path for path in draft.rglob("*") if path.is_file())
     digests = {str(path.relative_to(draft)): sha256_of(path) for path in files}
     for path in files:
         _sync(path)
     write_atomically(draft / MANIFEST, json_bytes({"files": digests, "digest": _over(digests)}))
-    if final.exists():  # of a run that went on from an older one
-        remove_tree(final)
-    draft.rename(final)
-    sync_folder(final.parent)
+    _swap(draft, final)
     _prune(run, keep, spare)
     return final
+
+
+def _swap(draft: Path, final: Path) -> None:
+    """Give a finished checkpoint its name; the one that had it is removed after that."""
+    old = final.with_name(final.name + REPLACED)
+    if final.exists():  # a step that is saved again
+        remove_tree(old)
+        final.rename(old)
+    draft.rename(final)
+    sync_folder(final.parent)
+    remove_tree(old)
+
+
+def restore_replaced(run: Path) -> None:
+    """Give a checkpoint its name back that was being replaced when the run was killed."""
+    for old in (run / FOLDER).glob(f"step=*{REPLACED}"):
+        final = old.with_name(old.name.removesuffix(REPLACED))
+        if final.exists():
+            remove_tree(old)
+        else:
+            old.rename(final)
+
+
+def set_aside_damaged(run: Path, *, after: int, at_most: int | None) -> None:
+    """Rename checkpoints that cannot be read, so that nobody goes on from them or deletes them."""
+    for step, folder in _folders(run).items():
+        if after < step and (at_most is None or step <= at_most):
+            names = (f"{folder.name}{DAMAGED}{n}" for n in ("", *range(2, 1000)))
+            free = (folder.with_name(name) for name in names)
+            folder.rename(next(path for path in free if not path.exists()))
 
 
 def newest_good(run: Path, *, at_most: int | None = None) -> Found:
@@ -114,10 +143,10 @@ def read(folder: Path, step: int) -> Checkpoint:
                 "bytes now)."
             )
     state = _json(folder / STATE)
-    if state.get("schema") != SCHEMA or state.get("step") != step:
+    if state.get("schema") != CHECKPOINT_SCHEMA or state.get("step") != step:
         raise CheckpointError(
             f"{folder / STATE} is of schema {state.get('schema')} and step {state.get('step')}, "
-            f"not of schema {SCHEMA} and step {step}."
+            f"not of schema {CHECKPOINT_SCHEMA} and step {step}."
         )
     return Checkpoint(folder=folder, step=step, state=state)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from klinic.errors import CheckpointError, ConfigError
 from klinic.evidence.run_facts import RECIPE
+from klinic.evidence.schema import STATE, refuse_newer
 from klinic.learner.checkpoint import MODEL
 from klinic.loop import checkpoint
 from klinic.loop.evaluate import Distance, distance, retention
@@ -64,12 +65,14 @@ def find_subject(path: str, *, run_code: bool = False) -> Subject:
     """
     folder = Path(path)
     if (folder / RECIPE).is_file():
+        refuse_newer(folder)
         found = checkpoint.newest_good(folder)
         if found.checkpoint is None:
             why = found.broken[0] if found.broken else "it has none yet."
             raise CheckpointError(f"{folder} has no checkpoint: {why}")
         return _of_run(found.checkpoint.folder, folder, run_code=run_code)
     if (folder / checkpoint.MANIFEST).is_file():
+        refuse_newer(folder.resolve().parent.parent)
         step = checkpoint.step_of(folder)
         saved = checkpoint.read(folder, step).folder
         return _of_run(saved, folder.parent.parent, run_code=run_code)
@@ -81,7 +84,7 @@ def find_subject(path: str, *, run_code: bool = False) -> Subject:
 def _of_run(saved: Path, run: Path, *, run_code: bool) -> Subject:
     recorded = load_recorded(run / RECIPE, run_code=run_code)
     recipe = recorded.recipe
-    state = json.loads((saved / checkpoint.STATE).read_text())
+    state = json.loads((saved / STATE).read_text())
     source = state["reference"]["source"]
     start = run / START
     if source is None:

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from itertools import takewhile
+from itertools import count, takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -65,6 +65,56 @@ def open_folder(recipe: Recipe, name: str, *, resume: bool) -> Path:
     )
 
 
+def move_aside(recipe: Recipe, name: str) -> Path | None:
+    """Rename the folder of a run that a new one takes the place of; None where there is none."""
+    chosen = recipe.output.dir
+    folder = Path(chosen).expanduser() if chosen else _newest(name)
+    if not folder.is_dir() or is_free(folder):
+        return None
+    if not (folder / RECIPE).is_file():
+        raise ConfigError(
+            f"{folder} holds something else than a run, so --start-over leaves it alone. Give "
+            "another output.dir."
+        )
+    names = (folder.with_name(f"{folder.name}.old-{number}") for number in count(1))
+    aside = next(path for path in names if not path.exists())
+    with locked(folder):  # nobody trains there
+        folder.rename(aside)
+    return aside
+
+
+def identity_of(folder: Path) -> tuple[int, int]:
+    """Return which folder it is, whatever its name."""
+    found = folder.stat()
+    return found.st_dev, found.st_ino
+
+
+def refuse_moved(
+    folder: Path, identity: tuple[int, int], cause: BaseException | None = None
+) -> None:
+    """Stop where the folder of a run is no longer at its path: another must not take its place."""
+    try:
+        there = identity_of(folder)
+    except FileNotFoundError:
+        there = None
+    if there != identity:
+        raise MachineError(
+            f"{folder} was moved or deleted while the run trained there, so nothing more was "
+            "written. Put the folder back, and go on with --resume."
+        ) from cause
+
+
+def as_named(folder: Path, recipe: Recipe) -> Path:
+    """Return the folder of a run as its recipe names it: records do not tell of a machine's paths.
+
+    Only while the working directory is that in which the run was started.
+    """
+    chosen = recipe.output.dir
+    if chosen is not None and Path(chosen).expanduser().is_absolute():
+        return folder
+    return Path(os.path.relpath(folder))
+
+
 def new_folder(chosen: str | None, name: str, *, instead: str) -> Path:
     """Return the folder of a new run: the chosen one, which must be empty, or the next free one."""
     if chosen is None:
@@ -112,8 +162,19 @@ def locked(folder: Path) -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()).encode())
         file.flush()
-        with needing(file.fileno()):
+        with needing(file.fileno()), _in_place(folder):
             yield
+
+
+@contextmanager
+def _in_place(folder: Path) -> Iterator[None]:
+    """Name the reason where a file is missing because the whole folder is."""
+    identity = identity_of(folder)
+    try:
+        yield
+    except FileNotFoundError as error:
+        refuse_moved(folder, identity, error)
+        raise
 
 
 @contextmanager

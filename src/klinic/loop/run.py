@@ -24,7 +24,7 @@ from klinic.learner.protocol import Learner, Records
 from klinic.loop import asking, checkpoint
 from klinic.loop.consulting import DIAGNOSIS, Consulting
 from klinic.loop.data import Prompts
-from klinic.loop.folder import RESTARTED, step_of
+from klinic.loop.folder import RESTARTED, identity_of, refuse_moved, step_of
 from klinic.loop.gather import Gathered
 from klinic.loop.live_doctor import SavedDoctor
 from klinic.loop.recovering import DECISIONS, PASSED, TRANSIENT, Recovering, trouble_event
@@ -78,6 +78,7 @@ class Run:
     _rewards: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._folder_identity = identity_of(self.folder)
         self.max_steps = self.recipe.loop.max_steps
         self.updates_per_batch = self.recipe.learner.updates_per_batch
         self.reward_warmup_steps = self.recipe.learner.reward_warmup_steps
@@ -172,6 +173,7 @@ class Run:
         if self._writer is not None:
             self._writer.flush()
         state, problems = self._restore_sound(step)
+        checkpoint.set_aside_damaged(self.folder, after=state.step, at_most=step)
         self.forget_after(state.step)
         for problem in problems:
             self.event(state.step, "broken checkpoint", f"{problem} Using the one before.")
@@ -289,6 +291,7 @@ class Run:
 
     def keep(self, done: StepDone, state: LoopState) -> bool:
         """Write down a step; return whether to go on."""
+        refuse_moved(self.folder, self._folder_identity)
         asked = self.stopping.asked  # once: a signal from here on stops after the next step
         metrics = self.metrics(done)
         self.journal.append({"step": done.step, **metrics})

@@ -1,9 +1,9 @@
 """From a recipe to a trained model: assemble the parts, start or go on, and say what came out."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from rich.console import Console
@@ -26,8 +26,9 @@ from klinic.loop.assembly import (
 from klinic.loop.async_loop import run_async_loop
 from klinic.loop.data import Prompts
 from klinic.loop.describe import run_facts
-from klinic.loop.folder import ENGINE_LOG, locked, open_folder, write_recipe
+from klinic.loop.folder import ENGINE_LOG, as_named, locked, move_aside, open_folder, write_recipe
 from klinic.loop.loop import run_loop
+from klinic.loop.resuming import find_start, refuse_other_schema, resume
 from klinic.loop.run import Run
 from klinic.loop.source import Given, Source, find_source
 from klinic.loop.state import LoopState
@@ -44,6 +45,9 @@ from klinic.recipe.recipe import Recipe
 
 if TYPE_CHECKING:
     from klinic.loop.clustered import Clustered
+
+Start = Literal["new", "resume", "over"]
+"""In a new folder, where a run was stopped, or in the folder of a run that is moved aside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +73,7 @@ def train(
     *,
     name: str,
     given: Given,
-    resume: bool = False,
+    start: Start = "new",
     console: Console,
     view: Tracker | None = None,
 ) -> Result:
@@ -79,23 +83,30 @@ def train(
     """
     refuse_missing(recipe.output)
     settle(recipe)
+    if start == "resume":  # before the recipe's own functions are imported
+        refuse_other_schema(open_folder(recipe, name, resume=True))
     source = find_source(recipe, given)
-    folder = open_folder(recipe, name, resume=resume)
+    if start == "over" and (aside := move_aside(recipe, name)) is not None:
+        say(console, f"The run that was there is now {aside}.")
+    shown = open_folder(recipe, name, resume=start == "resume")
+    folder = shown.absolute()  # a reward may change the working directory
     with locked(folder):
-        return _train_in(folder, recipe, source, resume=resume, console=console, view=view)
+        say(console, f"Run: {shown}")
+        found = find_start(folder) if start == "resume" else None
+        result = _train_in(folder, recipe, source, found, console=console, view=view)
+    return replace(result, folder=shown)
 
 
 def _train_in(
     folder: Path,
     recipe: Recipe,
     source: Source,
+    found: checkpoint.Found | None,
     *,
-    resume: bool,
     console: Console,
     view: Tracker | None,
 ) -> Result:
-    """Train in a folder that nobody else writes to."""
-    say(console, f"Run: {folder}")
+    """Train in a folder that nobody else writes to; `found` is what to go on from."""
     say(console, f"Sizes: {recipe.sizes()}")
     if recipe.kl is not None:
         sentence = ESTIMATORS[recipe.kl.estimator].sentence
@@ -104,7 +115,8 @@ def _train_in(
     write_recipe(folder, recipe)
     run = assemble(recipe, folder, source, console, view)
     with run:
-        state = _continue(run, console) if resume else begin(run)
+        resumed = None if found is None else resume(run, found, console)
+        state = begin(run) if resumed is None else resumed
         run.open_doctor(after=state.step)
         for tracker in run.trackers:
             tracker.begin(step=state.step)
@@ -156,7 +168,7 @@ def assemble(
     """Return the parts of a run."""
     # first: a tracker that cannot work says so before a model loads
     trackers = chosen(recipe, folder, console, view)
-    policy, where = start_policy(recipe, folder, source, console)
+    policy, where = start_policy(recipe, as_named(folder, recipe), source, console)
     data = Prompts(
         source.rows,
         encode=PromptEncoder(policy.tokenizer, policy.name),
@@ -222,33 +234,6 @@ def begin(run: Run) -> LoopState:
     run.signs = Signs()
     kl = run.recipe.kl
     return LoopState(kl=None if kl is None else KLCoefState(coef=kl.coef))
-
-
-def _continue(run: Run, console: Console) -> LoopState:
-    """Go back to the newest checkpoint that is whole, and forget what came after it."""
-    run.write_lost_decision()
-    back_to = run.recovering.plan.back_to
-    if back_to is not None:
-        says = f"Killed on the way back to the checkpoint of step {back_to}: going there now."
-        run.events.append({"step": back_to, "event": "resumed rollback", "says": says})
-        checkpoint.forget_after(run.folder, back_to)
-        run.recovering.arrived()
-    found = checkpoint.newest_good(run.folder)
-    for problem in found.broken:
-        say(console, f"Broken checkpoint: {problem} Using the one before.")
-        run.events.append({"event": "broken checkpoint", "problem": problem})
-    saved = found.checkpoint
-    if saved is None:
-        say(console, "No checkpoint yet: starting from the beginning.")
-        step, state = 0, begin(run)
-    else:
-        say(console, f"Going on after step {saved.step}.")
-        step, state = saved.step, run.restore(saved)
-    checkpoint.forget_unfinished(run.folder)
-    # at a checkpoint's own step everything was written before it; without one, nothing counts
-    run.forget_after(step if saved is not None else -1)
-    run.events.append({"event": "resumed", "step": step})
-    return state
 
 
 def _token_texts(policy: Policy) -> dict[int, str]:

@@ -108,7 +108,9 @@ def work(folder: Path) -> None:
     if not begun:
         remove_tree(run)  # killed before there was a run to go on with
     console = Console(file=sys.stdout, highlight=False)
-    done = train(recipe, name=folder.name, given=Given(), resume=begun, console=console)
+    done = train(
+        recipe, name=folder.name, given=Given(), start="resume" if begun else "new", console=console
+    )
     if done.signal is not None:
         raise SystemExit(128 + done.signal)
     num = spec["num_prompts"] or recipe.loop.eval_prompts

@@ -1,0 +1,40 @@
+"""Refuse a run that a newer klinic wrote: run.json, its records and its checkpoints each say so."""
+
+from pathlib import Path
+
+from klinic.errors import EvidenceError
+from klinic.evidence.files import read_json
+from klinic.evidence.record import SCHEMA
+from klinic.evidence.run_facts import RUN_FACTS
+
+CHECKPOINTS = "checkpoints"
+STATE = "state.json"
+CHECKPOINT_SCHEMA = 1
+LARGEST = 1 << 24  # bytes of a file that is looked at here: klinic's are far smaller
+
+
+def refuse_newer(run: Path) -> None:
+    """Refuse a run of a newer schema; what cannot be read is for those to name who need it."""
+    manifest = max((run / "records").glob("step=*/complete.json"), default=None)
+    newest = {} if manifest is None else {manifest: SCHEMA}
+    states = (run / CHECKPOINTS).glob(f"step=*/{STATE}")
+    known = {run / RUN_FACTS: SCHEMA, **newest, **dict.fromkeys(states, CHECKPOINT_SCHEMA)}
+    for path, newest_known in known.items():
+        schema = schema_of(path)
+        if schema is not None and schema > newest_known:
+            raise EvidenceError(
+                f"{path}: has schema {schema}, but this klinic reads up to {newest_known}: a newer "
+                "klinic wrote the run, and fields may have changed their meaning. Update klinic; "
+                "nothing was changed."
+            )
+
+
+def schema_of(path: Path) -> int | None:
+    """Return the schema that a JSON file names; None where it cannot be read or names none."""
+    try:
+        if path.stat().st_size > LARGEST:
+            return None
+        schema = read_json(path).get("schema")
+    except (EvidenceError, OSError):
+        return None
+    return schema if isinstance(schema, int) and not isinstance(schema, bool) else None
