@@ -14,7 +14,7 @@ from typing import IO
 from klinic.errors import EvidenceError
 from klinic.evidence.files import LONGEST_ENTRY, open_file
 
-AT_ONCE = 4 * LONGEST_ENTRY  # bytes read in one look
+AT_ONCE = 2 * LONGEST_ENTRY  # bytes read in one look
 KEPT = 1_000  # lines told again after a journal was cut back: more steps than a screen shows
 
 
