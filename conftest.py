@@ -62,7 +62,7 @@ if find_spec("chess") is None:
 
 WHOLE = (
     *(".md", "test_proof.py", "test_resume.py", "test_poisoned_batch.py", "test_blow_ups.py"),
-    "test_export.py",
+    *("test_export.py", "test_canaries.py", "hostile/test_links.py", "test_web.py"),
     *(
         "test_trial.py",
         "test_single_batch.py",

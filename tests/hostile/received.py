@@ -23,12 +23,12 @@ def reply(messages, **columns):
     return None
 """
 MODELLING = """
-from transformers import {kind}Config, {kind}ForCausalLM
+from transformers import {kind}Config, {model}
 
 class StrangerConfig({kind}Config):
     model_type = "stranger"
 
-class Stranger({kind}ForCausalLM):
+class Stranger({model}):
     config_class = StrangerConfig
 """
 TOKENIZING = """
@@ -161,9 +161,12 @@ def model_code(received: Received) -> None:
     _trust(received)
     fired = CODE.format(fired=str(received.fired))
     config = json.loads((received.models()[0] / "config.json").read_text())
-    kind = config["architectures"][0].removesuffix("ForCausalLM").removesuffix("LMHeadModel")
+    name = config["architectures"][0]
+    kind = name.removesuffix("ForCausalLM").removesuffix("LMHeadModel")
     for model in received.models():
-        (model / "modelling_stranger.py").write_text(fired + MODELLING.format(kind=kind))
+        (model / "modelling_stranger.py").write_text(
+            fired + MODELLING.format(kind=kind, model=name)
+        )
     names = {"AutoConfig": "StrangerConfig", "AutoModelForCausalLM": "Stranger"}
     mapped = {auto: f"modelling_stranger.{name}" for auto, name in names.items()}
     received.change_config("config.json", {"model_type": "stranger", "auto_map": mapped})

@@ -16,6 +16,8 @@ import received as kinds
 import torch
 from received import Received
 
+from klinic.recipe.yaml_text import parse, write
+
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
 
@@ -200,6 +202,66 @@ def test_with_the_flag_the_canary_runs_and_is_named_first(
     assert "Running code that the run's recipe.yaml names:" in done.stderr
     what = "model.trust_remote_code" if kind in kinds.MODEL_CODE else str(received.code)
     assert what in done.stderr
+
+
+CHAT = '{"prompt": [{"role": "user", "content": "1+1="}]}\n'
+
+
+def own_recipe(received, tmp_path, **model):
+    """Write a recipe of the user's, on a model folder that came from a stranger."""
+    (tmp_path / "mine.jsonl").write_text(2 * CHAT)
+    (tmp_path / "mine.py").write_text(
+        "def length(completions, **_):\n    return [float(len(text)) for text in completions]\n"
+    )
+    recipe = parse((received.run / "recipe.yaml").read_text(), where="")
+    recipe["model"] |= {"name": str(received.run / "start"), "trust_remote_code": False, **model}
+    recipe["data"] = {"path": str(tmp_path / "mine.jsonl")}
+    recipe["rewards"] = [f"{tmp_path / 'mine.py'}:length"]
+    recipe["loop"]["max_steps"] = 1
+    recipe["output"]["dir"] = str(tmp_path / "mine")
+    (tmp_path / "mine.yaml").write_text(write(recipe))
+    return tmp_path / "mine.yaml"
+
+
+OF_A_MODEL = (*kinds.MODEL_CODE, kinds.pickle_alone, kinds.pickle_beside, kinds.template)
+
+
+@pytest.mark.parametrize(
+    "flags", [["--dry-run"], pytest.param([], marks=pytest.mark.slow)], ids=["dry run", "train"]
+)
+@pytest.mark.parametrize("kind", OF_A_MODEL, ids=named)
+def test_training_a_model_of_a_stranger_runs_no_code_of_it(
+    kind, flags, trained, tmp_path, run_klinic
+):
+    received = arm(kind, trained, tmp_path)
+    done = run_klinic("train", own_recipe(received, tmp_path), *flags)
+    assert not received.has_run, done.stderr
+    assert done.returncode in {0, 2}, done.stderr
+
+
+def test_training_on_a_dataset_with_a_script_runs_no_code_of_it(trained, tmp_path, run_klinic):
+    received = arm(kinds.dataset_script, trained, tmp_path)
+    recipe = own_recipe(received, tmp_path)
+    done = run_klinic("train", recipe, f"data.path={received.run / 'rows'}")
+    assert not received.has_run, done.stderr
+    assert done.returncode == 2, done.stderr
+
+
+def test_the_template_of_a_received_model_is_rendered_in_a_sandbox(trained, tmp_path, run_klinic):
+    received = arm(kinds.template, trained, tmp_path)
+    (tmp_path / "mine.jsonl").write_text(CHAT)
+    done = run_klinic("eval", received.run, "--num", "1", "--prompts", tmp_path / "mine.jsonl")
+    assert not received.has_run, done.stderr
+    assert done.returncode == 2, done.stderr
+    assert "unsafe" in done.stderr
+
+
+@pytest.mark.slow
+def test_model_code_runs_where_the_user_s_own_recipe_says_so(trained, tmp_path, run_klinic):
+    received = arm(kinds.model_code, trained, tmp_path)
+    done = run_klinic("train", own_recipe(received, tmp_path, trust_remote_code=True))
+    assert received.has_run, done.stderr
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -31,7 +31,10 @@ BUILT_IN = ("tiny", "tiny-gpt2")
 TOKENIZER = "tokenizer_config.json"
 WARNING = "warn_if_padding_and_no_attention_mask"
 PROBED = 16  # tokens of the rows that a freshly loaded model is checked on
-LOADING_ERRORS = (OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError)
+LOADING_ERRORS = (
+    *(OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError),
+    ImportError,  # of code that comes with a model
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
