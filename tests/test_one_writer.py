@@ -29,6 +29,7 @@ ALLOWED = {
     ("loop/warm_start.py", "copytree"): "from the cache to a folder that is not there yet",
     ("loop/warm_start.py", "rmtree"): "drafts and damaged results in klinic's cache",
     ("model/adapter_files.py", "save_pretrained"): DRAFT,
+    ("regular_file.py", "os.open"): "for reading: its flags are O_RDONLY",
     ("report/pictures.py", "savefig"): "into memory",
     ("sampler/vllm.py", "rmtree"): "a temporary folder of its own",
     ("user_code.py", "open"): "a standard stream, by its number",

@@ -146,6 +146,16 @@ def test_a_model_card_that_is_a_link_is_not_exported(linked, tmp_path, run_klini
     assert not (tmp_path / "exported" / "README.md").exists()
 
 
+def test_a_report_quotes_no_recipe_that_is_a_link(linked, run_klinic):
+    linked.link("recipe.yaml")
+    (linked.outside / "recipe.yaml").write_text("machine example.org password not-a-secret\n")
+    done = run_klinic("report", linked.run)
+    assert done.returncode == 0, done.stderr
+    page = (linked.run / "report.html").read_text()
+    assert "recipe.yaml is a symbolic link" in page
+    assert "not-a-secret" not in page
+
+
 def test_a_run_without_a_link_is_resumed(linked, tmp_path, run_klinic):
     done = run_klinic(*words_of("resume", linked.run, tmp_path)[0])
     assert done.returncode == 0, done.stderr

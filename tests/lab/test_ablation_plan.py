@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klinic.errors import ConfigError
+from klinic.errors import ConfigError, EvidenceError
 from klinic.lab.ablation.plan import (
     Setting,
     Trial,
@@ -84,3 +84,19 @@ def test_somebody_elses_folder_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("")
     with pytest.raises(ConfigError, match="is not empty and holds no ablation"):
         open_ablation(tmp_path, make_plan(RECIPE, [], COEFS, 1))
+
+
+def test_an_ablation_that_goes_on_runs_the_recipe_of_the_command(tmp_path):
+    plan = make_plan(RECIPE, [], COEFS, 1)
+    open_ablation(tmp_path / "here", plan)
+    (tmp_path / "here" / "recipe.yaml").write_text("rewards: [evil.py:reward]\n")
+    open_ablation(tmp_path / "here", plan)
+    assert (tmp_path / "here" / "recipe.yaml").read_text() == plan.recipe
+
+
+def test_an_ablation_with_a_link_out_of_it_does_not_go_on(tmp_path):
+    plan = make_plan(RECIPE, [], COEFS, 1)
+    open_ablation(tmp_path / "here", plan)
+    (tmp_path / "here" / "kl.coef=0").symlink_to(tmp_path)
+    with pytest.raises(EvidenceError, match="is a symbolic link"):
+        open_ablation(tmp_path / "here", plan)

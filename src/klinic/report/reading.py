@@ -142,6 +142,8 @@ def _recipe(path: Path) -> str:
     """Return the recipe, or why it cannot be shown: a run without one can be read all the same."""
     if not path.exists():
         return ""
+    if path.is_symlink():  # its text is shown as it is, and could be that of any file of the user
+        return f"# {path.name} is a symbolic link, and what it leads to is not shown."
     try:
         return read_text(path)
     except ConfigError as error:

@@ -16,7 +16,7 @@ from typing import Any
 from klinic.errors import ConfigError
 from klinic.evidence.files import json_bytes, read_json
 from klinic.evidence.run_facts import RECIPE
-from klinic.evidence.writing import write_atomically
+from klinic.evidence.writing import refuse_links_out, write_atomically
 from klinic.recipe import aliases
 from klinic.recipe.file import read_text
 from klinic.recipe.loading import load
@@ -140,6 +140,9 @@ def open_ablation(folder: Path, plan: Plan) -> None:
                 f"{folder} holds another ablation: its recipe, values or seeds differ. Give "
                 "another --out, or the command that it was started with."
             )
+        refuse_links_out(folder)
+        # the trials run it, and it may have changed since
+        write_atomically(folder / RECIPE, plan.recipe.encode())
         return
     if folder.exists() and any(folder.iterdir()):
         raise ConfigError(f"{folder} is not empty and holds no ablation. Give another --out.")
