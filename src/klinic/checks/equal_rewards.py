@@ -47,7 +47,8 @@ def share_equal(record: StepRecord) -> float | None:
     if record.reward is None:
         return None
     compared = [rewards for rewards in known_rewards(record) if len(rewards) > 1]
-    return float(np.mean([(g == g[0]).all() for g in compared])) if compared else None
+    equal = sum(bool((g == g[0]).all()) for g in compared)
+    return equal / len(compared) if compared else None
 
 
 CHECK = Check(

@@ -185,22 +185,23 @@ def num_pairs(num: int) -> int:
     return num * (num - 1) // 2
 
 
-def known_rewards(record: StepRecord) -> list[np.ndarray]:
+@lru_cache(maxsize=SHARED)
+def known_rewards(record: StepRecord) -> tuple[np.ndarray, ...]:
     """Return the rewards of each group that are numbers."""
     reward = wide(record.reward)
     order = np.argsort(record.group, kind="stable")
     ends = np.flatnonzero(np.diff(record.group[order])) + 1
     groups = np.split(reward[order], ends)
     if np.isfinite(reward).all():
-        return groups
-    return [group[np.isfinite(group)] for group in groups]
+        return tuple(groups)
+    return tuple(group[np.isfinite(group)] for group in groups)
 
 
 def mean_reward(record: StepRecord) -> tuple[float, float] | None:
     """Return the mean reward and its standard error over groups; None where there are too few."""
     if record.reward is None:
         return None
-    means = np.array([rewards.mean() for rewards in known_rewards(record) if rewards.size])
+    means = np.array([mean(rewards) for rewards in known_rewards(record) if rewards.size])
     if len(means) < 2:
         return None
     return float(means.mean()), float(means.std(ddof=1) / np.sqrt(len(means)))

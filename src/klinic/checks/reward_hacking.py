@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.measures import mean
 
 SOME = 5  # steps at each end whose rewards are compared
 FEW = 4  # steps from which it can be seen that nothing rose
@@ -64,10 +65,10 @@ def _rise(rewards: np.ndarray) -> tuple[float, str]:
     some = min(SOME, len(rewards) // 2)
     first, last = rewards[:some], rewards[-some:]
     error = float(np.hypot(first.std(ddof=1), last.std(ddof=1)) / np.sqrt(some))
-    rose = float(last.mean() - first.mean()) / max(error, 1e-9)
+    before, after = mean(first), mean(last)
+    rose = (after - before) / max(error, 1e-9)
     return rose, (
-        f"the reward went from {first.mean():.3g} to {last.mean():.3g}, {rose:.1f} standard errors "
-        "up"
+        f"the reward went from {before:.3g} to {after:.3g}, {rose:.1f} standard errors up"
     )
 
 
