@@ -59,7 +59,8 @@ class Curves:
 
     def _add(self, step: int, entry: Mapping[str, Any]) -> None:
         names = [name for name in SHOWN if name in entry]
-        for name in (*names, *filter(self._is_reward, entry)):
+        rewards = [name for name in entry if name.startswith("rewards/") and self._is_reward(name)]
+        for name in (*names, *rewards):
             value = as_number(entry[name])
             if value is not None:
                 self._steps.setdefault(name, array("q")).append(step)
@@ -69,7 +70,7 @@ class Curves:
 
     def _is_reward(self, name: str) -> bool:
         """Whether a metric is the mean of a reward function that is shown."""
-        parts = name.split("/") if name.startswith("rewards/") else []
+        parts = name.split("/")
         if len(parts) != 3 or parts[2] != "mean":
             return False
         if parts[1] not in self.reward_names and len(self.reward_names) < MOST_REWARDS:
