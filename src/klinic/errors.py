@@ -83,6 +83,12 @@ class MachineError(KlinicError, OSError):
     exit_code = 4
 
 
+class UnreadableError(EvidenceError, MachineError):
+    """A file that a run left behind is there, and the machine does not let it be read."""
+
+    exit_code = 4
+
+
 class UnfinishedError(KlinicError, RuntimeError):
     """The process of a run exited on its own before the last step was saved."""
 

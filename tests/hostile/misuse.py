@@ -20,7 +20,7 @@ import typer
 from hostile.run_folders import healthy
 from klinic.cli import app as command_line
 
-WALL = 30.0  # seconds until a case counts as hanging, however busy the machine is
+WALL = 90.0  # seconds until a case counts as hanging, however busy the machine is
 CPU = 12  # seconds of work
 WATCHED = 1.0  # seconds until `klinic watch` gets the Ctrl-C that ends it
 
@@ -239,7 +239,7 @@ def run(arguments, folder):
     ended, interrupted = 0, arguments[0] != "watch"
     while not ended and time.monotonic() < begun + WALL:
         ended, status, used = os.wait4(pid, os.WNOHANG)
-        if not interrupted and time.monotonic() > begun + WATCHED:
+        if not (ended or interrupted) and time.monotonic() > begun + WATCHED:
             interrupted = True
             os.kill(pid, signal.SIGINT)
         time.sleep(0.005)

@@ -10,7 +10,7 @@ from klinic.cli.extras import require
 from klinic.cli.printing import Json, print_json, say
 from klinic.cli.progress import NoCache, findings_cache, show_progress
 from klinic.cli.recorded_code import RunCode, announce_code
-from klinic.errors import ConfigError, EvidenceError
+from klinic.errors import ConfigError, KlinicError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,11 +53,12 @@ def diagnose(
     try:
         refuse_newer(run)
         found = found_in(run, prove=prove, no_cache=no_cache, json=json)
+    except KlinicError:  # some are an OSError too
+        raise
     except OSError as error:
-        raise EvidenceError(
-            f"{error.filename or run}: cannot be read ({error.strerror}). Check that it is there "
-            "and yours to read."
-        ) from error
+        from klinic.evidence.files import unreadable
+
+        raise unreadable(Path(error.filename or run), error) from error
     proof = proof_of(run, found, run_code=run_code) if prove else None
     if json:
         proved = {} if not prove else {"proof": None if proof is None else asdict(proof)}

@@ -1,5 +1,6 @@
 """Files of a run as they are read, and journals of one JSON object a line."""
 
+import errno
 import hashlib
 import json
 import math
@@ -8,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from klinic.errors import EvidenceError
+from klinic.errors import EvidenceError, UnreadableError
 from klinic.evidence.writing import open_log, refuse_link, write_atomically
 from klinic.regular_file import CHUNK, NotRegularError, open_regular
 
@@ -16,6 +17,7 @@ LARGEST = 1 << 23  # bytes of a JSON file of a run; parsed it may take twenty ti
 LONGEST = 1 << 24  # bytes of a line of tokens: a completion of 170,000, in six columns
 LONGEST_ENTRY = 1 << 20  # bytes of any other line: a step's metrics have a few thousand
 MOST_CONTAINERS = 1 << 18  # lists and objects of a JSON text: an empty one takes 3 bytes, then 64
+REFUSED = {errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 SMALL = 1 << 16  # bytes of a file that is not searched for holes
 
 
@@ -62,7 +64,7 @@ def read_bytes(path: Path, *, largest: int) -> bytes:
         try:
             data = file.read(min(size, largest) + 1) or b""
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
     if len(data) > largest:
         raise EvidenceError(
             f"{path}: is larger than {largest / 2**20:,.0f} MB, and no such file of a run is. "
@@ -80,14 +82,14 @@ def open_file(path: Path) -> IO[bytes]:
             f"{path}: is no file. Put the file there that a run writes, or remove it."
         ) from error
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+        raise unreadable(path, error) from error
 
 
-def _unreadable(path: Path, error: Exception) -> EvidenceError:
+def unreadable(path: Path, error: Exception) -> EvidenceError:
+    """Return what is wrong with a file that cannot be read, as a fault of the machine if it is."""
     said = getattr(error, "strerror", None) or str(error)
-    return EvidenceError(
-        f"{path}: cannot be read ({said}). Check that it is there and yours to read."
-    )
+    kind = UnreadableError if getattr(error, "errno", None) in REFUSED else EvidenceError
+    return kind(f"{path}: cannot be read ({said}). Check that it is there and yours to read.")
 
 
 def refuse_holes(file: IO[bytes], path: Path) -> None:
@@ -117,7 +119,7 @@ def lines_of(path: Path, *, longest: int | None = None) -> Iterator[tuple[int, b
             else:
                 yield from _long_lines(file, path, longest)
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(path, error) from error
 
 
 def _long_lines(file: IO[bytes], path: Path, longest: int) -> Iterator[tuple[int, bytes]]:

@@ -273,7 +273,7 @@ def _part_bytes(folder: Path, part: Part) -> bytes:
     try:
         data = read_bytes(path, largest=LARGEST_STEP)
     except EvidenceError as error:
-        raise EvidenceError(f"{error} It cannot be used, but the manifest names it.") from error
+        raise type(error)(f"{error} It cannot be used, but the manifest names it.") from error
     if hashlib.sha256(data).hexdigest() != part.sha256:
         raise EvidenceError(
             f"{path}: is not the file its manifest describes: the SHA-256 differs. It was damaged "
