@@ -49,8 +49,6 @@ def sha256(path):
 
 def refuse(tmp_path, mark, command):
     mark(copy_fixture(tmp_path))
-    canary = "raise SystemExit('the code of the recipe ran')\n"
-    (tmp_path / "canary.py").write_text(canary)
     before = digest_of(tmp_path)
     done = klinic(*command, cwd=tmp_path, timeout=100)
     assert done.returncode == 2, done.stdout + done.stderr
@@ -78,7 +76,7 @@ def test_a_run_of_a_later_version_is_refused_before_its_rewards_are_imported(tmp
     rewards = tmp_path / "rewards.py"
     rewards.write_text("from pathlib import Path\nPath('ran').touch()\ndef one(**_): return []\n")
     for recipe in (tmp_path / "recipe.yaml", tmp_path / "run" / "recipe.yaml"):
-        recipe.write_text(recipe.read_text() + "\n")
+        recipe.write_text(recipe.read_text().replace("graduated", "rewards.py:one"))
     done = klinic("train", "recipe.yaml", "--resume", cwd=tmp_path, timeout=100)
     assert done.returncode == 2
     assert not (tmp_path / "ran").exists()

@@ -1,7 +1,10 @@
 """What cannot be continued is refused and stays: damaged, removed, moved, saved again."""
 
+import os
 import random
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -180,13 +183,13 @@ def short(completions, step=[0], **_):
 """
 
 
-def train_with(folder, act, at=3):
+def train_with(folder, act, at=3, start=klinic):
     """Train with a reward that does something to the machine in the middle of a run."""
     (folder / "rewards.py").write_text(REWARD.format(act=act, at=at))
     recipe = (folder / "recipe.yaml").read_text()
     recipe = recipe.replace("rewards: [graduated]", "rewards: ['rewards.py:short']")
     (folder / "recipe.yaml").write_text(recipe.replace("{dir: run,", "{dir: new, doctor: none,"))
-    return klinic("train", "recipe.yaml", cwd=folder, timeout=200)
+    return start("train", "recipe.yaml", cwd=folder, timeout=200)
 
 
 @pytest.mark.parametrize("act", ["os.rename('new', 'moved')", "shutil.rmtree('new')"])
@@ -196,6 +199,28 @@ def test_a_folder_that_is_moved_or_deleted_is_not_made_again(tmp_path, act):
     assert done.returncode == 4, done.stdout + done.stderr
     assert "was moved or deleted" in done.stderr
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.slow
+def test_a_supervisor_does_not_start_a_run_again_that_lost_its_checkpoints(tmp_path):
+    copy_fixture(tmp_path)
+    act = (
+        "[p.write_text('') for p in __import__('pathlib').Path('new').glob('*/*/state.json')]; "
+        "os.kill(os.getpid(), 9)"
+    )
+    done = train_with(tmp_path, act, at=6, start=run_supervised)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert "The run was killed by signal 9" in done.stderr
+    assert "checkpoints can be read" in done.stderr
+    assert '"policy_loss"' in (tmp_path / "new" / "metrics.jsonl").read_text()
+
+
+def run_supervised(*arguments, cwd, timeout):
+    alone = {**os.environ, "KLINIC_CACHE": str(cwd / "cache")}
+    command = [str(Path(sys.executable).with_name("klinic")), *arguments]
+    return subprocess.run(
+        command, cwd=cwd, env=alone, timeout=timeout, capture_output=True, text=True, check=False
+    )
 
 
 def test_a_reward_that_changes_the_working_directory_does_not_move_the_run(tmp_path):

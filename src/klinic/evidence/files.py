@@ -185,6 +185,8 @@ class Journal:
 
     def rewind(self, keep: Callable[[dict[str, Any]], bool]) -> None:
         """Rewrite the file with the entries to keep; a torn last line goes as well."""
+        if not self.path.exists():
+            return
         kept = [json_bytes(entry) + b"\n" for entry in self.entries() if keep(entry)]
         write_atomically(self.path, b"".join(kept))
 

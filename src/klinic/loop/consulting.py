@@ -41,9 +41,8 @@ class Consulting:
 
     def save(self, folder: Path) -> dict[str, Any] | None:
         """Return the state for a checkpoint, with which `begin_again` continues exactly."""
-        if self._doctor is None:
-            return None
-        return {"named": sorted(self._named), **self._doctor.save(folder)}
+        state = None if self._doctor is None else self._doctor.save(folder)
+        return None if state is None else {"named": sorted(self._named), **state}
 
     def close(self) -> None:
         """Wait for what is still being judged."""

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from klinic.errors import ConfigError, EvidenceError, MachineError
 from klinic.evidence.run_facts import LOCK, METRICS, RECIPE, RUN_FACTS
+from klinic.evidence.schema import refuse_newer
 from klinic.evidence.writing import open_log, refuse_links_out, write_atomically
 from klinic.recipe.keys import dotted
 from klinic.recipe.loading import dump, load
@@ -58,6 +59,7 @@ def open_folder(recipe: Recipe, name: str, *, resume: bool) -> Path:
                 f"there is no run in {folder} to resume. Leave --resume out to start one."
             )
         refuse_links_out(folder)
+        refuse_newer(folder)
         refuse_other(recipe, folder)
         return folder
     return new_folder(

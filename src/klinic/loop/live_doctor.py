@@ -80,10 +80,19 @@ class LiveDoctor:
             for step in dict.fromkeys([*steps[:1], *steps[-WINDOW:]]):
                 self._cases.remember(store.read_record(self._folder, step))
 
-    def save(self, folder: Path) -> dict[str, Any]:
-        """Return the state for a checkpoint; records of the window that the run does not keep go
-        into the checkpoint's folder."""
-        return self._pool.submit(self._save, folder).result()  # behind what is being judged
+    def save(self, folder: Path) -> dict[str, Any] | None:
+        """Return the state for a checkpoint, behind what is being judged; None where that fails.
+
+        Records of the window that the run does not keep go into the checkpoint's folder.
+        """
+        try:
+            state = self._pool.submit(self._save, folder).result()
+            json_bytes(state)
+        except OSError:  # a full disk is the end of a save, whoever meets it
+            raise
+        except Exception:  # a check that measured something odd must not end a run
+            return None
+        return state
 
     def _save(self, folder: Path) -> dict[str, Any]:
         for record in self._cases.records:
