@@ -13,7 +13,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hostile.long_run import FAULTS, Kind, add_steps, bare_record, whole_record, write_run
+from hostile.long_run import (
+    FAULTS,
+    Kind,
+    add_steps,
+    bare_record,
+    repeat_steps,
+    timed,
+    whole_record,
+    write_run,
+)
 from klinic import __file__ as klinic_file
 from klinic.checks import CHECKS
 from klinic.doctor import examining, judge_workers, record_index, segments
@@ -275,6 +284,17 @@ def test_no_cache_writes_no_cache(tmp_path):
     assert not (tmp_path / "cache").exists()
     assert first == run_klinic("diagnose", run, "--json", **how)
     assert (tmp_path / "cache" / "findings").is_dir()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="Linux tells it")
+def test_all_processes_together_stay_below_300_megabytes(tmp_path):
+    kind = Kind(make=bare_record, more=80)
+    run = write_run(tmp_path / "run", 20, kind)
+    repeat_steps(run, 300, 20, kind)
+    env = {**os.environ, "KLINIC_CACHE": str(tmp_path / "cache")}
+    code, _, _, memory = timed(sys.executable, "-m", "klinic.cli", "diagnose", str(run), env=env)
+    assert code in (0, 1)
+    assert 20 < memory < 300
 
 
 def test_workers_say_the_same_and_are_gone_afterwards(tmp_path, cache, monkeypatch):
