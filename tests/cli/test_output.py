@@ -89,3 +89,21 @@ def test_without_standard_input_no_key_is_waited_for(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
     with keyboard() as keys:
         assert keys.wait(0.0) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(400)
+def test_a_whole_run_outlives_its_reader(tmp_path):
+    (tmp_path / "recipe.yaml").write_text("{model: tiny, task: arithmetic}")
+    small = ["max_steps=3", "loop.eval_prompts=1", "loop.prompts_per_step=2", "group_size=2"]
+    process = subprocess.Popen(
+        [*KLINIC, "train", "recipe.yaml", "output.dir=run", "warm_start.steps=5", *small],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    process.stdout.readline()
+    process.stdout.close()  # as head -1 does
+    assert process.wait() == 0
+    assert (tmp_path / "run" / "checkpoints" / "step=000003").is_dir()
