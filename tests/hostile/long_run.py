@@ -223,7 +223,7 @@ def timed(*command, env=None):
     most = 0
     while process.poll() is None:
         most = max(most, memory_of(process.pid))
-        time.sleep(0.05)
+        time.sleep(0.2)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return process.returncode, time.monotonic() - begun, cpu, most
