@@ -86,6 +86,17 @@ def test_a_loss_that_is_not_a_number_over_tokens_that_are():
     assert judged(nan_outside_mask, replace(inside, loss_mask=mask)) is FAIL
 
 
+def test_a_reward_that_is_not_a_number_is_where_it_starts_unless_its_row_is_not_trained_on():
+    bad = {**FIRST.facts, "loss": np.nan, "grad_norm": np.nan}
+    reward = FIRST.reward.copy()
+    reward[0] = np.nan
+    graded = replace(FIRST, facts=bad, reward=reward)
+    assert judged(nan_outside_mask, graded) is PASS
+    mask = FIRST.loss_mask.copy()
+    mask[: FIRST.row_offsets[1]] = False
+    assert judged(nan_outside_mask, replace(graded, loss_mask=mask)) is FAIL
+
+
 def test_a_few_tokens_that_the_reference_loves_are_a_tail_and_a_drift_is_not():
     ref = FIRST.logp_old.copy()
     ref[3] += 12

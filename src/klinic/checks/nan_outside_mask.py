@@ -49,9 +49,18 @@ def _num_bad(record: StepRecord, where: np.ndarray) -> int:
     columns = [getattr(record, name) for name in TOKENS if getattr(record, name) is not None]
     unreported = record.logp_sampler  # NaN there only says that the sampler reported nothing
     bad = sum(int((~np.isfinite(c[where])).sum()) for c in columns if c is not unreported)
-    if where is record.loss_mask and record.advantage is not None:
-        bad += int((~np.isfinite(record.advantage)).sum())
+    if where is record.loss_mask:
+        bad += sum(int((~np.isfinite(c)).sum()) for c in _graded(record))
     return bad
+
+
+def _graded(record: StepRecord) -> list[np.ndarray]:
+    """Advantages, and the rewards of rows that are trained on."""
+    columns = [] if record.advantage is None else [record.advantage]
+    if record.reward is not None:
+        num_before = np.concatenate(([0], np.cumsum(record.loss_mask)))[record.row_offsets]
+        columns.append(record.reward[np.diff(num_before) > 0])
+    return columns
 
 
 CHECK = Check(
