@@ -133,11 +133,13 @@ def started(command, run, out):
         return subprocess.Popen(program, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr).pid
 
 
-def serve(model, out):
+def serve(model, out, fresh=""):
     """Read cases from standard input, run each and write how it ended: a small process."""
     printed = os.dup(1)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-    for command in COMMANDS:  # what is imported, and what matplotlib does once
+    # what is imported, and what matplotlib does once; a fresh interpreter is started from a small
+    # process, since the memory of the one that starts it counts
+    for command in () if fresh else COMMANDS:
         with contextlib.suppress(SystemExit):
             run_command(command, model, out)
     sys.stdout.flush()
@@ -184,7 +186,14 @@ class Commands:
             bytecode = str(Path(tempfile.gettempdir(), "klinic-bytecode"))
             environment.setdefault("PYTHONPYCACHEPREFIX", bytecode)
         self._process = subprocess.Popen(
-            [sys.executable, __file__, "--serve", str(model), str(out)],
+            [
+                sys.executable,
+                __file__,
+                "--serve",
+                str(model),
+                str(out),
+                *(["fresh"] if fresh else []),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=environment,
@@ -299,7 +308,7 @@ def main(words):
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parent))
     if sys.argv[1:2] == ["--serve"]:
-        serve(*sys.argv[2:4])
+        serve(*sys.argv[2:5])
     elif sys.argv[1:2] == ["--inside"]:
         run_command(*sys.argv[2:5])
     else:
