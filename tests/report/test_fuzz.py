@@ -10,11 +10,11 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+from hostile_text import texts
 from made import record
 from rich.console import Console
 
 from browser import Browser
-from hostile import texts
 from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import METRICS, write_run_facts, write_tokens
 from klinic.evidence.store import write_record
