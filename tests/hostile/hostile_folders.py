@@ -253,7 +253,8 @@ def tree(folder):
 
 def attack(num=None, *, seed=0, fresh=False, commands=COMMANDS, names=()):
     """Yield how every command ended on each case, or on a sample of them."""
-    from run_folders import cases, healthy, make
+    from healthy_run import healthy
+    from run_folders import cases, make
 
     every = list(enumerate(cases().items()))
     if names:

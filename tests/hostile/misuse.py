@@ -17,7 +17,7 @@ from pathlib import Path
 
 import typer
 
-from hostile.run_folders import healthy
+from hostile.healthy_run import healthy
 from klinic.cli import app as command_line
 
 WALL = 90.0  # seconds until a case counts as hanging, however busy the machine is

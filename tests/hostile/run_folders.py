@@ -4,7 +4,6 @@
 seed spoils the same bytes.
 """
 
-import hashlib
 import json
 import os
 import random
@@ -13,57 +12,28 @@ import socket
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
+from healthy_run import (
+    DIAGNOSIS,
+    EVENT,
+    FACTS,
+    MANIFEST,
+    METRICS,
+    PART,
+    PROBE,
+    RECOVERY,
+    RUN,
+    STEP,
+    TIMES,
+    seal,
+)
+from parquet_bombs import BOMBS
+from wrong_columns import COLUMNS, spoil_columns, text_that_is_no_text
 
-from klinic.evidence.files import Journal
-from klinic.evidence.record import StepRecord
-from klinic.evidence.run_facts import write_run_facts, write_tokens
-from klinic.evidence.store import write_record
-
-STEP = "records/step=000002"
-PART, MANIFEST = f"{STEP}/part-00000.parquet", f"{STEP}/complete.json"
 JSON_FILES = ("run.json", "tokens.json", "diagnosis.json", "recovery.json", MANIFEST)
 JOURNALS = ("metrics.jsonl", "events.jsonl", "probes.jsonl")
 FILES = (*JSON_FILES, *JOURNALS, "recipe.yaml", ".lock", PART)
 NUM_FLIPPED, NUM_SPOILT = 40, 110
 TERABYTE = 200 << 30
-
-RUN = {
-    "eos_ids": [1],
-    "declared_eos_ids": [1],
-    "pad_id": 0,
-    "logp_old": "scored",
-    "sampling": {"temperature": 1.0, "top_p": 1.0, "max_new_tokens": 8},
-    "logprob_mode": "processed",
-    "vocabulary_size": 30,
-    "policy": {"name": "tiny", "digest": "0", "dtype": "float32", "num_experts": 0},
-    "reference": {"kind": "copy", "digest": "0", "wanted": "start", "sync_every": None},
-    "sampler": {"kind": "torch", "dtype": "float32", "max_version_lag": 0},
-    "estimator": "k3",
-    "group_size": 2,
-    "seed": 3,
-}
-METRICS = {"reward": 0.5, "kl": 0.1, "loss": 0.0, "entropy": 1.0, "grad_norm": 1.0, "kl_coef": 0.1}
-TIMES = {"time/sample": 1.0, "time/reward": 0.1, "time/learn": 2.0, "num_tokens": 12}
-EVENT = {"step": 2, "event": "trouble", "act": "skip", "says": "A batch was left out."}
-PROBE = {"step": 1, "probe": "rescore", "largest": 0.0}
-DIAGNOSIS = {"cause": "stale-sampler", "fix": "Sync it.", "first_step": 2, "findings": []}
-RECOVERY = {
-    "skipped": [4],
-    "known": [],
-    "cuts": [{"first": 2, "last": 3, "factor": 0.5}],
-    "num_cuts": 1,
-    "tried": None,
-    "front": 0,
-    "tries": 0,
-    "last_step": 0,
-    "consecutive": 0,
-    "back_to": None,
-}
-FACTS = {"kl_coef": 0.1, "learner_version": 1, "learning_rate": 1e-5, "grad_norm": 1.0}
-RECIPE = "seed: 3\nloop:\n  max_steps: 5\n"
 
 HUGE = (10**400, -(10**400), 10**30, 2**63, -1, 1e308, -1e308, 0, True)
 NOT_FINITE = (float("nan"), float("inf"), float("-inf"))
@@ -77,61 +47,6 @@ NAMES = (
     *("a\x1b[2Jb", "a\nb\rc", "\u202eabc", "[red]x[/red]", "'\"`$(id)", "$x_{", "%s%n"),
     *("<script>alert(1)<", "--help", "a" * 200, "\udcff"),
 )
-
-
-def record(step, lengths=(3, 5, 4, 2)):
-    """Return a step of a run in which nothing is wrong."""
-    rng = np.random.default_rng(step)
-    num = sum(lengths)
-    logp = -np.abs(rng.normal(size=num)).astype(np.float32)
-    return StepRecord(
-        step=step,
-        row_offsets=np.cumsum([0, *lengths]),
-        group=np.arange(len(lengths)) // 2,
-        prompt_offsets=np.arange(len(lengths) + 1) * 2,
-        prompt_ids=rng.integers(0, 30, len(lengths) * 2),
-        reward=rng.normal(size=len(lengths)),
-        reward_parts={"legal": rng.normal(size=len(lengths))},
-        finish_reason=np.array(["stop"] * len(lengths)),
-        token_ids=rng.integers(0, 30, num),
-        loss_mask=np.ones(num, bool),
-        logp=logp,
-        logp_old=logp,
-        logp_sampler=logp,
-        logp_ref=logp - np.float32(0.1),
-        facts={**FACTS, "learner_version": step - 1},
-    )
-
-
-def healthy(folder):
-    """Write a run of three steps with every file that a command reads."""
-    folder.mkdir(parents=True)
-    write_run_facts(folder, RUN)
-    write_tokens(folder, {i: f"t{i} " for i in range(30)})
-    for step in (1, 2, 3):
-        write_record(folder, record(step))
-        line = {"step": step, **METRICS, **TIMES, "rewards/legal/mean": 0.5}
-        Journal(folder / "metrics.jsonl").append(line)
-    Journal(folder / "events.jsonl").append(EVENT)
-    Journal(folder / "probes.jsonl").append(PROBE)
-    (folder / "diagnosis.json").write_text(json.dumps(DIAGNOSIS))
-    (folder / "recovery.json").write_text(json.dumps(RECOVERY))
-    (folder / "recipe.yaml").write_text(RECIPE)
-    (folder / ".lock").touch()
-    return folder
-
-
-def seal(run, *, rows=None, **changes):
-    """Make the manifest of step 2 agree with what is there, but for the changes."""
-    part = run / PART
-    old = json.loads((run / MANIFEST).read_text())
-    entry = {
-        "file": part.name,
-        "rows": old["parts"][0]["rows"] if rows is None else rows,
-        "sha256": hashlib.sha256(part.read_bytes()).hexdigest(),
-    }
-    manifest = {"schema": 1, "step": 2, "parts": [entry], "facts": old["facts"], **changes}
-    (run / MANIFEST).write_text(json.dumps(manifest))
 
 
 # What stands in the place of a file
@@ -280,200 +195,6 @@ def flip(run, seed):
         data[place] = rng.choice((0, 255, 127, 128, data[place] ^ 1 << rng.randrange(8)))
     (run / PART).write_bytes(data)
     seal(run)
-
-
-# Parquet that is small on disk
-
-
-def write_part(run, table, *, rows=None, **how):
-    with (run / PART).open("wb") as file:  # Arrow takes no path that is not UTF-8
-        pq.write_table(table, file, **{"compression": "zstd", **how})
-    seal(run, rows=table.num_rows if rows is None else rows)
-
-
-def zeros(values, num_rows=1, kind=np.int64):
-    offsets = np.linspace(0, values, num_rows + 1).astype(np.int64)
-    return pa.LargeListArray.from_arrays(pa.array(offsets), pa.array(np.zeros(values, kind)))
-
-
-def tokens(num, *, num_rows=1, **more):
-    group = pa.array(np.arange(num_rows))
-    mask = zeros(num, num_rows, np.bool_)
-    return pa.table({"group": group, "token_ids": zeros(num, num_rows), "loss_mask": mask, **more})
-
-
-def many_rows(run):
-    write_part(run, tokens(0, num_rows=20_000_000))
-
-
-def many_rows_within_the_limit(run):
-    write_part(run, tokens(0, num_rows=131_072))
-
-
-def many_groups_of_rows(run):
-    write_part(run, tokens(20_000, num_rows=20_000), row_group_size=1)
-
-
-def many_tokens(run):
-    write_part(run, tokens(40_000_000), use_dictionary=False)
-
-
-def tokens_within_the_limit(run):
-    write_part(run, tokens(200_000, num_rows=100))
-
-
-def many_steps_within_the_limit(run):
-    """Repeat a step that decodes to as much as a small one may: a page shows 120 of them."""
-    write_part(run, tokens(150_000, num_rows=10))
-    for step in range(10, 70):
-        folder = run / f"records/step={step:06d}"
-        shutil.copytree(run / STEP, folder)
-        manifest = json.loads((folder / "complete.json").read_text())
-        (folder / "complete.json").write_text(json.dumps({**manifest, "step": step}))
-
-
-def long_string(run):
-    reason = pa.array(["A" * (1 << 30)])
-    write_part(run, tokens(2, finish_reason=reason), use_dictionary=False)
-
-
-def repeated_string(run):
-    num = 20_000
-    reason = pa.DictionaryArray.from_arrays(np.zeros(num, np.int32), ["A" * 1_000_000])
-    write_part(run, tokens(num, num_rows=num, finish_reason=reason))
-
-
-def long_string_of_no_meaning(run):
-    write_part(run, tokens(2, notes=pa.array(["A" * (1 << 28)])), use_dictionary=False)
-
-
-def many_columns(run):
-    write_part(run, tokens(2, **{f"reward/{i}": pa.array([1.0]) for i in range(5000)}))
-
-
-def lying_footer(run):
-    """Let the footer claim a few values: Arrow believes the headers of the pages."""
-    many_tokens(run)
-    data = (run / PART).read_bytes()
-    group = pq.ParquetFile(pa.BufferReader(data)).metadata.row_group(0)
-    start = len(data) - 8 - int.from_bytes(data[-8:-4], "little")
-    footer = data[start:]
-    for place in (1, 2):
-        column = group.column(place)
-        for real in (column.total_uncompressed_size, column.num_values, group.total_byte_size):
-            written = _varint(real)
-            footer = footer.replace(written, _varint(1, len(written)))
-    (run / PART).write_bytes(data[:start] + footer)
-    seal(run, rows=1)
-
-
-def _varint(value, length=0):
-    value, written = value << 1, []
-    while value >= 128 or len(written) + 1 < length:
-        written.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*written, value])
-
-
-def claimed_rows(run):
-    seal(run, rows=10**9)
-
-
-BOMBS = (
-    *(many_rows, many_rows_within_the_limit, many_groups_of_rows, many_tokens),
-    *(
-        tokens_within_the_limit,
-        many_steps_within_the_limit,
-        long_string,
-        repeated_string,
-        long_string_of_no_meaning,
-    ),
-    *(many_columns, lying_footer, claimed_rows),
-)
-
-# Columns of the wrong kind
-
-
-def columns(**changes):
-    two = {
-        "group": pa.array([0, 0]),
-        "token_ids": pa.array([[1, 2], [3]]),
-        "loss_mask": pa.array([[True, True], [True]]),
-        "logp": pa.array([[-1.0, -2.0], [-0.5]]),
-        "logp_old": pa.array([[-1.0, -2.0], [-0.5]]),
-        "logp_sampler": pa.array([[-1.0, -2.0], [-0.5]]),
-        "logp_ref": pa.array([[-1.0, -2.0], [-0.5]]),
-        "reward": pa.array([1.0, 2.0]),
-    }
-    return pa.table({name: c for name, c in {**two, **changes}.items() if c is not None})
-
-
-def floats(first, second, third):
-    return pa.array([[first, second], [third]], pa.list_(pa.float64()))
-
-
-INF, NAN = float("inf"), float("nan")
-COLUMNS = {
-    "log-probs of 1e308": {
-        "logp_old": floats(1e308, -1e308, 1e300),
-        "logp_ref": floats(-1e308, 1e308, -1e300),
-        "logp_sampler": floats(-1e308, 1e308, 0.0),
-        "logp": floats(-1e308, 1e308, 0.0),
-    },
-    "log-probs of infinity": {"logp_old": floats(INF, -INF, NAN), "logp_ref": floats(INF, 0, -INF)},
-    "log-probs that are no numbers": {"logp_old": floats(NAN, NAN, NAN)},
-    "positive log-probs": {"logp_old": floats(5.0, 1e9, 88.0)},
-    "rewards of 1e308": {"reward": pa.array([1e308, -1e308]), "advantage": pa.array([INF, -INF])},
-    "text for numbers": {"logp_old": pa.array([["x", "y"], ["z"]])},
-    "lists of lists": {"logp_old": pa.array([[[1.0], [1.0]], [[1.0]]])},
-    "negative ids": {"token_ids": pa.array([[-1, -(2**62)], [2**62]])},
-    "huge groups": {"group": pa.array([2**63 - 1, -(2**63)])},
-    "decimal groups": {"group": pa.array([1, 2]).cast(pa.decimal128(20, 0))},
-    "times for groups": {"group": pa.array([1, 2]).cast(pa.timestamp("s"))},
-    "no rows": {
-        "group": pa.array([], pa.int64()),
-        **{n: pa.array([], pa.list_(pa.int64())) for n in ("token_ids", "loss_mask")},
-        **dict.fromkeys(("logp", "logp_old", "logp_sampler", "logp_ref", "reward")),
-    },
-    "empty lists": {
-        "token_ids": pa.array([[], []], pa.list_(pa.int64())),
-        "loss_mask": pa.array([[], []], pa.list_(pa.bool_())),
-        **dict.fromkeys(("logp", "logp_old", "logp_sampler", "logp_ref")),
-    },
-    "nothing trained on": {"loss_mask": pa.array([[False, False], [False]])},
-    "no mask": {"loss_mask": None},
-    "no groups": {"group": None},
-    "lists of another length": {"logp_ref": pa.array([[1.0], [1.0, 2.0]])},
-    "no lists": {"token_ids": pa.array([1, 2])},
-    "only nulls": {"reward": pa.nulls(2), "advantage": pa.array([None, None], pa.float64())},
-    "a null list": {"token_ids": pa.array([[1, 2], None])},
-    "versions": {
-        "weight_version": pa.array([[2**62, -(2**62)], [0]]),
-        "rank": pa.array([[-1, 2**62], [0]]),
-        "emitted_by": pa.array([[100, -100], [5]]),
-    },
-    "overflow": {"emitted_by": pa.array([[1000, -1000], [5]])},
-    "half floats": {"logp_old": pa.array([np.float16([-1, -2]), np.float16([-1])])},
-    "names of rewards": {
-        "reward/\x1b[2J\x07<script>alert(1)</script>": pa.array([1.0, 2.0]),
-        "reward/": pa.array([1.0, 2.0]),
-        "reward/a.b": pa.array([1.0, 2.0]),
-    },
-    "bytes for text": {
-        "finish_reason": pa.array([b"\xff\xfe", b"\x80"]).view(pa.binary()),
-    },
-    "control characters": {"finish_reason": pa.array(["\x1b[2J", "\x00" * 2000])},
-}
-
-
-def spoil_columns(run, name):
-    write_part(run, columns(**COLUMNS[name]))
-
-
-def text_that_is_no_text(run):
-    reason = pa.array([b"\xff\xfe\xfd", b"\x80"])
-    text = pa.StringArray.from_buffers(2, reason.buffers()[1], reason.buffers()[2])
-    write_part(run, columns(finish_reason=text))
 
 
 # Manifests, folders and numbers

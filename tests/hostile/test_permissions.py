@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from hostile.run_folders import healthy
+from hostile.healthy_run import healthy
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="takes rights away as Linux does")
 RIGHTS = "-dac_override,-dac_read_search"
