@@ -132,12 +132,20 @@ def test_a_folder_is_made_anew_and_of_a_link_only_the_link_goes(run, tmp_path):
 def test_a_run_with_a_link_out_of_it_is_refused_and_one_inside_is_not(run, tmp_path):
     (run / "wandb" / "run-1").mkdir(parents=True)
     (run / "wandb" / "latest-run").symlink_to("run-1")
+    (run / "wandb" / "run-1" / "logs").mkdir()
+    (run / "wandb" / "run-1" / "logs" / "debug-core.log").symlink_to(tmp_path / "of wandb")
     (run / "records" / "step=000001").mkdir(parents=True)
     refuse_links_out(run)
     through = tmp_path / "by another name"
     through.symlink_to(run)
     refuse_links_out(through)  # the user named it so
-    for place in ("checkpoints", "records/step=000002", "wandb/run-1/logs", "report.html"):
+    for place in (
+        "checkpoints",
+        "records/step=000002",
+        "wandb/run-2",
+        "wandb/run-1/files",
+        "report.html",
+    ):
         (run / place).symlink_to(tmp_path / "outside")
         with pytest.raises(EvidenceError, match="outside of the run folder"):
             refuse_links_out(run)

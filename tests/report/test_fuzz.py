@@ -15,8 +15,14 @@ from made import record
 from rich.console import Console
 
 from browser import Browser
+from klinic.errors import EvidenceError
 from klinic.evidence.files import Journal
-from klinic.evidence.run_facts import METRICS, write_run_facts, write_tokens
+from klinic.evidence.run_facts import (
+    LARGEST_TOKENS,
+    METRICS,
+    write_run_facts,
+    write_tokens,
+)
 from klinic.evidence.store import write_record
 from klinic.report.page import render
 from klinic.report.reading import read_story
@@ -135,9 +141,16 @@ def test_a_page_of_hostile_completions_is_text(tmp_path):
     assert_harmless(render([read_story(run), read_story(other)]))
 
 
-def test_a_token_of_a_megabyte_in_every_place_fits(tmp_path):
-    run = hostile_run(tmp_path / "run", ["\u202e" * 10**6] * 60, steps=5)
+def test_long_tokens_in_every_place_fit(tmp_path):
+    run = hostile_run(tmp_path / "run", ["\u202e" * 45_000] * 60, steps=5)
+    assert (run / "tokens.json").stat().st_size > 0.95 * LARGEST_TOKENS
     assert_harmless(render([read_story(run)]))
+
+
+def test_tokens_of_a_megabyte_in_every_place_are_refused(tmp_path):
+    run = hostile_run(tmp_path / "run", ["\u202e" * 10**6] * 60, steps=1)
+    with pytest.raises(EvidenceError, match=r"tokens\.json: is larger than 16 MB"):
+        read_story(run)
 
 
 @pytest.mark.parametrize(

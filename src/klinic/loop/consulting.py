@@ -18,9 +18,15 @@ class Consulting:
     """What the doctor of a run says, once for each cause; it may be the end of the run."""
 
     def __init__(
-        self, folder: Path, how: Literal["none", "tell", "stop"], event: Callable[..., None]
+        self,
+        folder: Path,
+        how: Literal["none", "tell", "stop"],
+        event: Callable[..., None],
+        *,
+        shown: Path,
     ) -> None:
         self._folder = folder
+        self._shown = shown
         self._how = how
         self._event = event
         self._doctor: LiveDoctor | None = None
@@ -97,4 +103,4 @@ class Consulting:
         self._named.add(cause)
         self._event(step, DIAGNOSIS, sentence, cause=cause)
         if self._how == "stop":
-            raise RunStoppedError(f"{self._folder}: {sentence}")
+            raise RunStoppedError(f"{self._shown}: {sentence}")

@@ -24,7 +24,7 @@ from klinic.learner.protocol import Learner, Records
 from klinic.loop import asking, checkpoint
 from klinic.loop.consulting import DIAGNOSIS, Consulting
 from klinic.loop.data import Prompts
-from klinic.loop.folder import RESTARTED, identity_of, refuse_moved, step_of
+from klinic.loop.folder import RESTARTED, as_named, identity_of, refuse_moved, step_of
 from klinic.loop.gather import Gathered
 from klinic.loop.live_doctor import SavedDoctor
 from klinic.loop.recovering import DECISIONS, PASSED, TRANSIENT, Recovering, trouble_event
@@ -79,6 +79,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self._folder_identity = identity_of(self.folder)
+        self._shown_folder = as_named(self.folder, self.recipe)
         self.max_steps = self.recipe.loop.max_steps
         self.updates_per_batch = self.recipe.learner.updates_per_batch
         self.reward_warmup_steps = self.recipe.learner.reward_warmup_steps
@@ -87,7 +88,9 @@ class Run:
         limits = self.recovering.limits
         self.update_kl_limit = None if limits is None else limits.update_kl
         self.reference_rule = self.recipe.reference
-        self.doctor = Consulting(self.folder, self.recipe.output.doctor, self.event)
+        self.doctor = Consulting(
+            self.folder, self.recipe.output.doctor, self.event, shown=self._shown_folder
+        )
         self.journal = Journal(self.folder / METRICS)
         self.events = Journal(self.folder / EVENTS)
         self.answers = Journal(self.folder / PROBES)
@@ -152,7 +155,7 @@ class Run:
         if decision.act == "stop":
             if not trouble.damaged:
                 self.save(state)
-            raise RunStoppedError(f"{self.folder}: {decision.says}")
+            raise RunStoppedError(f"{self._shown_folder}: {decision.says}")
         return state
 
     def write_lost_decision(self) -> None:
@@ -195,7 +198,9 @@ class Run:
             found = checkpoint.newest_good(self.folder, at_most=step)
             problems += found.broken
             if found.checkpoint is None:
-                raise RunStoppedError(f"{self.folder}: no checkpoint is good, so no way back.")
+                raise RunStoppedError(
+                    f"{self._shown_folder}: no checkpoint is good, so no way back."
+                )
             state = self.restore(found.checkpoint)
             if all(self.learner.sound().values()):
                 return state, problems
@@ -329,8 +334,8 @@ class Run:
             return
         if self.recovering.limits is None:
             raise RunStoppedError(
-                f"{self.folder}: {trouble} at step {done.step}, and recovery is null. It was not "
-                "saved: go on from the newest checkpoint with --resume recovery={}."
+                f"{self._shown_folder}: {trouble} at step {done.step}, and recovery is null. It "
+                "was not saved: go on from the newest checkpoint with --resume recovery={}."
             )
         raise InTroubleError(trouble, done.places, dict(metrics))
 

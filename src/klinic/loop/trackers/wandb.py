@@ -12,6 +12,7 @@ from klinic.evidence.files import json_bytes, read_json
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Rollout
 from klinic.evidence.writing import write_atomically
+from klinic.loop.folder import as_named
 from klinic.loop.trackers.told import COLUMNS, rows, tag
 from klinic.recipe.recipe import Recipe
 
@@ -100,7 +101,8 @@ class WeightsAndBiases:
             if self._logged_in(settings):
                 return "online"
             mode, reason = "offline", "nobody is logged in; `wandb login` does that"
-        upload = f"Upload with: wandb sync {shlex.quote(str(self._folder))}/wandb/offline-run-*"
+        shown = shlex.quote(str(as_named(self._folder, self._recipe)))
+        upload = f"Upload with: wandb sync {shown}/wandb/offline-run-*"
         self._tell(f"W&B: {mode}, since {reason}.{f' {upload}' if mode == 'offline' else ''}")
         return mode
 
