@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from klinic.recipe.section import CountOrZero, Section, Text, within
 
@@ -13,7 +13,14 @@ MOST_AT_ONCE = 1_000  # open connections; more than a process usually may have
 
 Seconds = Annotated[float, within("it is a time limit in seconds", above=0, high=LONGEST_WAIT)]
 AtOnce = Annotated[int, within("it is a number of open requests", low=1, high=MOST_AT_ONCE)]
-Score = float | Annotated[tuple[float, float], Field(strict=False)]
+
+
+def _pair_from_list(value: object) -> object:
+    """Return a list as a tuple: pydantic below 2.12 refuses one in a union of a strict section."""
+    return tuple(value) if isinstance(value, list) else value
+
+
+Score = Annotated[float | tuple[float, float], BeforeValidator(_pair_from_list)]
 
 
 class RewardEntry(Section):
