@@ -27,8 +27,8 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")
 @pytest.mark.parametrize(
     ("error", "named"),
     [
-        (FULL, "No space left on device: runs/a/metrics.jsonl. Free some space"),
-        (caused(FULL), "No space left on device: runs/a/metrics.jsonl. Free some space"),
+        (FULL, "No space left on device: runs/a/metrics.jsonl. Free disk space"),
+        (caused(FULL), "No space left on device: runs/a/metrics.jsonl. Free disk space"),
         (SafetensorError("I/O error: No space left on device (os error 28)"), "No space left"),
         (OSError("[Errno 28] Error writing bytes. Detail: [errno 28] No space"), "No space left"),
         (FileNotFoundError(2, "No such file or directory", "a/b"), "No such file or directory: a"),
@@ -37,7 +37,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "runs/a/metrics.jsonl")
         (OSError(36, "File name too long", "a" * 300), "File name too long: aaa"),
         (OSError(24, "Too many open files"), "Too many open files (OSError: [Errno 24]"),
         (OSError(27, "File too large"), "File too large (OSError"),
-        (IsADirectoryError(21, "Is a directory", "out"), "Is a directory: out. Check what is at"),
+        (IsADirectoryError(21, "Is a directory", "out"), "Is a directory: out. Check the type of"),
         (MemoryError(), "Cannot allocate memory. Close other programs"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"), "Cannot allocate"),
         (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "Cannot allocate memory"),

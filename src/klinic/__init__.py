@@ -6,7 +6,7 @@ from typing import Any
 __version__ = "0.1.0.dev0"
 __all__ = ["KL", "Recovery", "__version__", "attach", "train"]
 
-# on demand: these need torch, which the rest of klinic does without
+# imported on first use: these need torch, the rest of klinic does not
 LAZY = {
     "KL": "klinic.recipe.given",
     "Recovery": "klinic.recipe.given",

@@ -1,4 +1,4 @@
-"""Where klinic keeps what it can make again: warm starts, games of an engine."""
+"""Cache folders for artifacts that klinic can rebuild: warm starts, games of a chess engine."""
 
 import os
 from pathlib import Path
@@ -7,14 +7,14 @@ from klinic.errors import ConfigError
 
 
 def cache_folder(name: str) -> Path:
-    """Return the folder for one kind of thing, made before hours of work depend on it."""
+    """Create and return the cache folder of one kind of artifact."""
     folder = _root() / name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(
-            f"the cache {folder} cannot be made: {error.strerror}. Set KLINIC_CACHE to a folder "
-            "that can be written."
+            f"the cache folder {folder} cannot be created: {error.strerror}. Set KLINIC_CACHE to a "
+            "writable folder."
         ) from error
     return folder
 

@@ -1,40 +1,41 @@
-"""Every error klinic raises on purpose.
+"""Exceptions that klinic raises on purpose.
 
-Each says where, what was found, why it cannot work, and what to do. Each is also the standard
-exception a caller would expect, and each survives pickling, since workers send errors to a driver.
-To add one: subclass `KlinicError` and a standard exception, and take the message as only argument.
+A message states where, the offending value, why it cannot work, and what to do. Each class is also
+the standard exception that a caller expects, and survives pickling, since workers send errors to a
+driver. To add one: subclass `KlinicError` and a standard exception; the message is the only
+argument.
 """
 
 
 class KlinicError(Exception):
-    """The root: `except KlinicError` catches what klinic says, and nothing else."""
+    """Base class: `except KlinicError` catches every error that klinic raises on purpose."""
 
     exit_code = 2
-    """What a command that ends with it exits with."""
+    """Exit code of a command that ends with this error."""
 
 
 class ConfigError(KlinicError, ValueError):
-    """A setting cannot work, alone or together with another one."""
+    """A setting cannot work, alone or in combination with another one."""
 
 
 class ShapeError(KlinicError, ValueError):
-    """Arrays that must lie over the same tokens or rows do not."""
+    """Arrays that must cover the same tokens or rows differ in shape."""
 
 
 class FunctionError(KlinicError, ValueError):
-    """A function named by the user cannot be found, called or understood."""
+    """A user-supplied function cannot be found, called or understood."""
 
 
 class MissingExtraError(KlinicError, ImportError):
-    """A command needs an optional part of klinic that is not installed."""
+    """A command needs an optional dependency of klinic that is not installed."""
 
 
 class EvidenceError(KlinicError, ValueError):
-    """What a run left behind is missing, broken or contradicts itself."""
+    """Recorded evidence of a run is missing, corrupt or contradictory."""
 
 
 class CheckpointError(KlinicError, ValueError):
-    """A checkpoint cannot be read, or is not of this run."""
+    """A checkpoint cannot be read, or belongs to another run."""
 
 
 class DataError(KlinicError, ValueError):
@@ -46,59 +47,59 @@ class PolicyError(KlinicError, RuntimeError):
 
 
 class LogitsError(PolicyError):
-    """The policy's logits are not numbers."""
+    """The policy's logits are not finite."""
 
 
 class RunStoppedError(KlinicError, RuntimeError):
-    """A run was stopped because it could not be brought back to health."""
+    """A run was stopped because recovery failed."""
 
     exit_code = 1
 
 
 class LostError(KlinicError, RuntimeError):
-    """A process that the run cannot do without is gone: the run can go on with --resume."""
+    """A process that the run needs has died; the run can continue with --resume."""
 
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again later
 
 
 class RankLostError(LostError):
-    """Another process of the same learner is gone."""
+    """Another rank of the same learner has died."""
 
 
 class SamplerError(KlinicError, RuntimeError):
-    """The engine that samples cannot do what is asked of it."""
+    """The sampling engine cannot perform a request."""
 
 
 class WorkerLostError(LostError):
-    """Processes of a cluster are gone, and no others come."""
+    """Workers of a cluster have died, and no replacements arrive."""
 
 
 class EngineLostError(SamplerError, LostError):
-    """The engine that samples is gone."""
+    """The sampling engine has died."""
 
 
 class MachineError(KlinicError, OSError):
-    """The machine cannot do what a command needs: no room, no memory, no permission, no file."""
+    """The machine lacks a resource that a command needs: disk, memory, permission, file."""
 
     exit_code = 4
 
 
 class UnreadableError(EvidenceError, MachineError):
-    """A file that a run left behind is there, and the machine does not let it be read."""
+    """A file of recorded evidence exists, and the machine refuses to read it."""
 
     exit_code = 4
 
 
 class UnfinishedError(KlinicError, RuntimeError):
-    """The process of a run exited on its own before the last step was saved."""
+    """The process of a run exited before the last step was saved."""
 
 
 class RewardError(KlinicError, ValueError):
-    """A reward function failed, or returned what is not a reward."""
+    """A reward function failed, or returned an invalid reward."""
 
 
 def text_of(error: BaseException) -> str:
-    """Return the text of an error that is not ours; its `__str__` may itself raise.
+    """Return the text of a foreign error; its `__str__` may itself raise.
 
     >>> class Broken(Exception):
     ...     def __str__(self):
@@ -108,12 +109,12 @@ def text_of(error: BaseException) -> str:
     """
     try:
         return str(error)
-    except Exception as raised:  # code of a user, in the text of an error as anywhere else
+    except Exception as raised:  # __str__ is user code
         return f"(no text: its __str__ raised {type(raised).__name__})"
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error that is not ours; its type where it has no text.
+    """Return the first line of a foreign error; its type name if it has no text.
 
     >>> first_line(ValueError("wrong\\nand more"))
     'wrong'

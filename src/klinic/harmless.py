@@ -1,12 +1,12 @@
-"""Text that is not ours, made fit for a terminal: what it would obey is shown as what it is."""
+"""Escape control characters in untrusted text before printing it to a terminal."""
 
 import unicodedata
 
-MOST_MARKS = 4  # on one letter; languages need two or three, and a pile covers the lines around it
+MOST_MARKS = 4  # per letter; languages need two or three, a longer stack overlaps other lines
 
 
 def harmless(text: str, *, keep: str = "") -> str:
-    r"""Return text that a terminal only prints, with some characters kept as they are.
+    r"""Return the text with non-printable characters escaped, except those in `keep`.
 
     >>> harmless("a\x1b[2J\u202eb\n"), harmless("a\n", keep="\n")
     ('a\\x1b[2J\\u202eb\\n', 'a\n')

@@ -1,7 +1,7 @@
-"""Tells faults of the machine (disk, memory, permissions) from faults of klinic.
+"""Classify errors of the machine (disk, memory, permissions) as opposed to bugs in klinic.
 
-Libraries report the same fault in several ways: Python as an `OSError` with a number, Rust
-(safetensors, tokenizers) and Arrow as text that holds the number, torch as a `RuntimeError`.
+Libraries report the same fault in several ways: Python as an `OSError` with an errno, Rust
+(safetensors, tokenizers) and Arrow as text that contains the errno, torch as a `RuntimeError`.
 """
 
 import errno
@@ -13,25 +13,25 @@ from klinic.errors import KlinicError, MachineError, text_of
 NUMBER = re.compile(r"\((?:os )?error (\d+)\)|\[errno (\d+)\]", re.IGNORECASE)
 NO_MEMORY = (
     *("can't allocate memory", "cannot allocate memory", "out of memory", "bad_alloc"),
-    "failed to map segment",  # a library that does not fit
+    "failed to map segment",  # a shared library does not fit into memory
 )
 NO_THREAD = "can't start new thread"
 
-RESUME = "A run that was stopped by it goes on with --resume."
-ROOM = f"Free some space, or give another disk. {RESUME}"
+RESUME = "A run that it stopped continues with --resume."
+ROOM = f"Free disk space, or use another disk. {RESUME}"
 MEMORY = (
     "Close other programs, raise the limit (ulimit -v), or make the run smaller: klinic train "
-    f"--dry-run shows what a run needs. {RESUME}"
+    f"--dry-run shows the memory it needs. {RESUME}"
 )
-RIGHTS = f"Check owner and permissions there, or give another path. {RESUME}"
+RIGHTS = f"Check owner and permissions of the path, or use another one. {RESUME}"
 FILES = f"Raise the limit (ulimit -n), or close other programs. {RESUME}"
-MISSING = f"It was removed or never made: check the path. {RESUME}"
-KIND = "Check what is at that path, or give another one."
+MISSING = f"It was removed or never created: check the path. {RESUME}"
+KIND = "Check the type of the file at that path, or use another path."
 ADVICE = {
     errno.ENOSPC: ROOM,
     errno.EDQUOT: ROOM,
-    errno.EFBIG: f"Raise the limit (ulimit -f), or give another disk. {RESUME}",
-    errno.EROFS: f"Make the disk writable, or give another path. {RESUME}",
+    errno.EFBIG: f"Raise the limit (ulimit -f), or use another disk. {RESUME}",
+    errno.EROFS: f"Make the disk writable, or use another path. {RESUME}",
     errno.EACCES: RIGHTS,
     errno.EPERM: RIGHTS,
     errno.ENOENT: MISSING,
@@ -40,21 +40,21 @@ ADVICE = {
     errno.EISDIR: KIND,
     errno.ELOOP: KIND,
     errno.ENXIO: KIND,
-    errno.ENAMETOOLONG: "Give a shorter path.",
+    errno.ENAMETOOLONG: "Use a shorter path.",
     errno.EMFILE: FILES,
     errno.ENFILE: FILES,
     errno.ENOMEM: MEMORY,
-    errno.EAGAIN: f"Raise the limit of processes (ulimit -u). {RESUME}",
+    errno.EAGAIN: f"Raise the process limit (ulimit -u). {RESUME}",
     errno.EIO: f"Check the disk. {RESUME}",
 }
-OTHER = f"Mend that, and try again. {RESUME}"
+OTHER = f"Fix the cause, and try again. {RESUME}"
 
 
 def machine_fault(error: BaseException) -> MachineError | None:
-    """Return a fault of the machine as such; None for every other error.
+    """Return the `MachineError` for a fault of the machine; None for every other error.
 
     >>> print(machine_fault(OSError(28, "No space left on device", "runs/a/metrics.jsonl")))
-    No space left on device: runs/a/metrics.jsonl. Free some space, or give another disk. A run ...
+    No space left on device: runs/a/metrics.jsonl. Free disk space, or use another disk. A run ...
     >>> machine_fault(ValueError("wrong"))
     """
     if isinstance(error, KlinicError):
@@ -67,7 +67,7 @@ def machine_fault(error: BaseException) -> MachineError | None:
 
 
 def _number(error: BaseException) -> int | None:
-    """Return the number of the fault as in errno.h, however a library reports it."""
+    """Return the errno of the fault, for every way in which a library reports it."""
     if isinstance(error, OSError) and error.errno is not None:
         return error.errno if error.errno in errno.errorcode else None
     if isinstance(error, MemoryError):

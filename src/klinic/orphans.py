@@ -1,7 +1,7 @@
-"""No process outlives the run that it was started for, however that run ends.
+"""Child processes die with the run that started them, however that run ends.
 
-Linux lets a process ask to be killed when its parent dies, and lets a parent take in whatever its
-children leave behind. Elsewhere nothing here does anything.
+On Linux, a process can request a signal at its parent's death (PDEATHSIG), and a parent can adopt
+orphaned descendants (subreaper). On other platforms these functions do nothing.
 """
 
 import os
@@ -12,9 +12,9 @@ from contextlib import suppress
 from pathlib import Path
 
 PARENT = "KLINIC_PARENT"
-"""The process that a child dies with, told by whoever starts it."""
-PATIENCE = 2.0  # seconds between being asked to go and being killed
-LIMIT = 10.0  # seconds: what is not gone by then waits for a disk or a driver, and cannot be killed
+"""Environment variable with the pid of the process that a child dies with; set by its parent."""
+PATIENCE = 2.0  # seconds between SIGTERM and SIGKILL
+LIMIT = 10.0  # seconds: a process alive by then is in uninterruptible sleep
 LOOK_EVERY = 0.02
 
 PR_SET_PDEATHSIG = 1  # of <linux/prctl.h>
@@ -22,9 +22,9 @@ PR_SET_CHILD_SUBREAPER = 36
 
 
 def die_with(parent: int) -> None:
-    """Let this process be killed as soon as its parent is dead, which it may be already.
+    """Have the kernel kill this process when its parent dies; exit if the parent is dead already.
 
-    The kernel watches the thread that started this process: it must last as long as its process.
+    The kernel watches the thread that started this process: it must live as long as its process.
     """
     if not _prctl(PR_SET_PDEATHSIG, signal.SIGKILL):
         return
@@ -33,12 +33,12 @@ def die_with(parent: int) -> None:
 
 
 def adopt() -> None:
-    """Become the parent of every descendant whose own parent dies; `end_descendants` ends them."""
+    """Become the subreaper of all descendants, so that `kill_descendants` reaches orphans too."""
     _prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_descendants() -> None:
-    """End all that descends from this process: ask first, kill what is still there, and reap it."""
+    """Terminate all descendants: SIGTERM, then SIGKILL after a grace period, and reap them."""
     begun, asked = time.monotonic(), set[int]()
     while left := descendants(os.getpid()):
         waited = time.monotonic() - begun
@@ -53,11 +53,11 @@ def end_descendants() -> None:
 
 
 def descendants(pid: int) -> set[int]:
-    """Return the processes that a process started, and those that they did."""
+    """Return the pids of all direct and indirect child processes."""
     children: dict[int, list[int]] = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended since
-            # behind the name, which may hold anything: state, parent
+        with suppress(OSError):  # the process has exited
+            # after the command name in parentheses: state, parent pid
             parent = int(path.read_bytes().rpartition(b")")[2].split()[1])
             children.setdefault(parent, []).append(int(path.parent.name))
     found: set[int] = set()
@@ -75,7 +75,7 @@ def _reap() -> None:
 
 
 def _prctl(option: int, value: int) -> bool:
-    """Set something of this process; return whether it is set."""
+    """Set a process attribute; return whether it succeeded."""
     if sys.platform != "linux":
         return False
     import ctypes

@@ -1,4 +1,4 @@
-"""Opens regular files only, and never waits: a pipe, a device or a folder is refused."""
+"""Opens regular files only, without blocking: pipes, devices and folders are refused."""
 
 import errno
 import os
@@ -6,21 +6,21 @@ import stat
 from pathlib import Path
 from typing import IO
 
-CHUNK = 1 << 20  # bytes read at a time: a long line comes in few pieces
+CHUNK = 1 << 20  # bytes per read: long lines take few reads
 FLAGS = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
 class NotRegularError(OSError):
-    """What stands at a path is no file."""
+    """A path is not a regular file."""
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Return a file that is open for reading; anything else is a `NotRegularError`."""
-    # before it is opened, since opening a device may do something
+    """Return a file opened for reading; raise `NotRegularError` for any other type."""
+    # checked before opening, since opening a device can have side effects
     if stat.S_ISREG(path.stat().st_mode):
         file = os.fdopen(os.open(path, FLAGS), "rb", buffering=CHUNK)
-        # again, should a pipe have taken its place
+        # checked again, in case a pipe has replaced the file
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
             return file
         file.close()
-    raise NotRegularError(errno.EINVAL, "is no file", str(path))
+    raise NotRegularError(errno.EINVAL, "is not a regular file", str(path))

@@ -1,7 +1,7 @@
-"""What is left to do when a process has died without doing it itself: a script of its own.
+"""Watchdog process that removes temporary folders and kills children once its parent has died.
 
-It waits until whoever started it is dead. Then it deletes folders, and ends processes, that are
-still there.
+Runs as a script of its own, without installed packages. It waits for the death of the process that
+started it, then deletes the folders and ends the processes that still exist.
 """
 
 import json
@@ -14,15 +14,15 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-GRACE = 1.0  # seconds for processes to end by themselves
+GRACE = 1.0  # seconds for processes to exit on their own
 
 
 def when_this_dies(*, delete: Iterable[Path] = (), end: Iterable[int] = ()) -> None:
-    """Let folders be deleted and processes be ended once this process is dead, however it dies."""
+    """Start a watchdog that deletes folders and kills processes once this process is dead."""
     if sys.platform != "linux":
         return
     told = json.dumps([os.getpid(), [str(path) for path in delete], sorted(end)])
-    # -I, -S: it needs nothing that is installed, and starts in a blink
+    # -I, -S: no site-packages needed, and a fast start
     script = [sys.executable, "-I", "-S", __file__, told]
     nothing = [(os.POSIX_SPAWN_OPEN, stream, os.devnull, os.O_RDWR, 0) for stream in range(3)]
     os.posix_spawn(script[0], script, os.environ, file_actions=nothing)
@@ -44,14 +44,14 @@ def _main(parent: int, folders: list[str], processes: list[int]) -> None:
 
 
 def _handles(pid: int) -> list[int]:
-    """Return what names a process for ever, where a number is given to another one day."""
+    """Return a pidfd, which unlike a pid is never reused; empty if the process is gone."""
     with suppress(ProcessLookupError):
         return [os.pidfd_open(pid)]
     return []
 
 
 def _first_dead(handles: set[int], seconds: float | None) -> set[int]:
-    """Wait until one of some processes is dead, or several; return those that are."""
+    """Wait until at least one process has exited; return the pidfds of all that have."""
     return set(select.select(list(handles), [], [], seconds)[0]) if handles else set()
 
 

@@ -1,11 +1,11 @@
-"""Guards the process around a call of a user's function: reward, `data.map`, `sampling.reply`.
+"""Guards the process during a call of a user function: reward, `data.map`, `sampling.reply`.
 
-What the function changes in the process is put back and reported once: working directory, torch's
-global settings, signal handlers, standard streams. What cannot be put back is an error that names
-the function: a descriptor that the run needs was closed. A fork that returns is ended, so that it
-never trains. `os._exit` raises, where the function calls it in the process of the run.
+Process state that the function changes is restored and reported once: working directory, torch's
+global settings, signal handlers, standard streams. A closed descriptor that the run needs cannot be
+restored: it raises an error that names the function. A fork that returns is terminated, so that it
+never trains. `os._exit` raises if the function calls it in the process of the run.
 
-Random streams are left alone: klinic draws from streams of its own, and a function may need its.
+RNG state is left alone: klinic uses its own generators, and a function may rely on the global one.
 """
 
 import os
@@ -31,16 +31,16 @@ _started: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
 
 
 class ExitCalled(SystemExit):
-    """A function called `os._exit`, which would have ended the run without a word."""
+    """A user function called `os._exit`, which would have ended the run silently."""
 
 
 class DescriptorClosedError(FunctionError):
-    """A function closed a file that the run needs."""
+    """A user function closed a file descriptor that the run needs."""
 
 
 @contextmanager
 def guard(name: str) -> Iterator[None]:
-    """Call a function inside; `name` is what reports call it, such as `the reward length`."""
+    """Guard the process during a user function; `name` labels the function in reports."""
     if _is_function_own:
         yield
         return
@@ -55,14 +55,14 @@ def guard(name: str) -> Iterator[None]:
 
 
 def give_process() -> None:
-    """Leave this process to the function: it is its own, and its end is seen by the run."""
-    global _is_function_own  # noqa: PLW0603 - of the process
+    """Disable the guard: this process belongs to the function, and the run monitors its exit."""
+    global _is_function_own  # noqa: PLW0603 - process-wide
     _is_function_own = True
 
 
 @contextmanager
 def needing(descriptor: int) -> Iterator[None]:
-    """Let a function that closes this descriptor be named."""
+    """Raise an error that names the function if one closes this descriptor."""
     _needed.add(descriptor)
     try:
         yield
@@ -71,12 +71,12 @@ def needing(descriptor: int) -> Iterator[None]:
 
 
 def who_started(thread: threading.Thread) -> str:
-    """Return which function started a thread; nothing where none of them did."""
+    """Return the name of the user function that started a thread; empty if none did."""
     return _started.get(thread, "")
 
 
 class _Process:
-    """The process as it was before a call."""
+    """The process state before a call."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -89,22 +89,22 @@ class _Process:
         self._torch = _torch_settings()
 
     def refuse_exit(self, code: int) -> NoReturn:
-        """Take the place of `os._exit`: in a process of the function's own it is what it was."""
+        """Replace `os._exit`: raise in the run's process, exit in a process the function forked."""
         if os.getpid() != self._owner:
             _leave(code)
         raise ExitCalled(f"os._exit({code!r})")
 
     def end_fork(self) -> None:
-        """End a process that the call has made of this one, before it does the run's work."""
+        """Exit if this process is a fork that the call made, before it does the run's work."""
         if os.getpid() == self._owner:
             return
-        says = f"{self._name} forked the process and returned in both. The second one is ended.\n"
+        says = f"{self._name} forked the process and returned in both. The child is terminated.\n"
         with suppress(OSError):
             os.write(2, says.encode())
         _leave(FORKED)
 
     def restore(self) -> None:
-        """Put back what has changed; raise where that cannot be done."""
+        """Restore changed process state; raise if that is impossible."""
         for thread in set(threading.enumerate()) - self._threads:
             _started[thread] = self._name
         self._restore_folder()
@@ -128,7 +128,7 @@ class _Process:
     def _restore_streams(self) -> None:
         for name, number, stream in zip(("stdout", "stderr"), (1, 2), self._streams, strict=True):
             if stream is not None and stream.closed:
-                opened = open(number, "w", buffering=1, closefd=False)  # noqa: SIM115 - it lasts
+                opened = open(number, "w", buffering=1, closefd=False)  # noqa: SIM115 - stays open
                 setattr(sys, name, opened)
                 self._report(f"sys.{name}, which it closed,")
 
@@ -142,8 +142,8 @@ class _Process:
         if closed:
             raise DescriptorClosedError(
                 f"{self._name} closed file descriptors that it did not open ("
-                f"{', '.join(map(str, closed))}), and the run needs them. Close only what the "
-                "function has opened, or give it a timeout: then it runs in a process of its own."
+                f"{', '.join(map(str, closed))}), and the run needs them. Close only descriptors "
+                "that the function opened, or set a timeout: it then runs in its own process."
             )
 
     def _report(self, what: str) -> None:
@@ -151,11 +151,11 @@ class _Process:
             return
         _reported.add((self._name, what))
         with suppress(OSError, ValueError):
-            sys.stderr.write(f"{self._name} changed {what} of the process: it is put back.\n")
+            sys.stderr.write(f"{self._name} changed {what} of the process: restored.\n")
 
 
 class _Setting:
-    """A global setting: how it is read and written."""
+    """Getter and setter of a global setting."""
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], Any]) -> None:
         self.read = read
@@ -163,9 +163,9 @@ class _Setting:
 
 
 def _torch_settings() -> dict[str, tuple[Any, _Setting]]:
-    """Return torch's settings that change what is computed, with their values now."""
+    """Return the torch settings that affect computation, with their current values."""
     torch: Any = sys.modules.get("torch")
-    if not hasattr(torch, "set_default_device"):  # not imported, or not yet whole
+    if not hasattr(torch, "set_default_device"):  # not imported, or only partly
         return {}
     known = {
         "torch's default dtype": _Setting(torch.get_default_dtype, torch.set_default_dtype),
@@ -184,7 +184,7 @@ def _torch_settings() -> dict[str, tuple[Any, _Setting]]:
 
 def _device(torch: Any) -> _Setting:
     def write(device: Any) -> None:
-        # None, or every tensor would be made through a Python function that sets the device
+        # None for the CPU: a set device slows down every tensor creation
         torch.set_default_device(None if device == torch.device("cpu") else device)
 
     return _Setting(torch.get_default_device, write)
@@ -196,13 +196,13 @@ def _attribute(owner: Any, name: str) -> _Setting:
 
 def _folder() -> str | None:
     try:
-        return os.getcwd()  # noqa: PTH109 - in every call of a reward
-    except OSError:  # it was deleted
+        return os.getcwd()  # noqa: PTH109 - on the hot path of rewards
+    except OSError:  # the directory was deleted
         return None
 
 
 def _fill(closed: set[int]) -> None:
-    """Open nothing in place of standard streams, or the next file would get their number."""
+    """Reopen closed standard streams on /dev/null, so that no other file gets their number."""
     for number in sorted(closed):
         nothing = os.open(os.devnull, os.O_RDWR)
         if nothing != number:

@@ -58,7 +58,7 @@ def test_a_second_demo_just_works_and_leaves_the_first_alone(demo, tmp_path):
     for said in (
         "Step 1 | Reward: ",
         "KL per token, nats: ",
-        "Right answers to sums that it never trained on: ",
+        "Correct answers on held-out sums: ",
         "klinic diagnose runs/demo ",
         "klinic demo --fault stale-sampler",
         "klinic train recipes/arithmetic.yaml",
@@ -78,7 +78,8 @@ def test_a_fault_is_named_proved_and_reported(demo, tmp_path):
     done = demo(*SHORT, "--fault", "temperature-on-one-side", "--out", "sick")
     assert done.returncode == 0, done.stderr
     for said in (
-        "Broken on purpose: temperature-on-one-side\n  the sampler reports log-probs of the raw",
+        "Injected fault: temperature-on-one-side\n"
+        "  the sampler reports log-probs of the unscaled logits",
         "Step 1 | Cause: temperature-on-one-side (",
         "Cause: temperature-on-one-side, first seen in step 1\nFix: ",
         "Proof: confirmed.",

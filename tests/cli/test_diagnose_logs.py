@@ -68,7 +68,7 @@ def test_a_cause_that_is_left_alone_is_named_with_its_fix(tmp_path):
     said = diagnose(write_lines(tmp_path / "log.jsonl", entries))
     assert said.returncode == 1
     assert "Cause: broken-reward, first seen in step 31" in said.stdout
-    assert "Fix: Grade some right answers by hand" in said.stdout
+    assert "Fix: Grade some correct answers by hand" in said.stdout
 
 
 def test_beta_0_is_no_fault_and_is_explained(tmp_path):
@@ -125,7 +125,7 @@ def test_what_was_not_understood_comes_first(tmp_path):
     assert first == "KL and sampler gap were not found in this log; 2 of 4 metrics were read."
     assert second == "Not read: my/kl, my/sampler_gap"
     assert third.startswith("JSON lines (trainer not recognised), 60 logged steps")
-    assert "No sign of trouble in what was read." in ended.stdout
+    assert "No sign of trouble in the metrics read." in ended.stdout
     told = json.loads(diagnose(path, "--json").stdout)
     assert told["not_found"] == ["KL", "sampler gap"]
     assert told["read"]["trainer"] is None
@@ -175,7 +175,7 @@ def test_tokens_of_prime_rl_are_judged_by_every_check(tmp_path):
     assert told["ok"] is False
     ended = diagnose(tmp_path)
     assert ended.returncode == 1  # no cause can be named, and yet a test failed
-    assert "No cause can be named. Failed: temperature-on-one-side; what could" in ended.stdout
+    assert "No cause can be named. Failed: temperature-on-one-side; the evidence" in ended.stdout
     healthy_tokens = tmp_path / "healthy"
     write_token_export(healthy_tokens / "token_exports", length=64)
     assert diagnose(healthy_tokens).returncode == 0
@@ -184,10 +184,10 @@ def test_tokens_of_prime_rl_are_judged_by_every_check(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("nothing", None, "there is nothing"),
+        ("nothing", None, "does not exist"),
         ("log.jsonl", b"hello\n", "line 1: is not a JSON object"),
         ("rollout.pt", b"\x80\x04", "is a pickle"),
-        ("picture.png", b"\x89PNG", "is no log that klinic reads"),
+        ("picture.png", b"\x89PNG", "is not a log that klinic reads"),
         ("e\x1b[2J.jsonl", b"\n", r"e\x1b[2J.jsonl"),
     ],
 )
@@ -212,7 +212,7 @@ def test_a_sign_is_explained():
 def test_nothing_of_a_log_can_be_proved():
     ended = diagnose(FIXTURES / "trl", "--prove")
     assert ended.returncode == 2
-    assert "--prove makes a recorded step again" in ended.stderr
+    assert "--prove replays a recorded step" in ended.stderr
 
 
 def test_hostile_names_are_shown_and_not_obeyed(tmp_path):

@@ -113,11 +113,11 @@ def test_a_step_is_counted_beside_its_memory(folder):
 @pytest.mark.torch
 def test_the_cost_of_a_step_is_told(folder):
     text = dry_run("--gpus", "8", "--gpu-memory", "80")
-    assert "none: it draws from those that are trained" in text
-    assert "record to the others" not in text
-    assert "what the KL adds" in text
-    assert "Best division with samplers on GPUs of their own" in text
-    assert "what the KL adds" not in dry_run("kl=null")
+    assert "none: it samples from the trained weights" in text
+    assert "record broadcast" not in text
+    assert "added by the KL" in text
+    assert "Best split with dedicated sampler GPUs" in text
+    assert "added by the KL" not in dry_run("kl=null")
 
 
 @pytest.mark.torch
@@ -214,7 +214,7 @@ def test_a_model_that_needs_numbers_is_counted_by_its_weights(folder):
     Path("experts").mkdir()
     Path("experts/config.json").write_text(json.dumps(config))
     told = answer("model.name=experts")
-    assert "since MixtralForCausalLM needs numbers" in told["memory"]["not_counted"][0]
+    assert "since MixtralForCausalLM needs values" in told["memory"]["not_counted"][0]
     held = told["memory"]["phases"]["updating"]
     assert set(held) == {"weights", "reference", "optimiser", "gradients"}
     assert held["optimiser"] == 2 * held["gradients"] == 8 * told["num_trainable"]

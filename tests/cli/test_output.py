@@ -56,7 +56,7 @@ def test_a_run_goes_on_without_its_log():
         )
     assert ended.returncode == 0
     assert ended.stderr == (
-        "standard output cannot be written (No space left on device): going on without.\nended\n"
+        "standard output cannot be written (No space left on device): output is dropped.\nended\n"
     )
 
 
@@ -74,7 +74,7 @@ def test_a_thread_that_does_not_end_keeps_no_command_from_ending():
     )
     assert (ended.returncode, ended.stdout) == (1, "answer\n")
     assert ended.stderr == (
-        "The thread sleeper, which the reward slow has started, does not end: leaving without it.\n"
+        "Thread sleeper, started by the reward slow, does not end: exiting without it.\n"
     )
 
 

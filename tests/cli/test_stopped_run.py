@@ -35,6 +35,6 @@ def test_it_says_why_and_keeps_what_was_well(tmp_path):
     assert done.returncode == 1, done.stdout + done.stderr
     (line,) = done.stderr.splitlines()
     assert line.startswith("RunStoppedError: run: gradient norm ")
-    assert "batch 5 in trouble without a step beyond step 13. Stopped and saved" in line
+    assert "failed batch 5 in a row without a step after step 13. Stopped and saved" in line
     assert "Traceback" not in done.stdout
     assert (tmp_path / "run" / "checkpoints" / "step=000012" / "model").is_dir()

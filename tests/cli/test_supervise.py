@@ -126,7 +126,7 @@ def test_steps_that_were_made_before_are_no_progress(run, tmp_path):
     process = run("step('run', min(num, 2))\ndie()", "output.dir=run")
     _, said = process.communicate()
     assert process.returncode == 75
-    assert "after step 2, and 3 restarts in a row brought no new step" in said
+    assert "after step 2, and 3 restarts in a row made no new step" in said
     assert len(starts(tmp_path)) == 5
 
 
@@ -174,7 +174,7 @@ def test_an_exit_before_the_last_step_is_on_disk_is_a_failure(run, tmp_path, tor
         f"UnfinishedError: the process of the run exited with code {code} after step {step} of 5, "
         "before the last step was saved."
     )
-    assert ("Then go on in run with --resume." in last) is (step > 0)
+    assert ("Then continue in run with --resume." in last) is (step > 0)
     assert len(starts(tmp_path)) == 1
 
 

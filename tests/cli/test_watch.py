@@ -60,7 +60,7 @@ def run(tmp_path):
 
 def test_a_run_is_told_a_line_a_step_from_before_it_begins_to_its_end(run):
     with Piped(run, env={"FORCE_COLOR": "1"}) as watch:
-        watch.until("nothing is written yet")
+        watch.until("no files written yet")
         with Writer(run, max_steps=3) as writer:
             writer("step 1", "step 2")
             watch.until("step 2 of 3 | reward 0.2 | KL/token 0.02 | grad norm 0.5 | entropy 0.3")
@@ -92,7 +92,7 @@ def test_a_run_that_goes_back_is_followed(run):
         writer("step 1", "step 2", "step 3")
         watch.until("step 3 of 9")
         writer("back 1")
-        watch.until("the run went back to step 1")
+        watch.until("the run rolled back to step 1")
         writer("step 2")
         limit = time.monotonic() + 20
         while watch.text.count("step 2 of 9") < 2 and time.monotonic() < limit:
@@ -108,10 +108,10 @@ def test_a_run_that_is_killed_is_waited_for_and_goes_on(run):
             watch.until("step 1 of 3")
             writer.process.send_signal(signal.SIGKILL)
             writer.process.wait()
-        watch.until("no process trains here")
+        watch.until("no process is training here")
         assert watch.process.poll() is None
         with Writer(run, max_steps=3) as writer:
-            watch.until("the run goes on, after step 1")
+            watch.until("the run is in progress, after step 1")
             writer("step 2", "step 3", "end")
             assert watch.process.wait(30) == 0
     assert watch.text.count("step 2 of 3") == 1
@@ -124,27 +124,32 @@ def test_a_run_that_stopped_itself_is_over(run):
         )
         with Piped(run) as watch:
             assert watch.process.wait(30) == 0
-    assert "the run has stopped itself" in watch.text
+    assert "the run stopped itself" in watch.text
 
 
 def test_a_run_that_a_signal_stopped_is_not_taken_for_killed(run):
     with Piped(run) as watch:
         with Writer(run) as writer:
             writer("step 1", f"event {json.dumps(stop_event(1, signal.SIGTERM))}", "end")
-        watch.until("stopped by a signal and saved, and not resumed yet, after step 1.")
+        watch.until("stopped by a signal, checkpoint saved, not resumed yet, after step 1.")
         assert watch.process.poll() is None
-        assert "step 1: stopped: Stopped by SIGTERM and saved. Go on with --resume." in watch.text
+        assert (
+            "step 1: stopped: Stopped by SIGTERM and saved. Continue with --resume." in watch.text
+        )
         with Writer(run) as writer:
-            watch.until("the run goes on, after step 1")
+            watch.until("the run is in progress, after step 1")
             writer('event {"step": 1, "event": "resumed"}')
             writer.process.kill()
             writer.process.wait()
-        watch.until("no process trains here")
+        watch.until("no process is training here")
 
 
 def test_what_does_not_fit_is_refused(tmp_path):
     (tmp_path / "file").touch()
-    for arguments, said in ((["file"], "is no folder"), (["run", "--port", "1"], "is for --web")):
+    for arguments, said in (
+        (["file"], "is not a folder"),
+        (["run", "--port", "1"], "is for --web"),
+    ):
         done = subprocess.run(
             [*WATCH, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False
         )

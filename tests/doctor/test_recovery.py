@@ -23,12 +23,13 @@ def decided(plan, trouble, step=57, places=(57,), checkpoint=50):
 def test_first_again_then_without_the_batch_then_back_and_in_the_end_it_stops():
     again = decided(Plan(), GRADIENT)
     assert (again.act, again.plan.skipped, again.plan.cuts) == ("again", (), ())
-    assert again.says == ("gradient: not a number. Nothing was committed; running the step again.")
+    assert again.says == ("gradient: not a number. Nothing was committed; retrying the step.")
     skip = decided(again.plan, GRADIENT)
     assert (skip.act, skip.plan.skipped) == ("skip", (57,))
     assert skip.plan.cuts == (Cut(first=57, last=106, factor=0.1),)
     assert skip.says == (
-        "gradient: not a number, again: persistent. batch 57 left out, learning rate x 0.1 for "
+        "gradient: not a number, also on retry: persistent. batch 57 skipped, learning rate "
+        "x 0.1 for "
         "steps 57 to 106."
     )
     acts, plan, place = [], skip.plan, 58
@@ -87,7 +88,7 @@ def test_a_rate_is_cut_twice_at_most_and_the_sentence_says_what_it_is():
     assert Plan(cuts=cuts).lr_factor(5) == 0.1 * 0.1
     plan = Plan(cuts=cuts[:1], num_cuts=1, tried=(9, 9))
     assert "learning rate x 0.01 for steps 9 to 108" in decided(plan, GRADIENT, 9, (9, 10)).says
-    assert "batches 9, 10 left out" in decided(plan, GRADIENT, 9, (9, 10)).says
+    assert "batches 9, 10 skipped" in decided(plan, GRADIENT, 9, (9, 10)).says
 
 
 def test_trouble_that_moves_between_steps_ends_the_run_too():
@@ -99,7 +100,7 @@ def test_trouble_that_moves_between_steps_ends_the_run_too():
         plan = decision.plan.without_rollback()
         assert len(acts) < 50
     assert acts[:-1] == ["replay"] * (len(acts) - 1)
-    assert "run again without one beyond step 6" in decision.says
+    assert "retries without a step after step 6" in decision.says
 
 
 def test_new_steps_may_be_run_again_as_often_as_there_are():

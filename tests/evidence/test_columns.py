@@ -107,8 +107,8 @@ def test_a_list_of_another_length_is_named_by_its_row():
     [
         ("logp", [-1.0, -2.0], "holds double, not lists"),
         ("logp", [[-1.0, -1.0], None], "has no list in row 1"),
-        ("rank", [[1, None], [2]], "has 1 empty places"),
-        ("prompt_ids_match", [True, None], "has 1 empty places"),
+        ("rank", [[1, None], [2]], "has 1 nulls"),
+        ("prompt_ids_match", [True, None], "has 1 nulls"),
         ("emitted_by", [["policy", "tool"], ["policy"]], "cannot be read"),
         ("emitted_by", [[0, 300], [0]], "cannot be read"),
         ("reward", [[1.0], [2.0]], "cannot be read"),
@@ -124,5 +124,5 @@ def test_what_cannot_be_meant_is_refused(column, values, found):
 def test_a_column_that_is_there_twice_is_refused():
     table = pa.table({name: pa.array(v) for name, v in SMALLEST.items()})
     twice = table.append_column("group", pa.array([1, 1]))
-    with pytest.raises(EvidenceError, match=r"column `group` is there twice\. Write it once\.$"):
+    with pytest.raises(EvidenceError, match=r"column `group` occurs twice\. Write it once\.$"):
         from_table(twice, step=1, facts={}, source="here")

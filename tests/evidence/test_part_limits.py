@@ -137,7 +137,7 @@ def test_bytes_that_are_no_text_are_refused(tmp_path):
     raw = pa.array([b"\xff\xfe"])
     text = pa.StringArray.from_buffers(1, raw.buffers()[1], raw.buffers()[2])
     seal(tmp_path, table(loss_mask=pa.array([[True]]), finish_reason=text))
-    with pytest.raises(EvidenceError, match="column `finish_reason` is no text"):
+    with pytest.raises(EvidenceError, match="column `finish_reason` is not text"):
         read_record(tmp_path, 1)
 
 
@@ -191,7 +191,7 @@ def test_a_pipe_that_takes_the_place_of_a_file_is_not_waited_for(tmp_path, monke
     os.mkfifo(tmp_path / "f")
     regular = Path(__file__).stat()
     monkeypatch.setattr(type(tmp_path), "stat", lambda *_, **__: regular)
-    with pytest.raises(EvidenceError, match="is no file"):
+    with pytest.raises(EvidenceError, match="is not a regular file"):
         open_file(tmp_path / "f")
 
 

@@ -35,7 +35,7 @@ def test_a_token_array_of_another_length_is_refused(name, change):
         replace(RECORD, **{name: array})
     assert str(caught.value) == (
         f"step 1: `{name}` has {5 + change} tokens, but `row_offsets` ends at 5. "
-        "Record every token array over the same rows, end to end."
+        "Record every token array over the same rows, concatenated."
     )
 
 
@@ -53,7 +53,7 @@ def test_a_reward_part_of_another_length_is_refused():
 @pytest.mark.parametrize("offsets", [[1, 2, 3, 5], [0, 3, 2, 5], [[0, 5]], []])
 @pytest.mark.parametrize("name", ["row_offsets", "prompt_offsets"])
 def test_offsets_start_at_0_and_never_fall(name, offsets):
-    with pytest.raises(EvidenceError, match=f"`{name}` must start at 0 and never fall"):
+    with pytest.raises(EvidenceError, match=f"`{name}` must start at 0 and never decrease"):
         replace(RECORD, **{name: np.array(offsets, np.int64)})
 
 

@@ -70,7 +70,7 @@ def test_what_is_no_file_is_refused_at_once(write, kind, run, tmp_path):
         path.symlink_to(place)
     if kind == "device":
         path.symlink_to(os.devnull)  # a test must not risk the device itself
-    with pytest.raises(EvidenceError, match=r"is a .*, and klinic writes only to files of its own"):
+    with pytest.raises(EvidenceError, match=r"is a .*, and klinic writes only to regular files"):
         write(path, b"data")
     assert sorted(p.name for p in run.iterdir()) == ["out"]
 

@@ -137,7 +137,7 @@ def test_what_cannot_be_measured_without_code_is_refused(trained, tmp_path, run_
     done = run_klinic("eval", received.run, "--num", "1")
     assert done.returncode == 2
     assert f"rewards: {received.code}:reward" in done.stderr
-    assert "Give --run-code if you trust whoever made the run" in done.stderr
+    assert "Pass --run-code if you trust the author of the run" in done.stderr
     rows = tmp_path / "mine.jsonl"
     rows.write_text('{"prompt": "3+3="}\n')
     alone = run_klinic("eval", received.run, "--num", "1", "--prompts", rows)

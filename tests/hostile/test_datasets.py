@@ -81,7 +81,7 @@ def test_every_kind_of_damage_is_in_the_sample():
         ),
         ("rows.csv", b"prompt,answer\nx,1,2\n", r"row 1 \(line 2\) has 3 fields and the header 2"),
         ("rows.csv", b'prompt\n"a\nb"\n\nc,d\n', r"row 2 \(line 5\) has 2 fields"),
-        ("rows.txt", b"hello", "this file is none of .jsonl"),
+        ("rows.txt", b"hello", "klinic cannot read this file; it reads .jsonl"),
         ("rows.jsonl", b'\x1e{"prompt": "a"}\n', "line 1 is not JSON"),
         ("rows.json", b'{"prompt": "a"}', "is one JSON dict, not a list"),
         ("rows.jsonl", b'{"prompt": "a", "answer": "\\ud800"}', "`answer` is not valid Unicode"),
@@ -116,7 +116,7 @@ def test_a_path_that_is_no_file_of_rows_is_refused(tmp_path):
         "a\0b.jsonl": "cannot be read",
         "~nobody-has-this-name/rows.jsonl": "data.path is ~nobody-has-this-name",
         tmp_path / "none" / "rows.parquet": "no such file",
-        "/dev/zero": "this file is none of",
+        "/dev/zero": "klinic cannot read this file",
     }.items():
         with pytest.raises(DataError, match=says):
             read_rows(str(path))

@@ -97,6 +97,6 @@ def test_the_run_of_schema_1_is_resumed(tmp_path):
     run = copy_fixture(tmp_path)
     done = klinic("train", "recipe.yaml", "--resume", "loop.max_steps=6", cwd=tmp_path, timeout=100)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Going on after step 4." in done.stdout
+    assert "Resuming after step 4." in done.stdout
     assert (run / "checkpoints" / "step=000006" / "manifest.json").is_file()
     assert len(list((run / "records").glob("step=*/complete.json"))) == 6

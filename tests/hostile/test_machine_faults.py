@@ -95,7 +95,7 @@ def assert_named(ended, name):
 def test_a_full_disk_is_named_and_the_run_goes_on_with_room(folder):
     ended = train(folder, "disk_full", trackers="[tensorboard]")
     assert_named(ended, "disk_full")
-    assert "goes on with --resume" in ended.stderr
+    assert "continues with --resume" in ended.stderr
     mend(folder, "disk_full")
     resumed = train(folder, "disk_full", "--resume", trackers="[tensorboard]")
     assert resumed.returncode == 0, resumed.stderr

@@ -75,8 +75,8 @@ def test_a_bomb_is_refused_at_once(bomb, tmp_path):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("model: tiny\ntask: arithmetic\nseed: 1\nseed: 2\n", "line 4: .*'seed' is given twice"),
-        ("model: tiny\nkl: {coef: 1, coef: 2}\n", "line 2: .*'coef' is given twice"),
+        ("model: tiny\ntask: arithmetic\nseed: 1\nseed: 2\n", "line 4: .*'seed' is set twice"),
+        ("model: tiny\nkl: {coef: 1, coef: 2}\n", "line 2: .*'coef' is set twice"),
         ("model: tiny\nmodel.name: other\ntask: arithmetic\n", "model"),
         ("model: !!python/object/apply:os.system [id]\n", r"tags \(!\) are not used"),
         ("model: &a [*a]\n", "anchors"),

@@ -25,7 +25,7 @@ GOES_ON = {
     "fork_return": "the reward fork_return forked the process and returned in both",
     "fork_leave": "",
     "print100": "A",
-    "chdir": "the reward chdir changed the working directory of the process: it is put back",
+    "chdir": "the reward chdir changed the working directory of the process: restored",
     "async_chdir": "the reward async_chdir changed the working directory",
     "sigs": "the reward sigs changed the handler of SIGTERM",
     "nan": "",

@@ -116,7 +116,7 @@ def test_a_run_goes_on_and_keeps_the_damaged_checkpoint(tmp_path, file, damage):
     done = resume(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Using the one before" in done.stdout
-    assert "Going on after step 2." in done.stdout
+    assert "Resuming after step 2." in done.stdout
     assert digest_of(run / "checkpoints" / "step=000004.damaged") == before
     assert (run / "checkpoints" / "step=000006").is_dir()
 
@@ -154,7 +154,7 @@ def test_starting_over_moves_the_old_run_aside(tmp_path):
     for number in (1, 2):
         done = klinic("train", "recipe.yaml", "--start-over", cwd=tmp_path, timeout=200)
         assert done.returncode == 0, done.stdout + done.stderr
-        assert f"The run that was there is now run.old-{number}." in done.stdout
+        assert f"The previous run was moved to run.old-{number}." in done.stdout
     assert evidence(tmp_path / "run.old-1") == before
     assert (tmp_path / "run.old-2" / "checkpoints" / "step=000004").is_dir()
     assert (run / "checkpoints" / "step=000004").is_dir()
@@ -167,7 +167,7 @@ def test_starting_over_leaves_other_folders_alone(tmp_path):
     given = ("train", "recipe.yaml", "--start-over", "output.dir=thesis")
     done = klinic(*given, cwd=tmp_path, timeout=100)
     assert done.returncode == 2
-    assert "holds something else than a run" in done.stderr
+    assert "is not the folder of a run" in done.stderr
     assert (tmp_path / "thesis" / "chapter.txt").read_text() == "mine"
     both = klinic("train", "recipe.yaml", "--start-over", "--resume", cwd=tmp_path, timeout=100)
     assert both.returncode == 2

@@ -149,7 +149,7 @@ def test_a_temperature_and_top_k_are_in_what_the_sampler_reports(start, tmp_path
 def test_a_healthy_run_has_no_cause_and_its_reference_is_proven(healthy):
     run, _, said = healthy
     assert "The KL is exactly 0 on" in said
-    assert "its weights are the policy's own at the start" in said
+    assert "weights equal to those of the initial policy" in said
     assert "no cause was found" in said
     found = diagnose(read_cases(run), CHECKS)
     assert found.cause is None
@@ -168,7 +168,7 @@ def test_a_healthy_run_has_no_cause_and_its_reference_is_proven(healthy):
 def test_the_kl_is_watched_at_beta_0(start, tmp_path):
     trainer = make_trainer(start, tmp_path / "out", beta=0.0, max_steps=4)
     _, said = trained(trainer, tmp_path / "run", monitor_kl_every=2)
-    assert "MB kept for it" in said
+    assert "MB stored" in said
     measured = {e["step"]: e for e in Journal(tmp_path / "run" / "metrics.jsonl").entries()}
     assert [step for step, line in measured.items() if "kl" in line] == [1, 3]
     assert measured[1]["kl_k3/max"] == pytest.approx(0.0, abs=1e-9)
@@ -195,7 +195,7 @@ def test_a_model_that_was_changed_in_memory_has_another_reference(taught, tmp_pa
         changed.model.layers[0].mlp.up_proj.weight.mul_(1.1)
     trainer = make_trainer(taught, tmp_path / "out", model=changed, max_steps=3, **MANY)
     _, said = trained(trainer, tmp_path / "run")
-    assert "its weights are another's" in said
+    assert "weights different from those of the initial policy" in said
     assert "Cause: wrong-reference" in said
     assert diagnose(read_cases(tmp_path / "run"), CHECKS).cause == "wrong-reference"
 
@@ -251,11 +251,11 @@ def test_token_weights_are_those_of_trls_loss(start, tmp_path, loss_type, monkey
 
 
 def test_what_cannot_be_attached_to_is_refused(start, tmp_path):
-    with pytest.raises(ConfigError, match="was given a dict"):
+    with pytest.raises(ConfigError, match="received a dict"):
         klinic.attach({})
     trainer = make_trainer(start, tmp_path / "out")
     attached = klinic.attach(trainer, tmp_path / "run")
-    with pytest.raises(ConfigError, match="attached to this trainer already"):
+    with pytest.raises(ConfigError, match="already attached to this trainer"):
         klinic.attach(trainer, tmp_path / "other")
     attached.detach()
     (tmp_path / "full").mkdir()

@@ -51,7 +51,7 @@ def test_a_cause_is_named_and_nothing_is_left_behind(folder):
 def test_what_is_no_trainer_is_refused_in_a_sentence(folder):
     told = klinic("check", "--trl", "train.py:nothing", cwd=folder, timeout=300)
     assert told.returncode == 2
-    assert "was given a NoneType" in told.stderr
+    assert "received a NoneType" in told.stderr
     neither = klinic("check", cwd=folder, timeout=100)
     assert neither.returncode == 2
     assert "check needs a recipe, or --trl" in neither.stderr

@@ -101,7 +101,7 @@ def test_what_cannot_be_had_in_trl_is_refused(start, tmp_path):
         klinic.attach(trainer, tmp_path / "a", kl=klinic.KL(estimator="exact"))
     with pytest.raises(ConfigError, match="update_kl_limit"):
         klinic.attach(trainer, tmp_path / "b", recovery=klinic.Recovery(update_kl_limit=1.0))
-    with pytest.raises(ConfigError, match=r"KL\(coef\).*Its keys are coef, estimator"):
+    with pytest.raises(ConfigError, match=r"KL\(coef\).*Available keys: coef, estimator"):
         klinic.KL(coef=-1.0)
     with pytest.raises(ConfigError, match=r"KL\(beta\)"):
         klinic.KL(beta=0.1)
@@ -126,7 +126,7 @@ def test_an_update_that_is_no_number_is_left_out(start, tmp_path):
     (event,) = [
         e for e in Journal(tmp_path / "run" / "events.jsonl").entries() if e["event"] == "trouble"
     ]
-    assert "The update was left out; learning rate x 0.1 for 1 updates" in event["says"]
+    assert "The update was skipped; learning rate x 0.1 for 1 updates" in event["says"]
 
 
 def test_too_many_in_a_row_stop_the_run(start, tmp_path):

@@ -88,7 +88,7 @@ def test_noise_has_no_winner():
     )
     verdict = recommend(found, settings_of(found))
     assert verdict.best is None
-    assert verdict.says.startswith("No difference that these seeds can show: kl.coef=0.01 has")
+    assert verdict.says.startswith("No significant difference: kl.coef=0.01 has")
 
 
 def test_a_winner_that_beats_some_says_whom_it_is_not_told_apart_from():
@@ -99,7 +99,7 @@ def test_a_winner_that_beats_some_says_whom_it_is_not_told_apart_from():
     )
     verdict = recommend(found, settings_of(found))
     assert verdict.best == "kl.coef=0.1"
-    assert "above kl.coef=1. Not told apart from kl.coef=0." in verdict.says
+    assert "above kl.coef=1. Within noise of kl.coef=0." in verdict.says
 
 
 def test_without_anything_kept_accuracy_decides():

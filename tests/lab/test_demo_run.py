@@ -59,7 +59,7 @@ def test_a_folder_that_holds_something_is_refused(tmp_path):
     refuse_used(tmp_path / "new")
     refuse_used(tmp_path)
     (tmp_path / "mine.txt").write_text("mine")
-    with pytest.raises(ConfigError, match="not empty, and the demo writes over nothing"):
+    with pytest.raises(ConfigError, match="not empty, and the demo overwrites nothing"):
         refuse_used(tmp_path)
 
 

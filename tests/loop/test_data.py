@@ -67,7 +67,7 @@ def test_a_prompt_carries_ids_and_the_other_columns():
 
 
 def test_more_prompts_than_rows_are_refused():
-    with pytest.raises(ConfigError, match="a prompt would be in a step twice"):
+    with pytest.raises(ConfigError, match="a step would repeat a prompt"):
         prompts(per_step=11)
 
 

@@ -115,7 +115,7 @@ def test_a_model_that_does_not_come_back_as_it_was_fails_and_is_not_kept(tmp_pat
     assert (code, answer["ok"]) == (1, False)
     assert answer["max_difference"] > answer["limit"] == 1e-3
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "base"]
-    assert "nothing was kept" in run(capsys, adapter, tmp_path / "out", merge=True)[1]
+    assert "so it was deleted" in run(capsys, adapter, tmp_path / "out", merge=True)[1]
     assert run(capsys, adapter, tmp_path / "out")[0] == 0
 
 

@@ -139,7 +139,7 @@ def test_eval_refuses_a_reference_that_is_no_longer_the_same(tmp_path):
     other = small_policy()
     shutil.rmtree("run/start")
     save_model(Path("run/start"), other)
-    with pytest.raises(CheckpointError, match="is not the reference that the run was tied to"):
+    with pytest.raises(CheckpointError, match="is not the reference of the run"):
         compare.evaluate_subject(
             compare.find_subject("run"), reference=None, prompts=None, task="arithmetic", num=3
         )
@@ -310,7 +310,7 @@ def test_rows_that_do_not_fit_are_named_before_the_first_step():
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be made"):
+    with pytest.raises(ConfigError, match="cannot be created"):
         train("file/run")
 
 

@@ -67,7 +67,7 @@ def test_a_cause_is_told_once_and_written_down(tmp_path):
     (told,) = events(folder, "diagnosis")
     assert told["cause"] == "misaligned-logp"
     assert told["step"] == 1
-    assert "Fix: Let position t hold" in told["says"]
+    assert "Fix: Store the log-prob of token t" in told["says"]
     written = json.loads((folder / "diagnosis.json").read_text())
     assert written["cause"] == "misaligned-logp"
     assert written["first_step"] == 1
@@ -150,4 +150,4 @@ def test_a_question_that_cannot_be_answered_is_an_event(tmp_path, monkeypatch):
 
     monkeypatch.setattr(LocalLearner, "probe", unable)
     (told,) = events(train(tmp_path / "run", 1), "probe failed")
-    assert told["says"] == "A question could not be answered: MemoryError: of step 1"
+    assert told["says"] == "A probe failed: MemoryError: of step 1"

@@ -222,7 +222,7 @@ def test_a_cap_holds_every_controller_and_a_long_stay_is_told_once():
         assert name == "kl coefficient held"
         assert parts.coefs[step - 10 : step] == [0.11] * 10
         assert parts.coefs[step - 11] < 0.11
-        assert "held at 0.11, its upper bound (kl.max_coef), for 11 steps" in sentence
+        assert "has been at 0.11, its upper bound (kl.max_coef), for 11 steps" in sentence
         assert facts["kl"] == pytest.approx(0.2)
         sides = [metrics["kl_coef/saturated"] for metrics in parts.metrics]
         assert sides == [float(coef == 0.11) for coef in parts.coefs]
@@ -272,7 +272,7 @@ def test_a_reference_is_reset_after_its_steps_and_before_they_are_kept():
         (4, "reference"),
     ]
     _, _, sentence, facts = parts.events[0]
-    assert sentence == "the reference is now the policy after step 2; AdamW starts anew."
+    assert sentence == "the reference is now the policy after step 2; the AdamW moments are reset."
     assert facts == {"kind": "copy", "digest": "v2"}
     calls = parts.calls
     assert calls.index("move 2") == calls.index("keep 2") - 1

@@ -198,7 +198,7 @@ def test_an_adapter_that_was_trained_moves_its_own_copy_or_is_tied_to_a_named_ba
     assert read_run_facts(Path("own"))["reference"]["kind"] == "adapter_frozen"
     train("named", model=adapter, **{"reference.path": str(base), "max_steps": 1})
     assert by_step("named", "kl")[1] > 0
-    with pytest.raises(PolicyError, match="a model of its own, and the policy trains an adapter"):
+    with pytest.raises(PolicyError, match="a separate model, but the policy trains an adapter"):
         train("no", model=adapter, **{"reference.path": str(base), "reference.ema": 0.9})
 
 

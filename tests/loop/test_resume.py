@@ -86,7 +86,7 @@ def test_a_broken_checkpoint_is_named_and_the_one_before_is_used(tmp_path, cache
     file = newest / "optimizer.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     done = run_whole(tmp_path, cache, "--resume")
-    assert f"{file} is not what was written" in " ".join(done.stdout.split())
+    assert f"{file} is damaged" in " ".join(done.stdout.split())
     assert differences(whole, tmp_path / "run") == []
 
 

@@ -78,7 +78,7 @@ def test_each_process_writes_its_rows_and_they_are_one_record(runs):
 def test_a_run_goes_on_with_one_process_or_two_whoever_began_it(runs):
     for num, shards in ((4, 1), (5, 2)):
         said = run(runs, "two", "--resume", f"learner.shards={shards}", f"loop.max_steps={num}")
-        assert f"Going on after step {num - 1}" in said
+        assert f"Resuming after step {num - 1}" in said
     run(runs, "one", "--resume", "loop.max_steps=5")
     for one, two in zip(metrics(runs / "one"), metrics(runs / "two"), strict=True):
         for name in ("loss", "grad_norm", "kl", "reward", "entropy"):
@@ -112,7 +112,7 @@ def test_a_process_that_dies_ends_the_run_with_a_sentence_and_it_can_be_resumed(
     assert "Traceback" not in said
     done = len(metrics(tmp_path / "run"))
     said = run(tmp_path, "run", "--resume", "learner.shards=2", f"loop.max_steps={done + 1}")
-    assert "Going on after step" in said
+    assert "Resuming after step" in said
 
 
 @pytest.mark.slow
@@ -162,7 +162,7 @@ def test_torchrun_alone_works(tmp_path, runs):
     [
         ({"learner.shards": 2, "kl_coef": 0.1, "reference.ema": 0.9}, "the reference moves"),
         ({"learner.shards": 2, "model.compile": True}, "model.compile"),
-        ({"sampler.server": "http://127.0.0.1:1"}, "only vllm has a server"),
+        ({"sampler.server": "http://127.0.0.1:1"}, "only vllm uses a server"),
     ],
 )
 def test_what_is_not_built_is_refused(settings, says):

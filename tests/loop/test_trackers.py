@@ -213,7 +213,7 @@ def test_without_a_login_nobody_is_asked_and_the_run_is_offline():
     pytest.importorskip("wandb")
     first, last = alone(terminal=True, WANDB_MODE="online")
     assert first == (
-        "W&B: offline, since nobody is logged in; `wandb login` does that. "
+        "W&B: offline, since you are not logged in; run `wandb login`. "
         "Upload with: wandb sync run/wandb/offline-run-*"
     )
     assert last == "DONE"
@@ -226,7 +226,9 @@ def test_without_a_login_nobody_is_asked_and_the_run_is_offline():
 def test_a_wandb_process_that_dies_is_named_once():
     pytest.importorskip("wandb")
     _, failed, last = alone("kill")
-    assert failed.startswith("W&B failed at step 2 and is told no more. The run goes on")
+    assert failed.startswith(
+        "W&B failed at step 2 and receives no further metrics. The run continues"
+    )
     assert last == "DONE"
     (event,) = Journal(Path("run/events.jsonl")).entries()
     assert (event["step"], event["tracker"]) == (2, "W&B")
@@ -254,8 +256,8 @@ def test_a_tracker_that_fails_in_the_middle_does_not_end_the_run(monkeypatch, ca
     assert (result.step, told) == (3, [1, 2])
     lines = [line for line in capsys.readouterr().out.splitlines() if "TensorBoard" in line]
     assert lines == [
-        "TensorBoard failed at step 2 and is told no more. The run goes on, and metrics.jsonl has "
-        "every step. OSError: [Errno 28] No space left on device"
+        "TensorBoard failed at step 2 and receives no further metrics. The run continues, and "
+        "metrics.jsonl has every step. OSError: [Errno 28] No space left on device"
     ]
     (event,) = Journal(Path("run/events.jsonl")).entries()
     assert event["event"] == "tracker failed"
@@ -314,7 +316,7 @@ def test_trackio_is_local_and_a_resumed_run_goes_on(monkeypatch, capsys):
     assert reached == []
     assert list(Path("told/trackio").glob("one*.db"))
     printed = capsys.readouterr().out
-    assert f"look with TRACKIO_DIR={Path('told/trackio').resolve()} trackio show" in printed
+    assert f"show with TRACKIO_DIR={Path('told/trackio').resolve()} trackio show" in printed
     assert "* " not in printed
     assert os.environ["TRACKIO_SPACE_ID"] == "somebody/space"
     assert "TRACKIO_DIR" not in os.environ
@@ -347,5 +349,5 @@ def test_report_to_knows_no_others(value):
 
 @pytest.mark.parametrize("name", ["a/b", "what?", "x" * 129])
 def test_a_project_that_wandb_would_not_take_is_refused(name):
-    with pytest.raises(ConfigError, match=r"output\.project is .*W&B would not take it"):
+    with pytest.raises(ConfigError, match=r"output\.project is .*W&B refuses it"):
         from_keywords(model="tiny", task="arithmetic", **{"output.project": name})

@@ -91,7 +91,7 @@ def test_half_precision_rewards_are_refused():
     import torch
 
     for dtype in (torch.float16, torch.bfloat16):
-        with pytest.raises(ConfigError, match="Give them as float32"):
+        with pytest.raises(ConfigError, match="Convert them to float32"):
             group_std(torch.zeros(3, dtype=dtype), torch.zeros(3, dtype=torch.int64))
 
 

@@ -193,11 +193,11 @@ def change(folder, **changes):
         ({"init_lora_weights": "loftq"}, "init_lora_weights is loftq"),
         ({"base_model_name_or_path": None}, "does not name its base model"),
         ({"base_model_name_or_path": "./gone"}, "there is no such folder"),
-        ({"base_model_name_or_path": "."}, "is an adapter itself"),
+        ({"base_model_name_or_path": "."}, "is itself an adapter"),
         ({"r": "many"}, "cannot be loaded"),
         ({"r": 3}, "cannot be loaded"),
         ({"target_modules": ["nothing"]}, "cannot be loaded"),
-        ({"target_modules": ["q_proj"]}, "tensors that are not of its adapter"),
+        ({"target_modules": ["q_proj"]}, "tensors that its config does not describe"),
         ({"target_modules": ["q_proj", "v_proj", "k_proj"]}, "lacks 8 tensors, such as"),
     ],
 )
@@ -227,7 +227,7 @@ def test_weights_of_the_base_inside_an_adapter_are_refused(base, tmp_path):
     embedding = load_file(base / "model.safetensors")["model.embed_tokens.weight"]
     surplus = {"base_model.model.model.embed_tokens.weight": embedding + 1}
     save_file(load_file(file) | surplus, file, metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match="holds 1 tensors that are not of its adapter"):
+    with pytest.raises(ConfigError, match="holds 1 tensors that its config does not describe"):
         policy_of(adapter)
 
 
@@ -236,5 +236,5 @@ def test_a_merge_that_changes_the_head_as_well_is_refused(base, tmp_path):
         warnings.simplefilter("ignore")
         adapter = write_adapter(tmp_path / "a", base, target_modules=["embed_tokens"])
         assert policy_of(adapter)
-        with pytest.raises(ConfigError, match="as one on an embedding does"):
+        with pytest.raises(ConfigError, match="it adapts an embedding that is tied to the head"):
             policy_of(adapter, lora_rank=2)

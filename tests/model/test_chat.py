@@ -104,5 +104,5 @@ def test_a_model_without_a_template_and_a_template_that_refuses_are_named():
     with pytest.raises(ConfigError, match="the tokenizer of tiny has no chat template"):
         encoder(None)(ASKED)
     refusing = "{{ raise_exception('roles must alternate') }}"
-    with pytest.raises(DataError, match="refuses a chat of system, user: roles must alternate"):
+    with pytest.raises(DataError, match="rejects a chat of system, user: roles must alternate"):
         encoder(refusing)(ASKED)

@@ -44,7 +44,7 @@ def test_every_part_of_a_healthy_recipe_is_well():
     says = {part.name: part.says for part in found.parts}
     assert "795,136 parameters" in says["model and device"]
     assert "truncated without EOS" in says["sampling"]
-    assert "right answers get 1.000" in says["rewards"]
+    assert "correct answers get 1.000" in says["rewards"]
     assert "discarded" in says["NaN handling"]
     judged = {h.check.name for h in found.diagnosis.hypotheses if h.num_judged}
     assert {"kl-not-applied", "wrong-reference", "loss-scaled-wrong"} <= judged

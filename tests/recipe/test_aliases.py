@@ -90,13 +90,13 @@ def test_the_switch_brings_a_kl_or_takes_it_away(name):
     assert loaded(**{name: True}).recipe.kl.coef == 0.01
     assert loaded(**{name: True}, kl_coef=0.3).recipe.kl.coef == 0.3
     assert loaded(**{name: False}).recipe.kl is None
-    assert refusal(**{name: 1}) == f"{name} is 1: it is either true or false."
+    assert refusal(**{name: 1}) == f"{name} is 1: it must be true or false."
 
 
 def test_off_wins_over_a_coefficient_and_says_so():
     told = loaded(use_kl_penalty=False, kl_coef=0.3)
     assert told.recipe.kl is None
-    assert "kl is off, since use_kl_penalty says so: kl_coef not used" in told.echoes
+    assert "kl is off because of use_kl_penalty: kl_coef not used" in told.echoes
 
 
 def test_two_switches_that_disagree_are_refused():
@@ -109,7 +109,7 @@ def test_two_switches_that_disagree_are_refused():
 def test_a_target_brings_the_band_unless_another_controller_is_chosen(name):
     told = loaded(**{name: 0.1})
     assert (told.recipe.kl.target, told.recipe.kl.controller) == (0.1, "band")
-    assert told.echoes[-1] == f"kl.controller is band, since {name} is given"
+    assert told.echoes[-1] == f"kl.controller is band, because {name} is set"
     chosen = loaded(**{name: 0.1, "kl.controller": "log_pi"}).recipe.kl
     assert (chosen.target, chosen.controller) == (0.1, "log_pi")
     assert "kl.controller fixed" in refusal(**{name: 0.1, "kl.controller": "fixed"})

@@ -28,7 +28,7 @@ def test_the_nearest_recipe_is_named(folder, name):
 
 def test_recipes_nearby_are_listed(folder):
     assert refusal((folder / "zzz").relative_to(folder)).endswith(
-        "Nearby there is recipes/arithmetic.yaml."
+        "Recipes nearby: recipes/arithmetic.yaml."
     )
     for index in range(7):
         (folder / f"{index}.yaml").write_text("")
@@ -37,11 +37,11 @@ def test_recipes_nearby_are_listed(folder):
 
 def test_where_there_is_none_the_folder_is_named(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert refusal(tmp_path / "none" / "zzz").endswith(f"Give its path from {tmp_path}.")
+    assert refusal(tmp_path / "none" / "zzz").endswith(f"Give its path relative to {tmp_path}.")
 
 
 def test_a_folder_is_not_a_recipe(folder):
-    assert refusal(folder / "recipes").startswith("this is a folder. Nearby there is ")
+    assert refusal(folder / "recipes").startswith("this is a folder. Recipes nearby: ")
 
 
 def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path):

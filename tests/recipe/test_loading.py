@@ -58,7 +58,7 @@ def test_a_typo_and_a_bad_value_are_both_said(file):
         "mine.yaml: learner.learnin_rate is not a key of `learner`. "
         "Did you mean learner.learning_rate?",
         "mine.yaml: loop.group_size is 1: a group of one has zero advantage everywhere, so nothing "
-        "would be learnt. Use 2 or more (8 is the default).",
+        "is learned. Use 2 or more (8 is the default).",
     ]
 
 
@@ -71,12 +71,12 @@ def test_a_hundred_problems_are_counted_not_printed(file):
 def test_wrong_types_say_what_was_found_and_what_is_wanted(file):
     text = GOOD + "seed: 'x'\nkl: {coef: true}\nmodel.compile: 1\noutput.dir: 3\nrewards: [3]\n"
     assert sorted(refusal(file, text=text).splitlines()) == [
-        "mine.yaml: kl.coef is true: a number is wanted (0.01 is the default).",
-        "mine.yaml: model.compile is 1: true or false is wanted (false is the default).",
-        "mine.yaml: output.dir is 3: text is wanted. Put it in quotes if it is a name.",
-        "mine.yaml: rewards[0] is 3: a function is wanted, such as binary, or {function: binary, "
+        "mine.yaml: kl.coef is true: it must be a number (0.01 is the default).",
+        "mine.yaml: model.compile is 1: it must be true or false (false is the default).",
+        "mine.yaml: output.dir is 3: it must be text. Put it in quotes if it is a name.",
+        "mine.yaml: rewards[0] is 3: it must be a function, such as binary, or {function: binary, "
         "weight: 0.5}.",
-        "mine.yaml: seed is 'x': a whole number is wanted (0 is the default).",
+        "mine.yaml: seed is 'x': it must be an integer (0 is the default).",
     ]
 
 
@@ -132,7 +132,10 @@ def test_a_bad_override_is_not_blamed_on_the_file(file):
 
 @pytest.mark.parametrize("override", ["kl.coef", "=3", "--seed 3", ""])
 def test_an_override_without_key_or_value_is_refused(file, override):
-    assert refusal(file, override) == f"{override!r} is no setting. Write key=value: kl.coef=0.02."
+    assert (
+        refusal(file, override)
+        == f"{override!r} is not a setting. Write key=value, such as kl.coef=0.02."
+    )
 
 
 def test_an_override_that_is_not_yaml_is_refused(file):
@@ -141,7 +144,7 @@ def test_an_override_that_is_not_yaml_is_refused(file):
 
 def test_an_override_given_twice_must_agree(file):
     assert load(file, ["seed=1", "seed=1"]).recipe.seed == 1
-    assert refusal(file, "seed=1", "seed=2") == "seed is given twice, as 1 and 2. Keep one."
+    assert refusal(file, "seed=1", "seed=2") == "seed is set twice, to 1 and 2. Keep one."
 
 
 def test_an_unknown_override_is_told_the_nearest_key(file):

@@ -110,7 +110,7 @@ def test_a_whole_number_beyond_every_float_is_not_finite():
 def test_a_group_of_one_is_refused_with_its_reason():
     assert refusal(group_size=1) == (
         "loop.group_size (written group_size) is 1: a group of one has zero advantage everywhere, "
-        "so nothing would be learnt. Use 2 or more (8 is the default)."
+        "so nothing is learned. Use 2 or more (8 is the default)."
     )
 
 
@@ -153,16 +153,16 @@ def test_alpha_without_rank_is_refused():
 def test_data_has_exactly_one_source():
     assert "neither data.task nor data.path" in refusal(data={})
     assert "both are set" in refusal(data={"task": "arithmetic", "path": "x"})
-    assert "data.skill does not go with data.path" in refusal(data={"path": "x", "skill": "y"})
-    assert "data.map does not go with data.task" in refusal(
+    assert "data.skill does not apply to data.path" in refusal(data={"path": "x", "skill": "y"})
+    assert "data.map does not apply to data.task" in refusal(
         data={"task": "arithmetic", "map": "x.py:f"}
     )
 
 
 def test_a_task_holds_out_its_own_questions():
-    assert "eval does not go with data.task" in refusal(eval="rows.jsonl")
+    assert "eval does not apply to data.task" in refusal(eval="rows.jsonl")
     kept = {"path": "rows.jsonl", "rewards": "mine.py:f"}
-    assert "retention does not go with data.task" in refusal(retention=kept)
+    assert "retention does not apply to data.task" in refusal(retention=kept)
 
 
 def test_held_out_rows_have_rewards_of_their_own():
@@ -182,9 +182,9 @@ def test_a_reward_of_held_out_rows_is_checked_like_any_other():
             from_keywords(**FILE, retention={"path": "other.jsonl", **section})
         return str(error.value)
 
-    assert "retention.rewards is missing: What judges them." in refused()
+    assert "retention.rewards is missing: Reward functions for these prompts." in refused()
     assert "retention.rewards[0].function is 'binary'" in refused(rewards=["binary"])
-    assert "retention.rewards[0].weight is 'x': a number is wanted" in refused(
+    assert "retention.rewards[0].weight is 'x': it must be a number" in refused(
         rewards=[{"function": "a:b", "weight": "x"}]
     )
 

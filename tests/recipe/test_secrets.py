@@ -46,7 +46,7 @@ def test_a_judge_with_a_secret_is_refused(url):
     for rewards in ([url], [{"function": url, "weight": 0.5}], url):
         told = refusal(rewards=rewards)
         assert "holds a" in told
-        assert "Put a password into ~/.netrc" in told
+        assert "Put the password of a judge into ~/.netrc" in told
         assert CANARY not in told
 
 

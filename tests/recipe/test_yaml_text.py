@@ -58,7 +58,7 @@ def test_keys_are_text_whatever_they_look_like():
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("a: 1\nb:\n  c: 1\n  c: 2", "x, line 4: .*'c' is given twice"),
+        ("a: 1\nb:\n  c: 1\n  c: 2", "x, line 4: .*'c' is set twice"),
         ("a: &a [*a]", "x, line 1: .*anchors"),
         ("a: *a", "anchors"),
         ("a: !!python/name:os.system x", "tags"),

@@ -48,7 +48,7 @@ def test_a_pipe_is_not_waited_for(run, name):
     (run / name).unlink(missing_ok=True)
     os.mkfifo(run / name)
     sight = look(run)
-    assert name.endswith(("yaml", "lock")) or f"{name}: is no file" in sight.problem
+    assert name.endswith(("yaml", "lock")) or f"{name}: is not a regular file" in sight.problem
 
 
 @on_linux
@@ -56,7 +56,7 @@ def test_a_pipe_is_not_waited_for(run, name):
 def test_endless_zeros_are_not_read(run, name):
     (run / name).unlink(missing_ok=True)
     (run / name).symlink_to("/dev/zero")
-    assert f"{name}: is no file" in look(run).problem
+    assert f"{name}: is not a regular file" in look(run).problem
     (run / name).unlink()
     with (run / name).open("wb") as file:
         file.truncate(200 << 30)
@@ -143,7 +143,7 @@ def test_log_probs_and_files_of_no_run_are_shown_in_a_terminal(run):
 def test_a_recipe_that_is_no_text_is_named(run):
     with (run / "recipe.yaml").open("wb") as file:
         file.truncate(200 << 30)
-    assert "a recipe at most 1,000,000" in read_story(run).recipe
+    assert "a recipe has at most 1,000,000" in read_story(run).recipe
 
 
 def test_pages_show_what_no_run_writes(run):

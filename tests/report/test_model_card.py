@@ -52,8 +52,8 @@ def test_without_a_kl_there_is_none():
 
 def test_a_cause_is_named_and_silence_is_told_from_nobody_asked():
     assert "`stale-sampler` in step 3" in model_card(facts(causes=[(3, "stale-sampler")]))
-    assert "no cause of trouble was named" in model_card(facts())
-    assert "not asked for" in model_card(facts(causes=None))
+    assert "no cause was named" in model_card(facts())
+    assert "disabled (`output.doctor: none`)" in model_card(facts(causes=None))
 
 
 def test_the_head_is_what_hubs_read():

@@ -113,7 +113,7 @@ def test_the_command_writes_the_file_and_says_where(tmp_path):
 
 @pytest.mark.parametrize(
     ("runs", "said"),
-    [(["nowhere"], "is no folder"), (["a", "b", "c"], "room for two"), (["a"], "no records")],
+    [(["nowhere"], "is not a folder"), (["a", "b", "c"], "at most two"), (["a"], "no records")],
 )
 def test_what_cannot_be_shown_is_said(runs, said, tmp_path):
     for name in "abc":

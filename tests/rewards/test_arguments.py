@@ -94,7 +94,7 @@ def test_a_column_that_would_hide_the_completions_is_refused(name):
 
 @pytest.mark.parametrize("function", [asks_for_gold, asks_for_gold_and_takes_everything])
 def test_an_argument_nobody_can_fill_is_named_with_those_that_can(function):
-    with pytest.raises(RewardError, match=r"mine asks for 'gold'.*answer, prompt_id, source"):
+    with pytest.raises(RewardError, match=r"mine requires 'gold'.*answer, prompt_id, source"):
         given(function)
 
 

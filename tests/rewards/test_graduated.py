@@ -43,12 +43,12 @@ def test_who_got_further_is_never_worth_less(scores, share, further):
 @pytest.mark.parametrize(
     ("worth", "said"),
     [
-        ({"bad": 0.5, "good": 0.4}, "bad is worth up to 0.5, and good"),
-        ({"bad": (0.0, 0.5), "good": 0.4}, "teach to stop short"),
-        ({"bad": (0.5, 0.0)}, "two that do not fall"),
-        ({"bad": (0.1, 0.2, 0.3)}, "needs a score, or two"),
-        ({"bad": float("nan")}, "needs a score"),
-        ({"bad": float("inf")}, "needs a score"),
+        ({"bad": 0.5, "good": 0.4}, "bad scores up to 0.5, and the better level good"),
+        ({"bad": (0.0, 0.5), "good": 0.4}, "training would reward the worse one"),
+        ({"bad": (0.5, 0.0)}, "two that do not decrease"),
+        ({"bad": (0.1, 0.2, 0.3)}, "use a score, or two"),
+        ({"bad": float("nan")}, "use a score"),
+        ({"bad": float("inf")}, "use a score"),
     ],
 )
 def test_levels_that_fall_or_are_no_numbers_are_refused(worth, said):
@@ -69,8 +69,8 @@ def test_a_recipe_sets_what_a_level_is_worth():
 @pytest.mark.parametrize(
     ("levels", "said"),
     [
-        ({"malfromed": -1.0}, "no level 'malfromed'. From the worst to the best there are: malf"),
-        ({"malformed": 2.0}, "rewards: number: the level malformed is worth up to 2.0"),
+        ({"malfromed": -1.0}, "no level 'malfromed'. Levels from worst to best: malf"),
+        ({"malformed": 2.0}, "rewards: number: the level malformed scores up to 2.0"),
     ],
 )
 def test_levels_of_a_recipe_that_cannot_be_are_refused(levels, said):
@@ -81,7 +81,7 @@ def test_levels_of_a_recipe_that_cannot_be_are_refused(levels, said):
 
 def test_a_reward_without_levels_has_none_to_set():
     entry = RewardEntry(function="plain", levels={"malformed": -1.0})
-    with pytest.raises(ConfigError, match="levels are given for plain, which has none"):
+    with pytest.raises(ConfigError, match="levels is set for plain, which has none"):
         reward_of(entry, {"plain": lambda completions: [0.0]}.__getitem__)
 
 
@@ -93,10 +93,10 @@ def test_a_reward_without_levels_has_none_to_set():
     ],
 )
 def test_levels_do_not_reach_another_process(entry):
-    with pytest.raises(ValueError, match="levels are given, but"):
+    with pytest.raises(ValueError, match="levels is set, but"):
         RewardEntry.model_validate(entry)
 
 
 def test_a_column_that_is_missing_is_named():
-    with pytest.raises(FunctionError, match="grades by 'answer', which is no column"):
+    with pytest.raises(FunctionError, match="needs 'answer', which is not a column"):
         number(prompts=["?"], completions=["7"])

@@ -256,7 +256,7 @@ def test_what_json_does_not_know_is_named_with_column_and_row(made, value, told)
         ("my_rewards.py:lenth", "has no function 'lenth'. It has: "),
         ("nowhere.py:length", "nowhere.py is not a file"),
         ("no_such_module:length", "cannot be imported: ModuleNotFoundError"),
-        ("leaves.py:length", r"leaves.py:length ended its process \(exit code 4\) while it was"),
+        ("leaves.py:length", r"leaves.py:length ended its process \(exit code 4\) during import"),
         ("exits.py:length", "cannot be imported: SystemExit: 4"),
     ],
 )
@@ -271,7 +271,7 @@ def test_a_function_that_is_not_there_is_said_before_the_run(
 
 
 def test_an_argument_that_nobody_can_fill_is_said(made):
-    with pytest.raises(RewardError, match="columns_of asks for 'answer'"):
+    with pytest.raises(RewardError, match="columns_of requires 'answer'"):
         judged(made("columns_of"), ["a"])
 
 
@@ -279,7 +279,7 @@ def test_a_function_that_only_lives_here_is_refused():
     def inner(completions): ...
 
     for function in (inner, lambda **_: [], json.JSONEncoder().encode):
-        with pytest.raises(FunctionError, match="only its name goes there"):
+        with pytest.raises(FunctionError, match="which imports it by name"):
             killable(function, timeout=1)
 
 

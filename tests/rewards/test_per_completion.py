@@ -88,7 +88,7 @@ def test_an_argument_nobody_can_fill_is_said_at_once():
     def asks(completion, gold):
         tried.append(1)
 
-    with pytest.raises(RewardError, match="the reward asks asks for 'gold'"):
+    with pytest.raises(RewardError, match="the reward asks requires 'gold'"):
         judged(asks)
     assert tried == []
 

@@ -50,12 +50,12 @@ def test_a_function_that_is_not_there_is_said_before_the_run(file, timeout):
 @pytest.mark.parametrize(
     ("keys", "told"),
     [
-        ({"function": "a:b", "concurrency": 4}, "concurrency is 4, but a:b is no URL"),
-        ({"function": "binary", "retries": 0}, "retries is 0, but binary is no URL"),
+        ({"function": "a:b", "concurrency": 4}, "concurrency is 4, but a:b is not a URL"),
+        ({"function": "binary", "retries": 0}, "retries is 0, but binary is not a URL"),
         ({"function": "a:b", "timeout": 0.0}, "time limit in seconds. Use more than 0"),
-        ({"function": "ftp://host/score"}, "is no judge's URL. Use http://"),
-        ({"function": "http:///score"}, "is no judge's URL"),
-        ({"function": "http://host:99999/score"}, "is no URL: Port out of range"),
+        ({"function": "ftp://host/score"}, "is not the URL of a judge. Use http://"),
+        ({"function": "http:///score"}, "is not the URL of a judge"),
+        ({"function": "http://host:99999/score"}, "is not a URL: Port out of range"),
         ({"function": "http://me:secret@host/"}, "the URL of host holds a password"),
         ({"function": "http://host/", "concurrency": 0}, "Use 1 or more"),
     ],
@@ -67,7 +67,9 @@ def test_what_cannot_work_is_refused(keys, told):
 
 def test_a_recipe_says_which_entry_it_is():
     rewards = ["a:b", {"function": "a:c", "retries": 5}]
-    with pytest.raises(ConfigError, match=r"rewards\[1\] is .*: retries is 5, but a:c is no URL"):
+    with pytest.raises(
+        ConfigError, match=r"rewards\[1\] is .*: retries is 5, but a:c is not a URL"
+    ):
         from_keywords(model="tiny", data={"path": "rows.jsonl"}, rewards=rewards)
 
 

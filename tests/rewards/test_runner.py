@@ -217,7 +217,7 @@ def test_a_failure_of_several_together_blames_none():
             raise KeyError("gold")
         return [0.0] * len(completions)
 
-    with pytest.raises(RewardError, match="over 8 completions, and over none of them alone"):
+    with pytest.raises(RewardError, match="on 8 completions, but on none of them alone"):
         score([rollout("a")] * 8, [Reward(name="compares", function=compares)])
 
 

@@ -123,7 +123,10 @@ def test_an_answer_that_leaves_little_room_shortens_the_next_turn(policy):
         (lambda messages, **_: 1 / 0, "completion . of row .: ZeroDivisionError"),
         (lambda messages: "x", "unexpected keyword argument 'hint'"),
         (lambda messages, **_: 5, "sampling.reply returned 5"),
-        (lambda messages, **_: {"role": "assistant", "content": "x"}, "that is the policy"),
+        (
+            lambda messages, **_: {"role": "assistant", "content": "x"},
+            "any role but assistant, which is the policy",
+        ),
     ],
 )
 def test_an_answer_that_cannot_be_used_is_named(policy, reply, says):
@@ -133,7 +136,7 @@ def test_an_answer_that_cannot_be_used_is_named(policy, reply, says):
 
 def test_a_text_has_no_turns(policy):
     text = [Prompt(index=0, text="1", token_ids=np.array([3]), columns={})]
-    with pytest.raises(ConfigError, match="answers chats, and `prompt` is a text"):
+    with pytest.raises(ConfigError, match="needs chat prompts, but `prompt` is plain text"):
         list(conversing(policy, once).sample(text, step=1))
 
 

@@ -180,7 +180,9 @@ def test_what_does_not_fit_the_model_s_window_is_refused_before_it_is_run():
     assert policy.context_window == 64
     fits = prompts(policy, ["1" * 52])
     assert len(list(sampler(policy, longest=12).sample(fits, step=1))) == 1
-    with pytest.raises(DataError, match=r"row 1: its prompt has 53 tokens.*the 64 tokens of small"):
+    with pytest.raises(
+        DataError, match=r"row 1: the prompt has 53 tokens.*64-token context window of small"
+    ):
         list(sampler(policy, longest=12).sample(prompts(policy, ["1" * 53]), step=1))
 
 

@@ -190,5 +190,5 @@ def test_an_engine_that_has_died_is_told_of(model, engine):
     loaded(sampler, policy, 0)
     for process in engine._processes:
         process.kill()
-    with pytest.raises(EngineLostError, match="vLLM is gone"):
+    with pytest.raises(EngineLostError, match="the vLLM process exited"):
         list(sampler.sample(prompts(), step=1))

@@ -105,7 +105,7 @@ def test_a_server_that_was_not_started_for_training_is_told_with_the_command(tmp
 
 
 def test_a_server_that_is_not_there_is_told_with_the_command(tmp_path):
-    with pytest.raises(SamplerError, match=r"does not answer.*--logprobs-mode processed_logprobs"):
+    with pytest.raises(SamplerError, match=r"does not respond.*--logprobs-mode processed_logprobs"):
         ServedEngine(
             f"http://127.0.0.1:{free_port()}", started_by=command(start(tmp_path / "model"))
         )

@@ -1,4 +1,10 @@
-"""The catalogue: one cause, one file. To add one, write its file and name it here."""
+"""The catalogue of checks, one file per cause. To add one, write its file and list it here.
+
+base            `Case`, `Finding`, `Check` and the stages
+measures        measurements that several checks share
+after_sync      cause of a distance between sampler and policy right after a sync
+<cause>         the check of that cause, with `CHECK`
+"""
 
 from klinic.checks import (
     advantage_explodes,
@@ -86,7 +92,7 @@ HYPOTHESES = {
     "H04": ("context-truncated",),
     "H06": ("stale-sampler",),
 }
-"""What people who hunt an exploding KL suspect, by number: advantage scaling, token masks, the KL
+"""Common hypotheses about an exploding KL, by number: advantage scaling, token masks, the KL
 formula, truncated contexts, and weights that do not reach the sampler."""
 
 __all__ = ["CHECKS", "HYPOTHESES", "Case", "Check", "Finding", "Stage", "Verdict"]

@@ -1,10 +1,10 @@
-"""advantage-explodes: rewards are divided by a spread of almost nothing."""
+"""advantage-explodes: rewards are divided by a standard deviation close to 0."""
 
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, passed
 
-SLACK = 1.01  # rounding of rewards that were stored in 32 bits
+SLACK = 1.01  # rounding of rewards stored in float32
 DIVIDED = ("group_std", "batch")
 
 
@@ -12,30 +12,30 @@ def judge(case: Case) -> Finding:
     """Flag advantages that no group of that size can have.
 
     Looks for
-        The largest advantage of each group, against what division by the group's own standard
-        deviation allows: for n rewards, at most sqrt(n - 1) with the deviation over n, and
-        (n - 1) / sqrt(n) with the one over n - 1.
+        The largest advantage of each group, against the bound that division by the group's own
+        standard deviation implies: for n rewards, at most sqrt(n - 1) with the deviation over
+        n, and (n - 1) / sqrt(n) with the one over n - 1.
     Why it matters
-        One completion with an advantage of hundreds is the whole gradient of its step. After the
-        next clipping nothing shows but a KL that jumps.
+        One completion with an advantage of hundreds dominates the gradient of its step. After
+        gradient clipping, the only visible symptom is a jump of the KL.
     Confirmed when
-        An advantage is above sqrt(n - 1): its spread was taken without itself, from rounding
-        noise, or with no floor.
+        An advantage is above sqrt(n - 1): its standard deviation excludes the completion
+        itself, is rounding noise, or has no floor.
     Ruled out when
         All advantages are within the bound of their group.
     Confused with
-        wrong-groups (advantages do not sum to 0 within a group, and no single one is impossible);
-        rewards that are themselves large and are not divided (then there is no bound).
+        wrong-groups (advantages do not sum to 0 within a group, and no single one is
+        impossible); rewards that are large and not divided (then there is no bound).
     """
     record = case.record
     if case.run["advantage"] not in DIVIDED:
-        return passed(f"advantage {case.run['advantage']} is not divided by a spread")
+        return passed(f"advantage {case.run['advantage']} is not divided by a standard deviation")
     assert record.advantage is not None  # noqa: S101 - needed
     sizes = np.bincount(record.group)[record.group]
     rows = len(record.group) if case.run["advantage"] == "batch" else sizes
     bound = np.sqrt(np.maximum(rows - 1, 1))
     share = float(np.nanmax(np.abs(record.advantage) / bound))
-    summary = f"the largest advantage is {share:.3g} times what its group allows (limit {SLACK:g})"
+    summary = f"the largest advantage is {share:.3g} times the bound of its group (limit {SLACK:g})"
     return (failed if share > SLACK else passed)(summary, share_of_bound=share)
 
 
@@ -43,8 +43,8 @@ CHECK = Check(
     name="advantage-explodes",
     stage=Stage.ADVANTAGE,
     needs=("record.advantage", "record.group", "run.advantage"),
-    fix="Do not divide by the spread (learner.advantage leave_one_out), or give it a floor.",
+    fix="Do not divide by the standard deviation (learner.advantage leave_one_out) or add a floor.",
     judge=judge,
     change={"learner.advantage": "leave_one_out"},
-    explains=("wrong-groups",),  # a spread without oneself also leaves a group's sum
+    explains=("wrong-groups",),  # a leave-one-out deviation also leaves a nonzero sum
 )

@@ -1,7 +1,7 @@
-"""What the distance between sampler and policy, right after a sync, says about its cause.
+"""Names the cause of a distance between sampler and policy right after a weight sync.
 
-The answer is that of the probe `sampler_sync`. It is there before the step is sampled, so a cause
-can be named before anything is learnt from it.
+Reads the result of the probe `sampler_sync`. It is available before the step is sampled, so a cause
+is named before the run trains on it.
 """
 
 from collections.abc import Mapping
@@ -9,23 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 LIMITS = {"fp32": 2e-4, "bf16": 0.3}
-"""Nats, in the mean over the likeliest outcomes: two engines differ by 1e-5 in fp32 and by up to
-0.07 in bf16 (a model of 135M)."""
-TIMES = 5.0  # between a distance that a mistake explains and one that it does not
+"""Nats, mean over the most likely tokens: two engines differ by 1e-5 in fp32 and by up to 0.07 in
+bf16 (a model of 135M)."""
+TIMES = 5.0  # ratio between an unexplained distance and an explained one
 
 PREFIX, TEMPERATURE, WEIGHTS = "stale-prefix-cache", "temperature-on-one-side", "stale-sampler"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """A cause, and what was measured, in a sentence."""
+    """The cause of a failed sync, and a sentence with the measured distance."""
 
     cause: str
     summary: str
 
 
 def named(answer: Mapping[str, Any] | None, dtype: str) -> Named | None:
-    """Return what a sync went wrong by; None where it went well or was not probed."""
+    """Return the fault of a weight sync; None if the sync is correct or was not probed."""
     if not answer or answer.get("repeated") is None or answer.get("fresh") is None:
         return None
     repeated, fresh = float(answer["repeated"]), float(answer["fresh"])
@@ -36,8 +36,8 @@ def named(answer: Mapping[str, Any] | None, dtype: str) -> Named | None:
     if repeated > TIMES * fresh:
         return Named(
             cause=PREFIX,
-            summary=f"right after a sync, sampler and policy are {apart} behind a prompt that was "
-            f"asked before, and {fresh:.3g} behind a new one",
+            summary=f"right after a sync, sampler and policy are {apart} after a repeated "
+            f"prompt, and {fresh:.3g} after a new one",
         )
     for key, cause, alike in (
         ("raw", TEMPERATURE, "at temperature 1"),
@@ -56,6 +56,6 @@ def named(answer: Mapping[str, Any] | None, dtype: str) -> Named | None:
 
 
 def dtype_of(run: Mapping[str, Any]) -> str:
-    """Return the precision that the sampler computes in, as run.json says."""
+    """Return the sampler's compute dtype from run.json."""
     sampler = run.get("sampler")
     return str(sampler.get("dtype", "bf16")) if isinstance(sampler, Mapping) else "bf16"

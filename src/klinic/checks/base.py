@@ -1,8 +1,8 @@
-"""What a check is, what it may see, and what it says.
+"""Checks: the evidence a check reads (`Case`), its result (`Finding`) and its definition (`Check`).
 
-A check looks for one cause. It reads a `Case`: the record of a step, those before it, run.json, the
-metrics, and what the live learner answered when it was asked. What a check needs and does not find
-is named; missing data is never a pass.
+A check looks for one cause. It reads a `Case`: the record of a step, earlier records, run.json, the
+metrics, and the results of active probes. A check reports the fields that it needs and that are
+missing; missing data is never a pass.
 """
 
 import inspect
@@ -17,49 +17,49 @@ from klinic.evidence.verdict import Verdict
 
 
 class Stage(IntEnum):
-    """The order in which causes are looked for: a later one can be an effect of an earlier one."""
+    """Order in which causes are tested: a later one can be an effect of an earlier one."""
 
     ALIGNMENT = 1
-    """Ids, lengths, masks, numbers that are numbers."""
+    """Ids, lengths, masks, finite values."""
     SAMPLER = 2
-    """Sampler against learner, for the same weights."""
+    """Sampler against learner at equal weights."""
     REFERENCE = 3
-    """Which policy the KL is measured to."""
+    """The policy that the KL is measured against."""
     ADVANTAGE = 4
     """Rewards, groups, advantages."""
     WIRING = 5
-    """How terms reach the gradient."""
+    """How the loss terms reach the gradient."""
     DYNAMICS = 6
-    """Every part is right, and the policy goes the wrong way."""
+    """Every component is correct, and the policy moves in the wrong direction."""
     REPORTING = 7
-    """The run is well, and what it says of itself is wrong."""
+    """The run is healthy, and its reported metrics are wrong."""
 
 
 T = TypeVar("T")
 Answer = Mapping[str, Any]
-"""What the live parts answered to one question of `evidence.fields.PROBES`: plain JSON values."""
+"""Result of one active probe of `evidence.fields.PROBES`: plain JSON values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What a check may see."""
+    """The evidence that a check reads."""
 
     record: StepRecord
     earlier: tuple[StepRecord, ...] = ()
-    """Records of steps before, the oldest first."""
+    """Records of earlier steps, oldest first."""
     start: StepRecord | None = None
-    """The record of the first update, if it was kept: policy and reference are one there."""
+    """The record of the first update, if available: policy and reference are equal there."""
     run: Mapping[str, Any] = field(default_factory=dict)
-    """run.json."""
+    """Contents of run.json."""
     metrics: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    """Lines of metrics.jsonl by step, up to this one."""
+    """Lines of metrics.jsonl by step, up to this step."""
     answers: Mapping[str, Answer] = field(default_factory=dict)
-    """What was asked in this step, by question."""
+    """Results of the active probes of this step, by probe."""
     measured: dict[Any, tuple[StepRecord, Any]] = field(default_factory=dict)
-    """What `of` has returned so far."""
+    """Memo of `measure_once`."""
 
     def of(self, measure: Callable[[StepRecord], T], record: StepRecord) -> T:
-        """Return a measure of a record: once, however many checks and later steps ask for it."""
+        """Return `measure(record)`, computed once for all checks and later steps."""
         key = measure, id(record)
         if key not in self.measured:
             self.measured[key] = record, measure(record)
@@ -67,7 +67,7 @@ class Case:
         return value
 
     def missing(self, needs: tuple[str, ...]) -> tuple[str, ...]:
-        """Return which of the needs are not there."""
+        """Return the needs that this case does not provide."""
         return tuple(need for need in needs if not self._has(need))
 
     def _has(self, need: str) -> bool:
@@ -87,26 +87,26 @@ class Case:
 
     @property
     def version(self) -> int | None:
-        """How many updates the learner had seen; None where that was not recorded."""
+        """Number of updates that the learner had made; None if not recorded."""
         version = self.record.facts.get("learner_version")
         return None if version is None else int(version)
 
     @property
     def window(self) -> tuple[StepRecord, ...]:
-        """The steps before and this one."""
+        """The earlier records followed by this one."""
         return (*self.earlier, self.record)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What a check found in a step."""
+    """Result of one check on one step."""
 
     verdict: Verdict
     summary: str
-    """One sentence with the figure and its limit."""
+    """One sentence with the measured value and its limit."""
     measured: Mapping[str, float] = field(default_factory=dict)
     never_by: tuple[str, ...] = ()
-    """Causes that explain this check, and cannot have left these figures."""
+    """Causes that explain this check in general, and cannot have produced these values."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values that `from_json` reads back exactly."""
@@ -133,7 +133,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
-    """A cause, and the test that tells it from the others."""
+    """A cause, and the test that distinguishes it from the others."""
 
     name: str
     stage: Stage
@@ -142,13 +142,13 @@ class Check:
     fix: str
     judge: Callable[[Case], Finding]
     also: tuple[str, ...] = ()
-    """What it looks at where it is there: without it, it can fail and cannot pass."""
+    """Evidence that is read if present: without it, the check can fail and cannot pass."""
     alibi: Callable[[Case], Finding | None] | None = None
-    """What can rule the cause out, where something is missing that naming it needs."""
+    """Rules the cause out from less evidence, if some of `needs` is missing."""
     change: Mapping[str, Any] = field(default_factory=dict)
-    """The fix as keys of a recipe, where it is one."""
+    """The fix as recipe keys, if it is one."""
     explains: tuple[str, ...] = ()
-    """Checks that may fail as well where this cause is at work."""
+    """Checks that can also fail as an effect of this cause."""
 
     @property
     def text(self) -> str:
@@ -156,7 +156,7 @@ class Check:
         return inspect.getdoc(self.judge) or ""
 
     def __call__(self, case: Case) -> Finding:
-        """Judge a case, or say what is missing."""
+        """Judge a case, or report the missing evidence."""
         if missing := case.missing(self.needs):
             cleared = None if self.alibi is None else self.alibi(case)
             return cleared or _not_recorded(missing)
@@ -171,20 +171,20 @@ def _not_recorded(missing: tuple[str, ...]) -> Finding:
 
 
 def passed(summary: str, **measured: float) -> Finding:
-    """Return a finding that all is well."""
+    """Return a finding that rules the cause out."""
     return Finding(verdict=Verdict.PASS, summary=summary, measured=measured)
 
 
 def failed(summary: str, **measured: float) -> Finding:
-    """Return a finding that the cause is there."""
+    """Return a finding that confirms the cause."""
     return Finding(verdict=Verdict.FAIL, summary=summary, measured=measured)
 
 
 def warned(summary: str, **measured: float) -> Finding:
-    """Return a finding that is worth knowing and names no cause."""
+    """Return a finding that is worth reporting and confirms no cause."""
     return Finding(verdict=Verdict.WARN, summary=summary, measured=measured)
 
 
 def no_data(summary: str) -> Finding:
-    """Return a finding that what was recorded does not decide."""
+    """Return a finding that the recorded evidence is insufficient."""
     return Finding(verdict=Verdict.NO_DATA, summary=summary)

@@ -8,31 +8,31 @@ import numpy as np
 from klinic.checks.base import Answer, Case, Check, Finding, Stage, failed, no_data, passed
 from klinic.checks.measures import equal_completions, num_pairs
 
-MISSING = 0.2  # of the completions without a reward: more than a timeout now and then
-SAME = 0.9  # of the completions that must get their reward again
-DIFFER = 0.5  # of equal completions of one prompt whose rewards differ: a judge is not that noisy
+MISSING = 0.2  # fraction without a reward: more than an occasional timeout
+SAME = 0.9  # fraction of completions that must get the same reward again
+DIFFER = 0.5  # fraction of equal pairs with different rewards: LLM judges are less noisy
 ENOUGH = 10  # pairs of equal completions
 
 
 def judge(case: Case) -> Finding:
-    """Flag rewards that do not belong to what they were given for.
+    """Flag rewards that do not belong to their completions.
 
     Looks for
-        Completions without a reward; equal completions of one prompt with different rewards; and,
-        where a task knows right answers, what they get and what the same completions get again in
-        another order.
+        Completions without a reward; equal completions of one prompt with different rewards;
+        and, if the task has reference answers, the reward of correct answers and the rewards of
+        the same completions graded again in another order.
     Why it matters
-        One None can make a batch NaN, a parser that fails gives 0 for ever, and an order that is
-        lost teaches noise with a healthy-looking spread.
+        One None can make a batch NaN, a failing parser returns 0 forever, and a lost order
+        trains on noise with a healthy-looking spread.
     Confirmed when
         A fifth of the rewards is missing; or half of the pairs of equal completions differ; or
-        fewer than nine in ten get the same again; or right answers get no more than wrong ones
-        did before training.
+        fewer than nine in ten completions get the same reward again; or, before training,
+        correct answers get no more than wrong ones.
     Ruled out when
-        Equal completions have equal rewards, and right answers get the best.
+        Equal completions have equal rewards, and correct answers get the highest.
     Confused with
-        equal-rewards (rewards are right and all the same); reward-hacking (rewards are given as
-        written, and what was written can be exploited).
+        equal-rewards (rewards are correct and all the same); reward-hacking (rewards follow
+        their definition, and the definition can be exploited).
     """
     record = case.record
     assert record.reward is not None  # noqa: S101 - needed
@@ -49,7 +49,7 @@ def judge(case: Case) -> Finding:
         )
         return failed(wrong, **figures)
     if pairs < ENOUGH and asked is None:
-        return no_data(f"{pairs} pairs of equal completions (of {ENOUGH}), and nobody regraded")
+        return no_data(f"{pairs} pairs of equal completions (of {ENOUGH}), and no regrade probe")
     return passed(
         f"{missing:.0%} of the rewards are missing (limit {MISSING:.0%}), {differ} of {pairs} "
         f"pairs of equal completions differ (limit {DIFFER:.0%})",
@@ -61,14 +61,14 @@ def _graded(asked: Answer, *, at_start: bool) -> str:
     same, gold, wrong = (asked.get(k) for k in ("same", "right_answers", "wrong_completions"))
     if same is not None and same < SAME:
         return f"graded again in another order, {same:.0%} get the same reward (limit {SAME:.0%})"
-    # later on, wrong completions may get more because the reward was exploited
+    # after updates, wrong completions may get more because the reward is exploited
     if at_start and gold is not None and wrong is not None and gold <= wrong:
-        return f"right answers get {gold:.3g}, wrong completions {wrong:.3g} (limit: more)"
+        return f"right answers get {gold:.3g}, wrong completions {wrong:.3g}: not more"
     return ""
 
 
 def unequally_rewarded(reward: np.ndarray, equal: list[list[int]]) -> tuple[int, int]:
-    """Return the pairs of equal completions of one prompt, and how many have unequal rewards."""
+    """Return the number of pairs of equal completions, and of those with unequal rewards."""
     pairs = differ = 0
     rounded = np.round(reward, 9).tolist()
     for rows in equal:
@@ -83,8 +83,8 @@ CHECK = Check(
     name="broken-reward",
     stage=Stage.ADVANTAGE,
     needs=("record.reward",),
-    fix="Grade some right answers by hand, return rewards in the order of the completions, and "
-    "None where there is none.",
+    fix="Grade some correct answers by hand, return rewards in the order of the completions, and "
+    "None for a completion without a reward.",
     judge=judge,
     explains=("equal-rewards", "reward-hacking", "step-too-big", "cliff-rewards"),
 )

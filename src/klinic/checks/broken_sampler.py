@@ -1,4 +1,4 @@
-"""broken-sampler: equal random streams, ids out of the vocabulary, or NaN in the engine."""
+"""broken-sampler: equal random streams, token ids outside the vocabulary, or NaN in the engine."""
 
 import numpy as np
 
@@ -8,27 +8,29 @@ from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.maths.arrays import segment_sum
 
 BEYOND = 6.0  # standard deviations of the number of equal completions
-AT_LEAST = 8.0  # pairs more than expected, so that a lucky pair of short answers is no fault
+AT_LEAST = 8.0  # pairs above the expectation: chance pairs of short answers are no fault
 
 
 def judge(case: Case) -> Finding:
-    """Flag completions that no working sampler could have drawn.
+    """Flag completions that a working sampler cannot have sampled.
 
     Looks for
-        Equal completions of one prompt, against how many its log-probs make likely; ids that the
-        model has no outcome for; log-probs of the policy's own tokens that are not numbers.
+        The number of equal completions of one prompt, against the number expected from their
+        log-probs; token ids outside the vocabulary; non-finite log-probs of tokens that the
+        policy sampled.
     Why it matters
         Engines that start from one seed give every member of a group the same completion: all
-        rewards are equal, and nothing is learnt though entropy is high.
+        rewards are equal, and nothing is learned though entropy is high.
     Confirmed when
-        There are more equal pairs than expected by six standard deviations and by eight; or a
-        single id is out of the vocabulary; or the engine lost a log-prob of the policy's token.
+        There are more equal pairs than expected by six standard deviations and by eight pairs;
+        or a single id is outside the vocabulary; or the engine lost the log-prob of a sampled
+        token.
     Ruled out when
-        Equal completions are as many as chance makes, ids are in the vocabulary, and log-probs
-        are numbers.
+        The number of equal completions matches chance, ids are in the vocabulary, and log-probs
+        are finite.
     Confused with
-        equal-rewards (completions differ, rewards do not); hidden-sampling-transform (tokens are
-        likelier than they should be, and need not be equal).
+        equal-rewards (completions differ, rewards do not); hidden-sampling-transform (tokens
+        are likelier than they should be, and need not be equal).
     """
     record = case.record
     if not record.num_tokens:
@@ -40,8 +42,8 @@ def judge(case: Case) -> Finding:
     expected, spread = likely_pairs(record)
     limit = expected + max(BEYOND * spread, AT_LEAST)
     summary = (
-        f"{pairs} pairs of equal completions, where {expected:.1f} are likely (limit {limit:.0f}); "
-        f"{outside} ids out of the vocabulary and {lost} lost log-probs (limit 0)"
+        f"{pairs} pairs of equal completions, {expected:.1f} expected (limit {limit:.0f}); "
+        f"{outside} ids outside the vocabulary and {lost} lost log-probs (limit 0)"
     )
     wrong = pairs > limit or outside > 0 or lost > 0
     figures = {"pairs": float(pairs), "expected": expected, "outside": float(outside)}
@@ -49,7 +51,7 @@ def judge(case: Case) -> Finding:
 
 
 def _num_lost(record: StepRecord) -> int:
-    """Count the policy's own tokens without a log-prob, where others have one."""
+    """Count the policy's tokens without a log-prob, if other tokens have one."""
     logp = record.logp_sampler
     if logp is None or record.emitted_by is None or not np.isfinite(logp).any():
         return 0
@@ -57,16 +59,16 @@ def _num_lost(record: StepRecord) -> int:
 
 
 def likely_pairs(record: StepRecord) -> tuple[float, float]:
-    """Return how many equal pairs within groups are likely, and their standard deviation.
+    """Return the expected number of equal pairs within groups, and its standard deviation.
 
-    That a second completion equals this one has the probability of this one.
+    The probability that a second completion equals this one is the probability of this one.
     """
     logp = column(record, "logp_old")
     sums = segment_sum(np.nan_to_num(logp), row_numbers(record), record.num_rows)
     likely = np.exp(np.minimum(sums, 0.0))
     sizes = np.bincount(record.group)[record.group]
     chances = likely * (sizes - 1) / 2
-    # pairs of one group depend on one another: as if each member brought its whole group along
+    # upper bound for dependent pairs: each member counts with its whole group
     variance = float(np.sum(chances * np.maximum(sizes - 1, 1)))
     return float(chances.sum()), float(np.sqrt(variance))
 
@@ -75,8 +77,8 @@ CHECK = Check(
     name="broken-sampler",
     stage=Stage.ALIGNMENT,
     needs=("record.logp_old", "run.vocabulary_size"),
-    fix="Give every completion a seed of its own (of run, step, prompt and sample), keep ids "
-    "within the tokenizer, and treat a missing log-prob as an error.",
+    fix="Give every completion its own seed (of run, step, prompt and sample), restrict ids to the "
+    "vocabulary, and treat a missing log-prob as an error.",
     judge=judge,
     explains=("equal-rewards", "imprecise-logp"),
 )

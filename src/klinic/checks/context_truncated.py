@@ -1,45 +1,45 @@
-"""context-truncated: completions are cut off before they can end."""
+"""context-truncated: completions are truncated before they can end."""
 
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 from klinic.evidence.record import StepRecord
 
-SHARE = 0.8  # of the completions; a limit that cuts off one in five is a choice
-STEPS = 2  # in a row
+SHARE = 0.8  # fraction of completions; a limit that truncates one in five is a choice
+STEPS = 2  # consecutive
 
 
 def judge(case: Case) -> Finding:
-    """Flag a limit that hardly any completion fits into.
+    """Flag a length limit that truncates most completions.
 
     Looks for
-        The share of completions that ran into the length limit, without an end token, in two
-        steps in a row, and how long they are.
+        The fraction of completions that reach the length limit without an end token, in two
+        consecutive steps, and their length.
     Why it matters
-        A completion without its end has no answer to be judged: rewards measure the limit, and
-        what the policy learns is to be short.
+        A truncated completion has no answer to grade: rewards measure the limit, and the policy
+        learns to be short.
     Confirmed when
-        Four of five are cut off.
+        Four of five completions are truncated.
     Ruled out when
-        More of them end by themselves, or did in the first step: then the policy has learnt to
-        be long.
+        More of them end on their own, or did in the first step: then the policy has learned to
+        write longer completions.
     Confused with
-        stop-token-fault (rows end with an end token and yet count as cut off); random-weights (a
-        model that knows nothing never ends).
+        stop-token-fault (rows end with an end token and yet count as truncated); random-weights
+        (an untrained model never ends).
     """
     last = case.window[-STEPS:]
     looked = (*last, *(() if case.start is None else (case.start,)))
     if len(last) < STEPS or any(r.finish_reason is None or not r.num_tokens for r in looked):
-        return no_data(f"{STEPS} steps with finish reasons are needed")
+        return no_data(f"{STEPS} steps with finish reasons needed")
     share = min(_cut_off(record, case.run["eos_ids"]) for record in last)
     if share > SHARE and case.start is not None:
         first = _cut_off(case.start, case.run["eos_ids"])
         if first < SHARE / 2:
-            return passed(f"{first:.0%} were cut off in the first step: they grew by training")
+            return passed(f"{first:.0%} were truncated in the first step: they grew by training")
     longest = int(np.diff(case.record.row_offsets).max())
     summary = (
-        f"{share:.0%} of the completions were cut off without an end (limit {SHARE:.0%}), the "
-        f"longest at {longest} tokens"
+        f"{share:.0%} of the completions were truncated without an end token (limit "
+        f"{SHARE:.0%}), the longest at {longest} tokens"
     )
     return (failed if share > SHARE else passed)(summary, share=share, longest=float(longest))
 

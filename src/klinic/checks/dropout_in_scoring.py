@@ -1,22 +1,22 @@
-"""dropout-in-scoring: the learner's forward is random."""
+"""dropout-in-scoring: the learner's forward pass is random."""
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, passed
 
-LIMIT = 1e-4  # nats: the same tokens, weights, shapes and kernels give the same bits
+LIMIT = 1e-4  # nats: equal tokens, weights, shapes and kernels give bit-identical results
 
 
 def judge(case: Case) -> Finding:
-    """Flag a learner that does not agree with itself.
+    """Flag a learner whose forward pass is not deterministic.
 
     Looks for
-        The largest difference between two scorings of the same tokens by the same weights.
+        The largest difference between two scorings of the same tokens with the same weights.
     Why it matters
         Policy, old policy and reference are then scored by different random networks: a KL of
         thousands on the first step of a model with dropout, and ratios that are noise.
     Confirmed when
         Two scorings differ by more than 0.0001 nats.
     Ruled out when
-        They are the same.
+        They are equal.
     Confused with
         layout-changes-logp (scoring twice agrees, scoring alone does not); wrong-reference (the
         gap to the reference is the same each time).
@@ -30,7 +30,7 @@ CHECK = Check(
     name="dropout-in-scoring",
     stage=Stage.ALIGNMENT,
     needs=("probes.rescore",),
-    fix="Set every dropout to 0 for policy, old policy and reference, that of adapters as well.",
+    fix="Set every dropout to 0 for policy, old policy and reference, including adapters.",
     judge=judge,
     explains=(
         *("layout-changes-logp", "imprecise-logp", "wrong-reference", "stale-sampler"),

@@ -1,4 +1,4 @@
-"""hidden-sampling-transform: the sampler truncates or penalises, and the learner does not."""
+"""hidden-sampling-transform: the sampler truncates or penalises, the learner does not."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -21,44 +21,45 @@ from klinic.evidence.record import StepRecord
 from klinic.maths.arrays import segment_sum
 
 TOLERANCE = 1e-4  # nats: rounding of fp32 engines
-SHARE = 0.05  # of the tokens that must be lifted
-ONE_SIDED = 20.0  # times as many tokens lifted as lowered
-SIZE = 2e-3  # nats, mean lift
-QUIET = 0.02  # nats: a gap below it leaves the reported log-probs for the learner's own
-DEFICIT = 0.15  # of the entropy: how much less surprising than drawn tokens they must be
-SCORES = 8.0  # standard errors; over groups, since completions of one prompt are alike
+SHARE = 0.05  # min fraction of raised tokens
+ONE_SIDED = 20.0  # times as many tokens raised as lowered
+SIZE = 2e-3  # nats, mean increase
+QUIET = 0.02  # nats: below it, the reported log-probs equal the learner's
+DEFICIT = 0.15  # fraction of the entropy that the surprise must be below it
+SCORES = 8.0  # standard errors over groups, since completions of one prompt correlate
 CLUSTERS = 24  # groups
-NATS = 200.0  # of entropy in all: with less, a rare token that did not come is no evidence
-LOWERED = 0.15  # of the tokens that stood before: a penalty lowers them, and the rest is lifted
-SPARED = 0.02  # of the others, which no penalty lowers
-EACH = 20  # tokens that stood before, and such that did not
+NATS = 200.0  # total entropy: with less, an absent rare token is no evidence
+LOWERED = 0.15  # fraction of repeated tokens: a penalty lowers them and raises the rest
+SPARED = 0.02  # fraction of the other tokens, which no penalty lowers
+EACH = 20  # repeated tokens, and others
 ENOUGH = 50  # tokens
 
 
 def judge(case: Case) -> Finding:
-    """Flag tokens that were drawn from a narrower distribution than the recipe says.
+    """Flag tokens that were sampled from a narrower distribution than the recipe states.
 
     Looks for
-        What the sampler reports above the learner's log-prob: where outcomes were left out, the
-        rest was lifted, by the same for all tokens of a place and never lowered. Where the
-        sampler reports bare log-probs, tokens that are less surprising than their entropy. And
-        tokens that are lowered only if they stood in the row before.
+        Sampler log-probs above those of the learner: where outcomes are cut off, the remaining
+        ones are raised, all by the same amount at a position and never lowered. If the sampler
+        reports unprocessed log-probs, tokens that are less surprising than their entropy. And
+        tokens that are lowered only if they occurred earlier in the row.
     Why it matters
-        Engines take top-p, top-k or penalties from a file beside the model without a word. The
+        Engines silently read top-p, top-k or penalties from a config file of the model. The
         policy is then trained on tokens of another distribution than the one it is scored with.
     Confirmed when
-        At least 5% of the tokens are lifted and twenty times fewer lowered; or, over many groups,
-        their surprise is 15% below their entropy by eight standard errors; or tokens that stood
-        before are lowered and no others. And the recipe names no such transform.
+        At least 5% of the tokens are raised and twenty times fewer lowered; or, over many
+        groups, their surprise is 15% below their entropy by eight standard errors; or tokens
+        that occurred earlier are lowered and no others. And the recipe declares no such
+        transform.
     Ruled out when
-        Log-probs agree and surprise is entropy, or the recipe names the transform.
+        Log-probs agree and surprise equals entropy, or the recipe declares the transform.
     Confused with
-        temperature-on-one-side (tokens are lifted and lowered, along a line); stale-sampler (not
-        before the first update).
+        temperature-on-one-side (tokens are raised and lowered, along a line); stale-sampler
+        (not before the first update).
     """
     declared = _declared(case.run["sampling"])
     if declared:
-        return passed(f"the recipe names it: {declared}")
+        return passed(f"the recipe declares it: {declared}")
     lift = gap(case.record, "logp_sampler", "logp_old")
     if lift.size < ENOUGH:
         return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
@@ -67,14 +68,14 @@ def judge(case: Case) -> Finding:
     seen, fresh = _lowered(case.record)
     if seen > LOWERED and fresh < SPARED:
         return failed(
-            f"{seen:.0%} of the tokens that stood before in their row are lowered (limit "
-            f"{LOWERED:.0%}), and {fresh:.0%} of the others (limit {SPARED:.0%}): a penalty for "
-            "repetition",
+            f"{seen:.0%} of the tokens that occurred earlier in their row are lowered (limit "
+            f"{LOWERED:.0%}), and {fresh:.0%} of the others (limit {SPARED:.0%}): a "
+            "repetition penalty",
             seen=seen,
             fresh=fresh,
         )
     summary = (
-        f"{up:.0%} of the tokens are lifted and {down:.0%} lowered, by {by:+.3g} nats "
+        f"{up:.0%} of the tokens are raised and {down:.0%} lowered, by {by:+.3g} nats "
         f"in the mean (limits {SHARE:.0%}, a twentieth of it, {SIZE:g})"
     )
     measured = {"lifted": up, "lowered": down, "lift": by}
@@ -84,12 +85,12 @@ def judge(case: Case) -> Finding:
 
 
 def _lowered(record: StepRecord) -> tuple[float, float]:
-    """Return the share of tokens that are lowered, of those that stood before and of the others."""
+    """Return the fractions of lowered tokens among repeated tokens and among the others."""
     if record.prompt_ids is None or record.prompt_offsets is None:
         return 0.0, 0.0
     lift = difference(record, "logp_sampler", "logp_old")
     known = known_tokens(record, "logp_sampler", "logp_old")
-    if np.square(lift[known]).sum() < EACH * QUIET**2:  # then no such tokens are that far apart
+    if np.square(lift[known]).sum() < EACH * QUIET**2:  # too little to reach QUIET
         return 0.0, 0.0
     prompts = np.split(record.prompt_ids, record.prompt_offsets[1:-1])
     rows = np.split(record.token_ids, record.row_offsets[1:-1])
@@ -102,7 +103,7 @@ def _lowered(record: StepRecord) -> tuple[float, float]:
 
 
 def _stood_before(prompt: np.ndarray, ids: np.ndarray) -> Iterator[bool]:
-    """Yield of each token of a row whether it stands in the prompt or earlier in the row."""
+    """Yield for each token of a row whether it occurs in the prompt or earlier in the row."""
     seen = set(prompt.tolist())
     for token in ids.tolist():
         yield token in seen
@@ -128,9 +129,9 @@ def _by_surprise(case: Case, summary: str, measured: Mapping[str, float]) -> Fin
 
 
 def _surprise(record: StepRecord) -> tuple[np.ndarray, float]:
-    """Return surprise less entropy, summed over rows and averaged in groups, and the entropy.
+    """Return surprise minus entropy (row sums, averaged in groups), and the total entropy.
 
-    In rows it is a sum of terms whose mean is 0 whatever came before, so lengths do not bias it.
+    Within a row it is a sum of terms whose conditional mean is 0, so lengths do not bias it.
     """
     known = known_tokens(record, "logp_old", "entropy")
     entropy = column(record, "entropy")
@@ -144,7 +145,7 @@ def _surprise(record: StepRecord) -> tuple[np.ndarray, float]:
 def _declared(sampling: Mapping[str, Any]) -> str:
     neutral = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
     named = {k: sampling.get(k) for k, v in neutral.items() if sampling.get(k) not in (None, v)}
-    if named.get("top_k") == -1:  # vLLM's way to say none
+    if named.get("top_k") == -1:  # disabled in vLLM
         del named["top_k"]
     return ", ".join(f"{name} {value}" for name, value in named.items())
 
@@ -153,8 +154,8 @@ CHECK = Check(
     name="hidden-sampling-transform",
     stage=Stage.SAMPLER,
     needs=("record.logp_sampler", "record.logp_old", "run.sampling"),
-    fix="Sample for training from the whole distribution: top_p 1, top_k off, no penalties, and "
-    "no file that sets them (vLLM: generation_config='vllm').",
+    fix="Sample from the full distribution in training: top_p 1, top_k off, no penalties, and no "
+    "config file that sets them (vLLM: generation_config='vllm').",
     judge=judge,
     also=("record.entropy",),
     change={"sampling.top_p": 1.0, "sampling.top_k": 0, "sampling.min_p": 0.0},

@@ -14,29 +14,29 @@ from klinic.checks.measures import (
 )
 from klinic.evidence.record import StepRecord
 
-LIMIT = 0.05  # nats, mean: ratios 5% off, where engines' own documents say to investigate
-SIDED = 0.5  # of the mean size that the mean may have: noise goes both ways
-EVERYWHERE = 0.7  # of the rows that must be hit: rounding spares none
-LINE = 0.5  # of the gap that a line over logp + entropy may carry
+LIMIT = 0.05  # nats, mean: ratios off by 5%; engines' documentation advises to investigate
+SIDED = 0.5  # max ratio of mean to mean absolute gap: noise goes both ways
+EVERYWHERE = 0.7  # min fraction of affected rows: rounding affects all
+LINE = 0.5  # max fraction of the gap explained by a line over logp + entropy
 ENOUGH = 50  # tokens
 
 
 def judge(case: Case) -> Finding:
-    """Flag log-probs of sampler and learner that differ like noise, from the first step on.
+    """Flag log-probs of sampler and learner that differ by noise from the first step on.
 
     Looks for
-        A gap that goes both ways, is found in every row, is there before the first update, and
-        has no form: no shift, no line, no cache.
+        A gap that goes both ways, occurs in every row, exists before the first update, and has
+        no structure: no shift, no line, no cache.
     Why it matters
-        Ratios are not 1 though nothing was learnt, clipping fires on rounding, and a slow drift of
+        Ratios are not 1 before any update, clipping triggers on rounding, and a slow drift of
         entropy and KL ends in a collapse that no curve announces.
     Confirmed when
-        The mean size of the gap is above 0.05 nats, its mean below half of that, in 7 of 10 rows.
+        The mean absolute gap is above 0.05 nats, its mean below half of that, in 7 of 10 rows.
     Ruled out when
-        The gap is smaller (bf16 against fp32 is 0.01 to 0.03), or has a form.
+        The gap is smaller (bf16 against fp32 is 0.01 to 0.03), or has a structure.
     Confused with
-        temperature-on-one-side (a line); misaligned-logp (a shift removes it); stale-sampler (not
-        before the first update); layout-changes-logp (rows scored alone agree).
+        temperature-on-one-side (a line); misaligned-logp (a shift removes it); stale-sampler
+        (not before the first update); layout-changes-logp (rows scored alone agree).
     """
     start = case.start if case.start is not None else case.record
     if start.facts.get("learner_version") not in (0, None) or start.logp_sampler is None:
@@ -62,7 +62,7 @@ def _share_of_rows(record: StepRecord) -> float:
 
 
 def _line(record: StepRecord) -> float:
-    """Return the share of the gap that a line over logp + entropy carries."""
+    """Return the fraction of the gap that a line over logp + entropy explains."""
     if record.entropy is None:
         return 0.0
     known = known_tokens(record, "logp_sampler", "logp_old", "entropy")
@@ -78,7 +78,7 @@ CHECK = Check(
     name="imprecise-logp",
     stage=Stage.SAMPLER,
     needs=("record.logp_sampler", "record.logp_old"),
-    fix="Compute head and log-softmax in fp32 on both sides, and use kernels whose result does "
-    "not depend on the batch; or correct by truncated importance weights.",
+    fix="Compute head and log-softmax in fp32 on both sides, and use batch-invariant kernels; or "
+    "correct with truncated importance weights.",
     judge=judge,
 )

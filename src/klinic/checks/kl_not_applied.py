@@ -6,25 +6,26 @@ from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, pas
 from klinic.checks.measures import no_kl_term
 
 OFF = 0.03  # of the ratio: rounding of fp32 leaves 1e-6, of bf16 1e-2
-ALONG = 0.99  # cosine: twice the same, and not something else of twice the size
+ALONG = 0.99  # cosine: twice the same gradient, not another one of twice the norm
 
 
 def judge(case: Case) -> Finding:
     """Flag a KL term that has no effect, or twice its effect.
 
     Looks for
-        The difference that the coefficient makes to the real gradient, against what it should be.
+        The change that the coefficient makes to the actual gradient, against the expected
+        change.
     Why it matters
-        The KL is computed, logged and paid for with a pass of the reference, and the coefficient
-        does nothing: a flag that an algorithm ignores, a detached value, a fast path without it.
+        The KL is computed and logged at the cost of a reference pass, and the coefficient has
+        no effect: a flag that an algorithm ignores, a detached value, a fast path without it.
     Confirmed when
-        The difference is 0, or twice what it should be, within 3%.
+        The change is 0, or twice the expected one, within 3%.
     Ruled out when
-        It is something else; or no KL term was asked for. Where nothing arrives, no wrong scale has
-        made it: that would leave some.
+        It is neither; or the run has no KL term. A change of 0 excludes loss-scaled-wrong,
+        which would leave a fraction of it.
     Confused with
-        kl-gradient-wrong (something arrives, of another form); kl-sign-flipped (the opposite
-        arrives); moved-reference (the term is right, and the KL is 0).
+        kl-gradient-wrong (a gradient of another form arrives); kl-sign-flipped (the opposite
+        arrives); moved-reference (the term is correct, and the KL is 0).
     """
     answer = case.answers["kl_gradient"]
     ratio, cosine = answer["ratio"], answer["cosine"]
@@ -33,8 +34,8 @@ def judge(case: Case) -> Finding:
     size = float(answer["norm"] or 0) / max(float(answer["expected_norm"] or 0), 1e-300)
     nothing, twice = size < OFF, abs(ratio - 2) < 2 * OFF and cosine > ALONG
     summary = (
-        f"the coefficient changes the gradient by {ratio:.3f} times what it should (limits: not 0 "
-        f"and not 2, within {OFF:g})"
+        f"the coefficient changes the gradient by {ratio:.3f} times the expected change (limits: "
+        f"not 0 and not 2, within {OFF:g})"
     )
     found = (failed if nothing or twice else passed)(summary, ratio=float(ratio), size=size)
     return replace(found, never_by=("loss-scaled-wrong",)) if nothing else found
@@ -44,8 +45,7 @@ CHECK = Check(
     name="kl-not-applied",
     stage=Stage.WIRING,
     needs=("probes.kl_gradient",),
-    fix="Let the KL term be part of the loss exactly once, with its graph, and fail on options "
-    "that would drop it.",
+    fix="Add the KL term to the loss exactly once, with its graph; reject options that drop it.",
     judge=judge,
     alibi=no_kl_term,
     explains=("kl-gradient-wrong", "step-too-big", "reward-hacking"),

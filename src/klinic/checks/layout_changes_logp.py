@@ -7,21 +7,22 @@ ROUNDED = 0.5  # nats on the worst token: bf16 kernels of two shapes differ by u
 
 
 def judge(case: Case) -> Finding:
-    """Flag rows whose log-probs depend on what lies beside them.
+    """Flag rows whose log-probs depend on the other rows of their batch.
 
     Looks for
         The difference between rows scored within their batch and the same rows scored alone,
         without padding and without neighbours.
     Why it matters
-        Positions counted from the padding, a row that sees the one packed before it, or a kernel
-        that is wrong for some shapes: ratios are off from the first step, for some rows only.
+        Positions counted from the padding, a row that attends to the one packed before it, or a
+        kernel that is wrong for some shapes: ratios are off from the first step, for some rows
+        only.
     Confirmed when
         A token differs by more than 0.001 nats in fp32, or 0.5 in bf16.
     Ruled out when
         Rows score the same alone.
     Confused with
-        dropout-in-scoring (scoring twice differs already); imprecise-logp (rows alone agree with
-        the batch, and not with the sampler).
+        dropout-in-scoring (scoring twice differs already); imprecise-logp (rows alone agree
+        with the batch, and not with the sampler).
     """
     largest = float(case.answers["rescore_alone"]["largest"])
     limit = EXACT if case.run["policy"].get("dtype") == "fp32" else ROUNDED
@@ -33,8 +34,8 @@ CHECK = Check(
     name="layout-changes-logp",
     stage=Stage.ALIGNMENT,
     needs=("probes.rescore_alone", "run.policy"),
-    fix="Give positions explicitly, let no row see another one, and compare some rows with "
-    "themselves alone before every long run.",
+    fix="Pass position ids explicitly, mask attention between rows, and compare some rows with the "
+    "same rows scored alone before every long run.",
     judge=judge,
     explains=(
         *("imprecise-logp", "temperature-on-one-side", "misaligned-logp", "stale-sampler"),

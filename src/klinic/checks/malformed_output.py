@@ -1,36 +1,36 @@
-"""malformed-output: completions are not answers, so rewards have nothing to grade."""
+"""malformed-output: completions contain no answer, so rewards have nothing to grade."""
 
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 
-SHARE = 0.2  # of the completions that must be answers of some kind, right or wrong
+SHARE = 0.2  # min fraction of completions with an answer, correct or not
 STEPS = 3
 RATE = "completions/parse_rate"
 
 
 def judge(case: Case) -> Finding:
-    """Flag completions that the task cannot read.
+    """Flag completions that the task cannot parse.
 
     Looks for
-        The share of completions in which an answer is found at all, over the last three steps.
+        The fraction of completions that contain a parsable answer, over the last three steps.
     Why it matters
-        A base model, another chat template, a missing example of the form: nothing can be graded,
-        and the penalty for it is all that is learnt from.
+        A base model, another chat template, a missing format example: nothing can be graded,
+        and the format penalty is the only training signal.
     Confirmed when
-        Fewer than one in five can be read in three steps.
+        Fewer than one in five can be parsed in three steps.
     Ruled out when
         More of them can.
     Confused with
-        random-weights (entropy is that of knowing nothing); context-truncated (answers would come
-        behind the limit); broken-reward (answers are there and are graded wrongly).
+        random-weights (entropy is close to uniform); context-truncated (answers would come
+        after the limit); broken-reward (answers are present and graded wrongly).
     """
     steps = sorted(step for step, line in case.metrics.items() if line.get(RATE) is not None)
     if len(steps) < STEPS:
-        return no_data(f"{len(steps)} steps, and {STEPS} are needed")
+        return no_data(f"{len(steps)} steps, {STEPS} needed")
     rates = [float(case.metrics[step][RATE]) for step in steps[-STEPS:]]
     most = float(np.max(rates))
-    summary = f"at most {most:.0%} of the completions hold an answer (limit {SHARE:.0%})"
+    summary = f"at most {most:.0%} of the completions contain an answer (limit {SHARE:.0%})"
     return (failed if most < SHARE else passed)(summary, share=most)
 
 
@@ -38,8 +38,8 @@ CHECK = Check(
     name="malformed-output",
     stage=Stage.ADVANTAGE,
     needs=(f"metrics.{RATE}",),
-    fix="Show the form: the model's own prompt format, an example in the prompt, or a warm start; "
-    "and give part of the reward for it.",
+    fix="Teach the answer format: the model's own chat template, an example in the prompt, or a "
+    "warm start; and give partial credit for the format.",
     judge=judge,
     explains=("equal-rewards", "cliff-rewards", "step-too-big"),
 )

@@ -1,7 +1,7 @@
-"""What several checks measure on a record; the formulas themselves are in `maths`.
+"""Measurements on a record that several checks share; the formulas themselves are in `maths`.
 
-What many checks ask of one record is computed once and shared: columns in float64, masks, gaps and
-row numbers of the records that were looked at last. Shared arrays are read-only.
+Float64 columns, masks, gaps and row numbers of the most recent records are cached. The cached
+arrays are read-only.
 """
 
 from functools import lru_cache
@@ -15,27 +15,27 @@ from klinic.checks.base import Case, Finding, passed
 from klinic.evidence.record import StepRecord
 from klinic.maths.arrays import row_of_token, segment_sum
 
-SHARED = 12  # arrays of a kind that are kept: those of two or three records, however large
+SHARED = 12  # cached arrays of each kind: those of two or three records
 
 
 def wide(values: np.ndarray | None) -> Float[np.ndarray, "N"]:
-    """Return a column that is there, in float64."""
-    assert values is not None  # noqa: S101 - a check names what it needs
+    """Return a column, which must be present, in float64."""
+    assert values is not None  # noqa: S101 - guaranteed by `Check.needs`
     return np.asarray(values, dtype=np.float64)
 
 
 def column(record: StepRecord, name: str) -> Float[np.ndarray, "N"]:
-    """Return a column of a record that is there, in float64."""
+    """Return a column of a record, which must be present, in float64."""
     return np.asarray(_column(record, name))
 
 
 def finite_tokens(record: StepRecord, name: str) -> Bool[np.ndarray, "N"]:
-    """Return the tokens, trained on or not, at which a column is a number."""
+    """Return a mask of the tokens, trained or not, at which a column is finite."""
     return np.asarray(_finite(record, name))
 
 
 def known_tokens(record: StepRecord, *columns: str) -> Bool[np.ndarray, "N"]:
-    """Return the trained tokens at which all the columns are numbers."""
+    """Return a mask of the trained tokens at which all the columns are finite."""
     return np.asarray(_known(record, tuple(sorted(columns))))
 
 
@@ -45,22 +45,22 @@ def difference(record: StepRecord, one: str, other: str) -> Float[np.ndarray, "N
 
 
 def gap(record: StepRecord, one: str, other: str) -> Float[np.ndarray, "K"]:
-    """Return the difference of two columns on the trained tokens that have both."""
+    """Return the difference of two columns on the trained tokens at which both are finite."""
     return np.asarray(_gap(record, one, other))
 
 
 def rms_gap(record: StepRecord, one: str, other: str) -> float:
-    """Return the root mean square of a gap; 0 where no token has both."""
+    """Return the root mean square of `logp_gap`; 0 without tokens."""
     return float(_rms_gap(record, one, other))
 
 
 def row_numbers(record: StepRecord) -> Int[np.ndarray, "N"]:
-    """Return for every token the number of the row that owns it."""
+    """Return the row index of every token."""
     return np.asarray(_row_numbers(record))
 
 
 def _read_only(values: Any) -> np.ndarray:
-    shown: np.ndarray = values.view()  # the record's own array stays as it is
+    shown: np.ndarray = values.view()  # a view: the record's own array stays writable
     shown.flags.writeable = False
     return shown
 
@@ -104,12 +104,12 @@ def _row_numbers(record: StepRecord) -> np.ndarray:
 
 
 def rms(values: np.ndarray) -> float:
-    """Return the root of the mean square; 0 for nothing."""
+    """Return the root mean square; 0 for an empty array."""
     return float(np.sqrt(mean(np.square(values)))) if values.size else 0.0
 
 
 def mean(values: np.ndarray) -> float:
-    """Return what `values.mean()` does, to the last bit, in a fraction of its time.
+    """Return `values.mean()`, bit for bit, in a fraction of its time.
 
     >>> mean(np.array([1.0, 2.0, 6.0]))
     3.0
@@ -118,7 +118,7 @@ def mean(values: np.ndarray) -> float:
 
 
 def fraction(where: np.ndarray) -> float:
-    """Return what `where.mean()` does for booleans, to the last bit, in a fraction of its time.
+    """Return the mean of booleans as `ndarray.mean` does, bit for bit, in a fraction of its time.
 
     >>> fraction(np.array([True, False, False, False]))
     0.25
@@ -127,7 +127,7 @@ def fraction(where: np.ndarray) -> float:
 
 
 def median(values: Float[np.ndarray, "K"]) -> float:
-    """Return what `np.median` does for finite values, to the last bit, in a fraction of its time.
+    """Return `np.median` of finite values, bit for bit, in a fraction of its time.
 
     >>> median(np.array([4.0, 1.0, 3.0])), median(np.array([4.0, 1.0, 3.0, 2.0]))
     (3.0, 2.5)
@@ -142,7 +142,7 @@ def median(values: Float[np.ndarray, "K"]) -> float:
 def row_means(
     record: StepRecord, values: Float[np.ndarray, "N"], known: Bool[np.ndarray, "N"]
 ) -> Float[np.ndarray, "B"]:
-    """Return the mean over the known tokens of each row; NaN where there is none."""
+    """Return the mean over the masked tokens of each row; NaN for a row without any."""
     rows = row_numbers(record)
     count = segment_sum(known.astype(np.float64), rows, record.num_rows)
     total = segment_sum(np.where(known, values, 0.0), rows, record.num_rows)
@@ -158,12 +158,12 @@ def _row_gaps(record: StepRecord, one: str, other: str) -> np.ndarray:
 
 
 def row_gaps(record: StepRecord, one: str, other: str) -> Float[np.ndarray, "B"]:
-    """Return the mean size of a gap in each row; NaN where no trained token has both."""
+    """Return the mean absolute gap of each row; NaN if no trained token has both log-probs."""
     return np.asarray(_row_gaps(record, one, other))
 
 
 def equal_completions(record: StepRecord) -> list[list[int]]:
-    """Return the rows of each completion, those of equal completions of one prompt together."""
+    """Return row indices grouped by completion: equal completions of one prompt share a list."""
     found: dict[tuple[int, bytes], list[int]] = {}
     ends = record.row_offsets.tolist()
     for row, (group, span) in enumerate(zip(record.group.tolist(), pairwise(ends), strict=True)):
@@ -172,12 +172,12 @@ def equal_completions(record: StepRecord) -> list[list[int]]:
 
 
 def num_equal_pairs(equal: list[list[int]]) -> int:
-    """Return how many pairs of completions are equal."""
+    """Return the number of pairs of equal completions."""
     return sum(num_pairs(len(rows)) for rows in equal)
 
 
 def num_pairs(num: int) -> int:
-    """Return how many pairs there are among so many.
+    """Return the number of unordered pairs of `num` items.
 
     >>> [num_pairs(num) for num in range(5)]
     [0, 0, 1, 3, 6]
@@ -187,7 +187,7 @@ def num_pairs(num: int) -> int:
 
 @lru_cache(maxsize=SHARED)
 def known_rewards(record: StepRecord) -> tuple[np.ndarray, ...]:
-    """Return the rewards of each group that are numbers."""
+    """Return the finite rewards of each group."""
     reward = wide(record.reward)
     order = np.argsort(record.group, kind="stable")
     ends = np.flatnonzero(np.diff(record.group[order])) + 1
@@ -198,7 +198,7 @@ def known_rewards(record: StepRecord) -> tuple[np.ndarray, ...]:
 
 
 def mean_reward(record: StepRecord) -> tuple[float, float] | None:
-    """Return the mean reward and its standard error over groups; None where there are too few."""
+    """Return the mean reward and its standard error over groups; None for fewer than two."""
     if record.reward is None:
         return None
     means = np.array([mean(rewards) for rewards in known_rewards(record) if rewards.size])
@@ -208,7 +208,7 @@ def mean_reward(record: StepRecord) -> tuple[float, float] | None:
 
 
 def no_kl_term(case: Case) -> Finding | None:
-    """Rule out what only a KL term can have, where none was asked for."""
+    """Rule out causes of the KL term if the run has none."""
     coefficients = [record.facts.get("kl_coef") for record in case.window]
     asked_for = case.run.get("estimator") is not None or any(c != 0 for c in coefficients)
     return None if asked_for else passed("the loss has no KL term: its coefficient is 0")

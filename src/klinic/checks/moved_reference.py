@@ -5,36 +5,36 @@ import numpy as np
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 from klinic.checks.measures import gap
 
-ENOUGH = 20  # tokens: that all of them agree to the last bit is then no chance
+ENOUGH = 20  # tokens: bit-identical log-probs on all of them are then no coincidence
 
 
 def judge(case: Case) -> Finding:
-    """Flag a reference that does not stay where it was.
+    """Flag a reference that does not stay fixed.
 
     Looks for
-        A fingerprint of the reference that changed, and a policy that has moved and yet agrees
-        with its reference to the last bit on every token.
+        A changed fingerprint of the reference, and a policy that has been updated and yet
+        agrees with its reference bit for bit on every token.
     Why it matters
-        The KL drops to 0 after a restart, or is 0 for ever: nothing ties the policy to where it
-        started, and every curve looks well.
+        The KL drops to 0 after a restart, or is always 0: nothing ties the policy to its start,
+        and every curve looks healthy.
     Confirmed when
-        The fingerprint is not that of the first step; or the policy's weights have changed and no
-        trained token differs by a single bit. And the recipe does not move the reference.
+        The fingerprint is not that of the first step; or the policy's weights have changed and
+        no trained token differs by a single bit. And the recipe does not update the reference.
     Ruled out when
-        The reference is that of the first step, and the policy has left it.
+        The reference is that of the first step, and the policy differs from it.
     Confused with
         policy-does-not-move (the policy's own weights have not changed).
     """
     reference = case.run["reference"]
     if reference.get("sync_every") or reference.get("ema"):
-        return passed("the recipe moves the reference")
+        return passed("the recipe updates the reference")
     if case.version == 0 or case.start is None:
-        return no_data("a step before the first update, and one behind it, are needed")
+        return no_data("a step before the first update and one after it are needed")
     then, now = (r.facts.get("reference_fingerprint") for r in (case.start, case.record))
     if then is not None and now is not None and then != now:
         return failed(f"the reference was {str(then)[:8]} and is {str(now)[:8]} (limit: the same)")
     if not _policy_moved(case):
-        return no_data("the policy has not moved, so a KL of 0 says nothing")
+        return no_data("the policy has not moved, so a KL of 0 is expected")
     apart = np.abs(gap(case.record, "logp_old", "logp_ref"))
     if apart.size < ENOUGH:
         return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
@@ -47,7 +47,7 @@ def judge(case: Case) -> Finding:
 
 
 def _policy_moved(case: Case) -> bool:
-    assert case.start is not None  # noqa: S101 - looked at before
+    assert case.start is not None  # noqa: S101 - checked by the caller
     then, now = (r.facts.get("weights_published") for r in (case.start, case.record))
     return then is not None and now is not None and then != now
 
@@ -56,8 +56,8 @@ CHECK = Check(
     name="moved-reference",
     stage=Stage.REFERENCE,
     needs=("record.logp_old", "record.logp_ref", "facts.learner_version", "run.reference"),
-    fix="Copy the weights of the reference instead of sharing them, store its digest with every "
-    "checkpoint, and load it before the policy when resuming.",
+    fix="Copy the reference weights instead of sharing them, store their digest with every "
+    "checkpoint, and load them before the policy when resuming.",
     judge=judge,
     also=("facts.weights_published",),
 )

@@ -1,30 +1,31 @@
-"""random-weights: the policy knows nothing, as if its weights had not been loaded."""
+"""random-weights: the policy is untrained, as if its weights had not been loaded."""
 
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 from klinic.checks.measures import column, known_tokens
 
-SHARE = 0.8  # of the entropy of a policy that knows nothing; language models are below a third
+SHARE = 0.8  # fraction of the uniform entropy; language models are below a third
 
 
 def judge(case: Case) -> Finding:
-    """Flag a policy that starts with almost no preference among tokens.
+    """Flag a policy that starts with an almost uniform distribution over tokens.
 
     Looks for
-        The mean entropy before the first update, against the logarithm of the vocabulary.
+        The mean entropy before the first update, against the logarithm of the vocabulary size.
     Why it matters
-        A model made from its config alone writes noise. Every reward is the lowest one, and weeks
-        go by looking for the fault in the KL term.
+        A model built from its config alone writes noise. Every reward is the lowest one, and
+        weeks are spent on looking for the fault in the KL term.
     Confirmed when
-        The entropy is above four fifths of what knowing nothing gives.
+        The entropy is above four fifths of the uniform distribution's.
     Ruled out when
-        It is below: the policy prefers some tokens; or the recipe starts from nothing on purpose.
+        It is below: the policy prefers some tokens; or the recipe starts from random weights on
+        purpose.
     Confused with
-        malformed-output (the policy knows a language, and not the form).
+        malformed-output (the policy has learned a language, and not the answer format).
     """
     if case.version != 0:
-        return no_data("only before the first update are the weights those that were loaded")
+        return no_data("the loaded weights can only be judged before the first update")
     if (case.run.get("policy") or {}).get("untrained"):
         return passed("the recipe starts from random weights on purpose")
     known = known_tokens(case.record, "entropy")
@@ -34,8 +35,8 @@ def judge(case: Case) -> Finding:
     most = float(np.log(case.run["vocabulary_size"]))
     share = entropy / max(most, 1e-9)
     summary = (
-        f"the first entropy is {entropy:.3g} nats, {share:.0%} of that of a policy that knows "
-        f"nothing (limit {SHARE:.0%})"
+        f"the first entropy is {entropy:.3g} nats, {share:.0%} of that of a uniform policy "
+        f"(limit {SHARE:.0%})"
     )
     return (failed if share > SHARE else passed)(summary, share=share)
 
@@ -44,7 +45,7 @@ CHECK = Check(
     name="random-weights",
     stage=Stage.ALIGNMENT,
     needs=("record.entropy", "facts.learner_version", "run.vocabulary_size"),
-    fix="Load trained weights: model.name must be a folder or hub id with weights, or give a "
+    fix="Load trained weights: model.name must be a folder or hub id with weights, or set "
     "warm_start.",
     judge=judge,
     explains=(

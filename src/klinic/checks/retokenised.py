@@ -6,7 +6,7 @@ from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, pas
 from klinic.checks.measures import row_gaps
 
 LARGE = 0.3  # nats, mean of a row: ten times that of bf16 against fp32
-TIMES = 5.0  # times the gap of the rows that survive decoding and encoding
+TIMES = 5.0  # times the gap of the surviving rows
 ENOUGH = 2  # rows of each kind
 
 
@@ -14,16 +14,16 @@ def judge(case: Case) -> Finding:
     """Flag gaps on exactly the rows whose ids do not survive decoding and encoding.
 
     Looks for
-        Rows that were sampled as one sequence of ids and would be encoded as another, and the gap
-        between sampler and learner on them and on the others.
+        Rows that were sampled as one sequence of ids and would be encoded as another, and the
+        gap between sampler and learner on them and on the others.
     Why it matters
-        Behind the first place that differs, every log-prob belongs to another text. Few rows are
-        hit, so the mean looks harmless, and runs of several turns end in NaN.
+        After the first position that differs, every log-prob belongs to another text. Few rows
+        are affected, so the mean looks harmless, and multi-turn runs end in NaN.
     Confirmed when
         Such rows have a mean gap above 0.3 nats and five times that of the others.
     Ruled out when
-        Every row survives, or rows that do not have the same gap as the others: then the ids that
-        were sampled are the ids that were scored.
+        Every row survives, or the rows that do not have the same gap as the others: then the
+        sampled ids are the scored ids.
     Confused with
         misaligned-logp (every row); prompt-mismatch (the ids of the prompt differ).
     """
@@ -35,7 +35,7 @@ def judge(case: Case) -> Finding:
     if not lost.size:
         return passed(f"all of {record.num_rows} rows survive decoding and encoding")
     if lost.size < ENOUGH or kept.size < ENOUGH:
-        return no_data(f"{lost.size} rows do not survive, {kept.size} do: {ENOUGH} are needed")
+        return no_data(f"{lost.size} rows do not survive, {kept.size} do: {ENOUGH} of each needed")
     bad, good = float(lost.mean()), float(kept.mean())
     limit = max(LARGE, TIMES * good)
     summary = (
@@ -49,8 +49,8 @@ CHECK = Check(
     name="retokenised",
     stage=Stage.ALIGNMENT,
     needs=("record.round_trip", "record.logp_sampler", "record.logp_old"),
-    fix="Carry the ids that were sampled from the engine to the learner; encode only what is new, "
-    "such as the answer of a tool.",
+    fix="Pass the sampled ids from the engine to the learner; encode only new text, such as tool "
+    "output.",
     judge=judge,
     explains=(
         *("misaligned-logp", "imprecise-logp", "temperature-on-one-side", "wrong-loss-mask"),

@@ -1,4 +1,4 @@
-"""reward-hacking: the reward rises and what it stands for does not."""
+"""reward-hacking: the reward rises and the skill that it measures does not."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,13 +8,13 @@ import numpy as np
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 from klinic.checks.measures import mean
 
-SOME = 5  # steps at each end whose rewards are compared
-FEW = 4  # steps from which it can be seen that nothing rose
+SOME = 5  # steps compared at each end
+FEW = 4  # min steps to rule out a rise
 ROSE = 4.0  # standard errors
-LIKELY = 2.0  # of them, where half of the accuracy is gone: a policy that is merely lost earns less
-FLAT = 1.0  # of them, where there are few steps
-FELL = 0.1  # of the held-out accuracy: 100 prompts have an error of 0.05
-HALVED = 0.05  # where half of it or more is gone
+LIKELY = 2.0  # standard errors, if accuracy halved: a policy that merely drifted earns less
+FLAT = 1.0  # standard errors, for few steps
+FELL = 0.1  # drop of held-out accuracy: 100 prompts have an error of 0.05
+HALVED = 0.05  # drop, if accuracy halved
 ACCURACY = "eval/accuracy"
 
 
@@ -22,18 +22,19 @@ def judge(case: Case) -> Finding:
     """Flag a reward that is earned without the skill.
 
     Looks for
-        The mean reward of the first and the last steps, and the held-out accuracy before training
-        and now.
+        The mean reward of the first and the last steps, and the held-out accuracy before
+        training and now.
     Why it matters
-        What is written as a reward is optimised, not what was meant: length, a format, a phrase.
-        Training curves are the best of the whole project, and the model is worse.
+        Optimisation follows the reward as written, not as intended: length, a format, a phrase.
+        The training curves look excellent, and the model is worse.
     Confirmed when
-        The reward rose by four standard errors, and the accuracy fell by 0.1; or it rose by two,
-        and the accuracy fell by half and 0.05.
+        The reward rose by four standard errors, and the accuracy fell by 0.1; or it rose by
+        two, and the accuracy fell by half and 0.05.
     Ruled out when
         Accuracy did not fall, or the reward did not rise.
     Confused with
-        step-too-big (the reward falls too); broken-reward (rewards are not as written).
+        step-too-big (the reward falls too); broken-reward (rewards do not follow their
+        definition).
     """
     rewards = _column(case.metrics, "reward")
     accuracy = _column(case.metrics, ACCURACY)
@@ -51,7 +52,7 @@ def judge(case: Case) -> Finding:
 
 
 def did_not_rise(case: Case) -> Finding | None:
-    """Rule it out by the reward alone, where nobody has measured accuracy."""
+    """Rule the cause out by the reward alone, if accuracy was not measured."""
     rewards = _column(case.metrics, "reward")
     if len(rewards) < FEW:
         return None
@@ -61,7 +62,7 @@ def did_not_rise(case: Case) -> Finding | None:
 
 
 def _rise(rewards: np.ndarray) -> tuple[float, str]:
-    """Return by how many standard errors the reward rose, and a sentence that says so."""
+    """Return the rise of the reward in standard errors, and a sentence that describes it."""
     some = min(SOME, len(rewards) // 2)
     first, last = rewards[:some], rewards[-some:]
     error = float(np.hypot(first.std(ddof=1), last.std(ddof=1)) / np.sqrt(some))
@@ -81,8 +82,8 @@ CHECK = Check(
     name="reward-hacking",
     stage=Stage.DYNAMICS,
     needs=(f"metrics.{ACCURACY}", "metrics.reward"),
-    fix="Read completions of high reward, take out what can be earned without the skill, and tie "
-    "the policy to its reference by a KL term.",
+    fix="Read completions of high reward, remove rewards that can be earned without the skill, "
+    "and tie the policy to its reference with a KL term.",
     judge=judge,
     alibi=did_not_rise,
     change={"kl.coef": 0.05},

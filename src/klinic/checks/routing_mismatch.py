@@ -1,31 +1,32 @@
-"""routing-mismatch: sampler and learner send tokens to different experts."""
+"""routing-mismatch: sampler and learner route tokens to different experts."""
 
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 from klinic.checks.measures import difference, known_tokens
 
-SHARE = 0.05  # of the tokens that were sent elsewhere in at least one layer
-TIMES = 2.0  # times the gap of tokens that were sent to the same experts
+SHARE = 0.05  # fraction of tokens routed differently in at least one layer
+TIMES = 2.0  # times the gap of tokens routed to the same experts
 ENOUGH = 30  # tokens of each kind
 
 
 def judge(case: Case) -> Finding:
-    """Flag a gap that grows with the number of layers whose experts differ.
+    """Flag a gap on tokens that sampler and learner route to different experts.
 
     Looks for
-        The gap between sampler and learner on tokens whose experts differ between the two, and on
-        tokens whose experts are the same.
+        The gap between sampler and learner on tokens whose experts differ between the two, and
+        on tokens whose experts are equal.
     Why it matters
-        A rounding error in a router sends a token to another expert, and its log-prob is that of
-        another network: runs of mixtures collapse where their dense twin is well.
+        A rounding error in a router sends a token to another expert, and its log-prob is that
+        of another network: mixture-of-experts runs collapse where their dense equivalent is
+        healthy.
     Confirmed when
         More than 5% of the tokens have a layer that differs, and their gap is twice that of the
         others.
     Ruled out when
-        Experts are the same, or tokens whose experts differ have no larger gap.
+        Experts are equal, or tokens whose experts differ have no larger gap.
     Confused with
-        imprecise-logp (the gap is there without a difference in experts).
+        imprecise-logp (the gap exists without a difference in experts).
     """
     record = case.record
     if case.run["policy"].get("num_experts") == 0:

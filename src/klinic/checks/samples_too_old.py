@@ -1,4 +1,4 @@
-"""samples-too-old: the learner trains on samples of weights long past."""
+"""samples-too-old: the learner trains on samples of outdated weights."""
 
 import numpy as np
 
@@ -10,17 +10,17 @@ def judge(case: Case) -> Finding:
     """Flag samples that are older than the run allows.
 
     Looks for
-        How many updates the learner has seen since the weights that drew a token, against the lag
-        that the run allows.
+        The number of updates between the weights that sampled a token and the learner's,
+        against the lag that the run allows.
     Why it matters
-        Where old log-probs are computed again by the learner, the ratio hides the age of a
-        sample: nothing is ever clipped while sampler and learner drift apart.
+        If the learner recomputes the old log-probs, the ratio hides the age of a sample:
+        nothing is clipped while sampler and learner drift apart.
     Confirmed when
         A trained token is older than allowed.
     Ruled out when
         All are within the lag.
     Confused with
-        stale-sampler (tokens say that they are new, and are not).
+        stale-sampler (tokens carry the newest version, and were sampled from older weights).
     """
     record, version = case.record, case.version
     assert record.weight_version is not None and version is not None  # noqa: S101, PT018 - needed
@@ -39,8 +39,8 @@ CHECK = Check(
     name="samples-too-old",
     stage=Stage.SAMPLER,
     needs=("record.weight_version", "facts.learner_version", "run.sampler"),
-    fix="Bound the lag between sampler and learner, and take ratios to the log-probs that the "
-    "sampler reported.",
+    fix="Bound the lag between sampler and learner, and compute ratios against the sampler's "
+    "log-probs.",
     judge=judge,
     explains=("stale-sampler", "stale-prefix-cache", "step-too-big", "kl-tail-dominates"),
 )

@@ -4,24 +4,25 @@ from klinic.checks import after_sync
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 from klinic.checks.measures import difference, known_tokens, rms, row_numbers
 
-FLOOR = 2e-3  # nats: fp32 engines differ by 1e-6, an update of a usual rate does more than this
+FLOOR = 2e-3  # nats: fp32 engines differ by 1e-6, a typical update by more than this
 TIMES = 5.0  # times the gap of rows that no cache served
 ENOUGH = 30  # tokens of each kind
 
 
 def judge(case: Case) -> Finding:
-    """Flag gaps on exactly the rows whose prompts came out of a cache.
+    """Flag gaps on exactly the rows whose prompts were served from a cache.
 
     Looks for
-        The gap between sampler and learner on rows that a prefix cache served, and on others; and
-        the same right after a sync, behind a prompt that is asked every time and behind a new one.
+        The gap between sampler and learner on rows that a prefix cache served, and on others;
+        and the same right after a sync, after a prompt that is repeated at every sync and after
+        a new one.
     Why it matters
-        Keys and values of weights long past are mixed with the new ones. The mismatch grows
-        within a job, vanishes when the engine restarts, and hits repeated prompts alone.
+        Keys and values of outdated weights are mixed with new ones. The mismatch grows within a
+        job, vanishes when the engine restarts, and affects repeated prompts only.
     Confirmed when
-        Rows with cached tokens have a gap above 0.002 nats and five times that of the others; or,
-        right after a sync, the repeated prompt has one above 0.0002 nats in fp32 (0.3 in bf16) and
-        five times that of the new one.
+        Rows with cached tokens have a gap above 0.002 nats and five times that of the others;
+        or, right after a sync, the repeated prompt has one above 0.0002 nats in fp32 (0.3 in
+        bf16) and five times that of the new one.
     Ruled out when
         Rows with and without cached tokens have the same gap.
     Confused with
@@ -39,7 +40,7 @@ def judge(case: Case) -> Finding:
     if not cached.size:
         return passed("no row was served by a cache")
     if cached.size < ENOUGH or fresh.size < ENOUGH:
-        return no_data(f"{cached.size} tokens behind a cache and {fresh.size} others: too few")
+        return no_data(f"{cached.size} cached and {fresh.size} other tokens: too few")
     bad, good = rms(cached), rms(fresh)
     limit = max(FLOOR, TIMES * good)
     summary = (
@@ -53,7 +54,7 @@ CHECK = Check(
     name="stale-prefix-cache",
     stage=Stage.SAMPLER,
     needs=("record.cached_tokens", "record.logp_sampler", "record.logp_old"),
-    fix="Empty the engine's prefix cache, and its caches of images, after every sync of weights.",
+    fix="Reset the engine's prefix cache and multimodal caches after every weight sync.",
     judge=judge,
     explains=("stale-sampler", "imprecise-logp"),
 )

@@ -9,44 +9,44 @@ from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, pas
 from klinic.checks.measures import difference, known_tokens, rms, rms_gap, row_numbers
 from klinic.evidence.record import StepRecord
 
-GREW = 5.0  # times the gap of the first step; that of two engines does not grow with training
-FLOOR = 2e-3  # nats: fp32 engines differ by 1e-6, an update of a usual rate does more than this
+GREW = 5.0  # times the gap of the first step; engine differences do not grow with training
+FLOOR = 2e-3  # nats: fp32 engines differ by 1e-6, a typical update by more than this
 SAME = 2.0  # times the gap of the first step: two engines with the same weights
 ENOUGH = 50  # tokens
 
 
 def judge(case: Case) -> Finding:
-    """Flag a sampler that draws from weights the learner has left behind.
+    """Flag a sampler that samples from outdated weights.
 
     Looks for
-        A gap between sampler and learner that was not there before the first update and is there
-        now, though the sampler says that its weights are the newest; and fingerprints of the
-        weights that were handed out and of those that are in use. Right after a sync, tokens that
-        an engine drew behind a prompt it never saw, scored by the policy.
+        A gap between sampler and learner that did not exist before the first update and exists
+        now, although the sampler reports the newest version; and fingerprints of the published
+        weights and of those in use. Right after a sync, tokens that an engine sampled after a
+        new prompt, scored by the policy.
     Why it matters
-        Adapters that were never delivered, a sleep mode that rolls weights back, a sync that
-        moves only some tensors: completions never change, rewards stay flat, and it looks like
-        samples that are merely old.
+        Adapters that were never delivered, a sleep mode that restores old weights, a sync that
+        transfers only some tensors: completions never change, rewards stay flat, and it looks
+        like samples that are merely old.
     Confirmed when
-        The two fingerprints differ; or, right after a sync, the new prompt shows a distance above
-        0.0002 nats in fp32 (0.3 in bf16) that no temperature explains; or the gap of the step is
-        above 0.002 nats and five times that of the first step, on rows that no prefix cache served.
-        A sampler that draws as the reference does is not one behind an old cache.
+        The two fingerprints differ; or, right after a sync, the new prompt shows a distance
+        above 0.0002 nats in fp32 (0.3 in bf16) that no temperature explains; or the gap of the
+        step is above 0.002 nats and five times that of the first step, on rows that no prefix
+        cache served. A sampler that agrees with the reference excludes stale-prefix-cache.
     Ruled out when
         The gap is that of the first step after updates were made.
     Confused with
-        samples-too-old (the tokens themselves say that their weights are older);
-        stale-prefix-cache (only rows that a cache served); imprecise-logp and
-        temperature-on-one-side (the gap is there before the first update).
+        samples-too-old (the tokens carry an older version); stale-prefix-cache (only rows that
+        a cache served); imprecise-logp and temperature-on-one-side (the gap exists before the
+        first update).
     """
     if (seen := _seen_at_sync(case)) is not None:
         return seen
     if case.version == 0:
-        return no_data("before the first update old weights and new ones are the same")
+        return no_data("before the first update old and new weights are equal")
     if case.start is None:
         return no_data("the step of the first update was not recorded")
     if _says_older(case):
-        return passed("the sampler says itself that its weights are older")
+        return passed("the sampler reports an older version itself")
     now = _fresh_gap(case)
     if now.size < ENOUGH:
         return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
@@ -58,19 +58,19 @@ def judge(case: Case) -> Finding:
         f"{limit:.3g}: five times that of the first step)"
     )
     if to_reference is not None:
-        summary += f"; from the reference the sampler is {to_reference:.3g} nats away"
+        summary += f"; sampler and reference are {to_reference:.3g} nats apart"
     found = (failed if apart > limit else passed)(summary, gap=apart, limit=limit)
-    # behind a cache that is old, tokens are still drawn with new weights: nobody's as a whole
+    # after a stale cache, tokens still use new weights, so they match no single policy
     as_reference = to_reference is not None and to_reference <= max(FLOOR, SAME * first)
     return replace(found, never_by=("stale-prefix-cache",)) if as_reference else found
 
 
 def _seen_at_sync(case: Case) -> Finding | None:
-    """Return what is known before a token is drawn: other weights arrived, or are in use."""
+    """Return a finding from fingerprints or the sync probe, available before sampling."""
     facts = case.record.facts
     handed, used = facts.get("weights_published"), facts.get("weights_loaded")
     if handed is not None and used is not None and handed != used:
-        return failed(f"the sampler uses weights {str(used)[:8]}, and was given {str(handed)[:8]}")
+        return failed(f"the sampler uses weights {str(used)[:8]}, published were {str(handed)[:8]}")
     sync = after_sync.named(case.answers.get("sampler_sync"), after_sync.dtype_of(case.run))
     if sync is None or sync.cause != after_sync.WEIGHTS:
         return None
@@ -108,7 +108,7 @@ CHECK = Check(
     stage=Stage.SAMPLER,
     needs=("record.logp_sampler", "record.logp_old", "facts.learner_version"),
     fix="Compare a hash of the pushed weights with the engine's after every sync; push merged "
-    "weights, or the adapter under a new name, and push again after the engine slept.",
+    "weights, or the adapter under a new name, and push again after a sleep of the engine.",
     judge=judge,
     explains=("step-too-big", "reward-hacking", "kl-tail-dominates"),
 )

@@ -9,30 +9,31 @@ from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, pas
 from klinic.checks.measures import row_numbers
 from klinic.evidence.record import EmittedBy, StepRecord
 
-ENOUGH = 8  # rows that ended by themselves
-MASKED = 0.5  # share of their last tokens that are not trained on
-MISSED = 0.0  # share of rows that go on behind an end token, or end with one and count as cut off
-IGNORED = 0.1  # share of rows that go on behind an end which nobody but the model's files knows
+ENOUGH = 8  # rows that ended on their own
+MASKED = 0.5  # max fraction of their last tokens that are not trained on
+MISSED = 0.0  # fraction of rows that continue after an end token, or are truncated at one
+IGNORED = 0.1  # fraction of rows that continue after an end token of the model's files only
 
 
 def judge(case: Case) -> Finding:
     """Flag ends of completions that the policy cannot learn from.
 
     Looks for
-        Rows that ended by themselves and whose end token is not trained on; rows that go on
-        behind an end token; rows that end with one and yet are said to be cut off; and rows that
-        go on behind a token which the model's generation config names as an end and the trainer
-        does not, as with models that end a turn by a token of its own.
+        Rows that ended on their own and whose end token is not trained on; rows that continue
+        after an end token; rows that end with one and are marked as truncated; and rows that
+        continue after a token that is an end token in the model's generation config and not in
+        the trainer, as with models that have a separate end-of-turn token.
     Why it matters
-        A policy that is never told that it ended well learns to ramble into the length limit, and
-        its rewards then measure that limit.
+        A policy that gets no signal for ending learns to ramble into the length limit, and its
+        rewards then measure that limit.
     Confirmed when
-        Half of the end tokens are not trained on, or a single row goes on behind one or is said to
-        be cut off at one, or one in ten goes on behind one that the trainer does not know.
+        Half of the end tokens are not trained on, or a single row continues after one or is
+        marked as truncated at one, or one in ten continues after one that the trainer does not
+        use.
     Ruled out when
-        End tokens are trained on, and are ends.
+        End tokens are trained on, and end their rows.
     Confused with
-        wrong-loss-mask (tokens inside rows are left out); context-truncated (rows are cut off
+        wrong-loss-mask (tokens inside rows are left out); context-truncated (rows are truncated
         before any end).
     """
     record = case.record
@@ -48,30 +49,30 @@ def judge(case: Case) -> Finding:
     ignored = _ignored(record, case.run)
     if ignored > IGNORED:
         return failed(
-            f"{ignored:.0%} of the rows go on behind an end that the model's files name and the "
-            f"trainer does not know (limit {IGNORED:.0%})",
+            f"{ignored:.0%} of the rows continue after an end token of the model's generation "
+            f"config that the trainer does not use (limit {IGNORED:.0%})",
             ignored=ignored,
         )
     if stopped.sum() < ENOUGH and not missed:
-        return no_data(f"{stopped.sum()} rows ended by themselves, and {ENOUGH} are needed")
+        return no_data(f"{stopped.sum()} rows ended on their own, {ENOUGH} needed")
     masked = float((~record.loss_mask[last[stopped]]).mean()) if stopped.any() else 0.0
     share = missed / max(len(last), 1)
     summary = (
         f"{masked:.0%} of the end tokens are not trained on (limit {MASKED:.0%}), and {missed} of "
-        f"{len(last)} rows go on behind one or count as cut off (limit 0)"
+        f"{len(last)} rows continue after one or are truncated at one (limit 0)"
     )
     wrong = masked > MASKED or share > MISSED
     return (failed if wrong else passed)(summary, masked=masked, missed=share)
 
 
 def _ignored(record: StepRecord, run: Mapping[str, Any]) -> float:
-    """Return the share of rows in which the policy itself goes on behind an unknown end."""
+    """Return the fraction of rows in which the policy continues after an unused end token."""
     unknown = set(run.get("declared_eos_ids") or ()) - set(run["eos_ids"])
     if not unknown:
         return 0.0
     row = row_numbers(record)
     goes_on = np.isin(record.token_ids[:-1], list(unknown)) & (row[1:] == row[:-1])
-    if record.emitted_by is not None:  # a tool may answer to a turn that ended
+    if record.emitted_by is not None:  # a tool may reply after a turn ended
         goes_on &= record.emitted_by[1:] == EmittedBy.POLICY
     return len(set(row[:-1][goes_on].tolist())) / record.num_rows
 
@@ -80,7 +81,7 @@ CHECK = Check(
     name="stop-token-fault",
     stage=Stage.ALIGNMENT,
     needs=("record.finish_reason", "run.eos_ids"),
-    fix="Take masks and ends from lengths and finish reasons, not from token values, and honour "
+    fix="Derive masks and ends from lengths and finish reasons, not from token values, and use "
     "every end token of the model.",
     judge=judge,
     explains=("context-truncated",),

@@ -8,37 +8,37 @@ from klinic.checks import after_sync
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 from klinic.checks.measures import column, difference, fraction, known_tokens, mean
 
-SLOPE = 0.05  # of the gap over logp + entropy: a temperature that is off by one in twenty
-EXPLAINED = 0.8  # share of the gap that the line must carry: other faults leave a cloud
+SLOPE = 0.05  # of the gap over logp + entropy: a temperature off by 5%
+EXPLAINED = 0.8  # fraction of the gap that the line must explain: other faults scatter
 NOISE = 0.03  # nats: root mean square of bf16 against fp32 (a model of 0.5B, public reports)
-LARGEST = 4.0  # times the temperature, or a quarter: beyond it the two sides are unrelated
-BOTH = 0.05  # of the tokens on each side of 0: a lift of all that is left is no temperature
-TRIMMED = 0.25  # of the tokens, with the largest gaps: the line must be that of most
+LARGEST = 4.0  # times the temperature, or a quarter: beyond it the sides are unrelated
+BOTH = 0.05  # min fraction of tokens on each side of 0: truncation only raises them
+TRIMMED = 0.25  # fraction of tokens with the largest gaps, excluded from the fit
 ENOUGH = 50  # tokens
 
 
 def judge(case: Case) -> Finding:
-    """Flag log-probs of one side that are those of another temperature.
+    """Flag log-probs of one side that belong to another temperature.
 
     Looks for
         A straight line. For a softmax at inverse temperature b, the log-prob of a token at b'
-        differs by about s = b'/b - 1 times logp + entropy, both of which are recorded, less half
-        of s squared times the variance of logp, which lowers the line and never lifts it. So the
-        gap between sampler and learner is fitted by such a line, and so is the gap between
-        reference and policy before the first update, when the two are one policy.
+        differs by about s = b'/b - 1 times logp + entropy, both of which are recorded, less
+        half of s squared times the variance of logp, which lowers the line and never raises it.
+        So such a line is fitted to the gap between sampler and learner and, before the first
+        update, when policy and reference are equal, to the gap between these two.
     Why it matters
-        Every ratio and every KL then compares two different distributions: a KL above 0 with equal
-        weights, importance ratios far from 1, and a pull towards a policy that nobody asked for.
+        Every ratio and every KL then compares two different distributions: a KL above 0 with
+        equal weights, importance ratios far from 1, and a pull towards an unintended policy.
     Confirmed when
         Right after a sync, an engine's log-probs are five times nearer to the policy's at
-        temperature 1 than at the run's own; or the slope is above 0.05, that of a temperature at
-        most four times off, and the line carries 80% of a gap that is above rounding and goes both
-        ways.
+        temperature 1 than at the run's own; or the slope is above 0.05, that of a temperature
+        at most four times off, and the line explains 80% of a gap that is above rounding and
+        goes both ways.
     Ruled out when
-        The gap is at the level of rounding, or the line does not carry it.
+        The gap is at the level of rounding, or the line does not explain it.
     Confused with
-        hidden-sampling-transform (the gap is on one side of 0 and bounded); stale-sampler (no gap
-        before the first update); misaligned-logp (no line, and a shift removes the gap).
+        hidden-sampling-transform (the gap is on one side of 0 and bounded); stale-sampler (no
+        gap before the first update); misaligned-logp (no line, and a shift removes the gap).
     """
     sync = after_sync.named(case.answers.get("sampler_sync"), after_sync.dtype_of(case.run))
     if sync is not None and sync.cause == after_sync.TEMPERATURE:
@@ -58,26 +58,26 @@ def judge(case: Case) -> Finding:
     wrong = steep and explained > EXPLAINED and line.lesser > BOTH
     summary = (
         f"{side} against learner: slope {slope:+.3f} over logp + entropy (limit {SLOPE:g}), which "
-        f"carries {max(explained, 0):.0%} of a gap of {size:.3g} nats"
+        f"explains {max(explained, 0):.0%} of a gap of {size:.3g} nats"
     )
     return (failed if wrong else passed)(summary, slope=slope, explained=explained, gap=size)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A line over logp + entropy."""
+    """A line fitted to the gap over logp + entropy."""
 
     slope: float
     explained: float
-    """Share of the squared gap that it carries."""
+    """Fraction of the squared gap that it explains."""
     gap: float
     """Root mean square."""
     lesser: float
-    """Share of the tokens on the side of 0 that has fewer."""
+    """Fraction of the tokens on the side of 0 with fewer tokens."""
 
 
 def fit(case: Case, name: str) -> Line | None:
-    """Fit the gap between a column and the learner's log-probs."""
+    """Fit a line to the gap between a column and the learner's log-probs; None if too few."""
     record = case.record
     known = known_tokens(record, "logp_old", name, "entropy")
     if np.count_nonzero(known) < ENOUGH:
@@ -102,7 +102,7 @@ def fit(case: Case, name: str) -> Line | None:
 
 
 def _centre(gap: np.ndarray, surprise: np.ndarray) -> float:
-    """Return the height at 0 of the line that fits best."""
+    """Return the intercept of the least-squares line."""
     spread = float(np.var(surprise))
     if not spread:
         return 0.0
@@ -115,8 +115,8 @@ CHECK = Check(
     name="temperature-on-one-side",
     stage=Stage.SAMPLER,
     needs=("record.logp_old", "record.entropy"),
-    fix="Divide the logits by the same temperature wherever a log-prob is computed: sampler "
-    "(processed log-probs), learner, reference. Never divide log-probs.",
+    fix="Divide the logits by the same temperature for every log-prob: sampler (processed "
+    "log-probs), learner, reference. Never divide log-probs.",
     judge=judge,
     also=("record.logp_sampler",),
     explains=("wrong-reference", "imprecise-logp", "hidden-sampling-transform", "step-too-big"),

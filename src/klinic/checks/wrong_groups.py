@@ -5,31 +5,31 @@ import numpy as np
 from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
 from klinic.checks.measures import rms
 
-SHARE = 0.01  # of a group's absolute advantages; float32 leaves 1e-6
-ROUNDING = 1e-6  # of rewards; a mean of equal ones in 32 bits is not always the one
-FLOOR = 1e-4  # of a spread that is divided by
+SHARE = 0.01  # fraction of a group's absolute advantages; float32 leaves 1e-6
+ROUNDING = 1e-6  # relative, of rewards: the float32 mean of equal values can differ from them
+FLOOR = 1e-4  # of a standard deviation that divides
 CENTRED = ("group_mean", "leave_one_out", "group_std")
 
 
 def judge(case: Case) -> Finding:
-    """Flag advantages that were made of other prompts' rewards.
+    """Flag advantages that were computed from other prompts' rewards.
 
     Looks for
-        The sum of the advantages of each group over the sum of their sizes. Rewards less a mean of
-        their own group sum to 0, whatever the group's size and spread. Then the shape of each
-        group's advantages: a positive multiple of its own rewards less their mean, or one of
-        another group's.
+        The sum of the advantages of each group over the sum of their absolute values. Rewards
+        minus their group mean sum to 0, for every group size and spread. Then the shape of each
+        group's advantages: a positive multiple of its own centred rewards, or one of another
+        group's.
     Why it matters
-        Completions are praised for having an easy prompt. Groups of equal rewards get a gradient,
-        and those that could teach something get another one's.
+        Completions are rewarded for an easy prompt. Groups of equal rewards get a gradient, and
+        informative groups get that of another one.
     Confirmed when
-        A group's sum is above 1% of its absolute advantages; or groups' advantages do not have the
-        shape of their own rewards, and change places with one another's.
+        A group's sum is above 1% of its absolute advantages; or groups' advantages do not have
+        the shape of their own rewards, and are swapped with one another's.
     Ruled out when
-        Every group sums to 0, and has the shape of its own rewards where those are recorded.
+        Every group sums to 0, and has the shape of its own rewards if those are recorded.
     Confused with
-        advantage-explodes (groups sum to 0, single advantages are impossible); broken-reward (the
-        advantages fit the rewards, which are wrong).
+        advantage-explodes (groups sum to 0, single advantages are impossible); broken-reward
+        (the advantages fit the rewards, which are wrong).
     """
     record = case.record
     if case.run["advantage"] not in CENTRED:
@@ -43,17 +43,17 @@ def judge(case: Case) -> Finding:
     left = noise / (FLOOR + rows.spread(reward)) if case.run["advantage"] == "group_std" else noise
     sums = np.maximum(np.abs(rows.sum(advantage)) - rows.num * left, 0.0)
     share = float(np.max(sums / np.maximum(rows.sum(np.abs(advantage)), 1e-12), initial=0.0))
-    summary = f"a group's advantages sum to {share:.2%} of their size (limit {SHARE:.0%})"
+    summary = f"a group's advantages sum to {share:.2%} of their absolute sum (limit {SHARE:.0%})"
     if share > SHARE or record.reward is None:
         return (failed if share > SHARE else passed)(summary, share=share)
     swapped = _swapped(rows, rows.shapes(advantage, left), rows.shapes(reward, noise))
     if swapped:
-        summary = f"the advantages of {swapped} groups are those of one another's rewards"
+        summary = f"the advantages of {swapped} groups belong to one another's rewards"
     return (failed if swapped else passed)(summary, share=share, swapped=float(swapped))
 
 
 class _Rows:
-    """Numbers of rows, group by group."""
+    """Per-group statistics of row values."""
 
     def __init__(self, group: np.ndarray) -> None:
         self.group = group
@@ -72,7 +72,7 @@ class _Rows:
         return self.rms(self.centred(values))
 
     def shapes(self, values: np.ndarray, noise: np.ndarray) -> np.ndarray:
-        """Return what is left of values when a group's mean and scale do not count."""
+        """Return the values centred and scaled to unit deviation within each group."""
         centred = self.centred(values)
         spread = self.rms(centred)
         scale = np.divide(1.0, spread, out=np.zeros_like(spread), where=spread > noise)
@@ -80,7 +80,7 @@ class _Rows:
 
 
 def _swapped(rows: _Rows, given: np.ndarray, earned: np.ndarray) -> int:
-    """Return how many groups have one another's advantages; 0 if one has nobody's."""
+    """Return the number of groups with one another's advantages; 0 if one matches no group."""
     strange = np.flatnonzero(rows.rms(given - earned) > SHARE)
     had = [given[rows.group == group] for group in strange]
     due = [earned[rows.group == group] for group in strange]
@@ -99,6 +99,6 @@ CHECK = Check(
     name="wrong-groups",
     stage=Stage.ADVANTAGE,
     needs=("record.advantage", "run.advantage"),
-    fix="Group rewards by the id of their prompt, not by their place in the batch.",
+    fix="Group rewards by prompt id, not by their position in the batch.",
     judge=judge,
 )

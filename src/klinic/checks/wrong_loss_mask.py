@@ -7,26 +7,26 @@ from klinic.checks.measures import row_numbers
 from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.maths.arrays import segment_sum
 
-FOREIGN = 0.0  # share of trained tokens that somebody else emitted: none is right
-LEFT_OUT = 0.01  # share of emitted tokens, ends of rows apart, that are not trained on
+FOREIGN = 0.0  # allowed fraction of trained tokens that the policy did not emit
+LEFT_OUT = 0.01  # allowed fraction of emitted tokens, except row ends, that are not trained on
 
 
 def judge(case: Case) -> Finding:
-    """Flag a loss mask that is not the tokens which the policy emitted.
+    """Flag a loss mask that differs from the tokens that the policy emitted.
 
     Looks for
-        Trained tokens that a tool or a template put there; and tokens of the policy that are left
-        out, the last of each row apart, in rows that are trained on.
+        Trained tokens that a tool or a template inserted; and tokens of the policy that are
+        left out, except the last of each row, in rows that are trained on.
     Why it matters
-        It looks wrong on no curve. The policy is taught to write what tools say, or part of what
-        it says is never judged.
+        It is visible on no curve. The policy is trained to write tool output, or part of its
+        own output is never trained on.
     Confirmed when
         A single trained token is not the policy's, or more than 1% of its tokens are left out.
     Ruled out when
-        Trained tokens are those that the policy emitted.
+        The trained tokens are those that the policy emitted.
     Confused with
         stop-token-fault (only the last token of rows is left out); misaligned-logp (masks are
-        right, log-probs stand elsewhere).
+        correct, log-probs are shifted).
     """
     record = case.record
     assert record.emitted_by is not None  # noqa: S101 - needed
@@ -44,7 +44,7 @@ def judge(case: Case) -> Finding:
 
 
 def _rows_in_use(record: StepRecord) -> np.ndarray:
-    """Return the tokens of rows that are trained on at all: to leave out a row is a choice."""
+    """Return a mask of tokens in trained rows: excluding a whole row is a choice."""
     rows = row_numbers(record)
     used = segment_sum(record.loss_mask.astype(np.float64), rows, record.num_rows) > 0
     return np.asarray(used[rows])
@@ -61,8 +61,8 @@ CHECK = Check(
     name="wrong-loss-mask",
     stage=Stage.ALIGNMENT,
     needs=("record.emitted_by",),
-    fix="Build the mask from who emitted a token, and use the same one for the policy term, the "
-    "KL, metrics and denominators.",
+    fix="Build the mask from the emitter of each token, and use the same mask for the policy term, "
+    "the KL, metrics and denominators.",
     judge=judge,
     explains=("stop-token-fault", "nan-outside-mask", "step-too-big"),
 )

@@ -1,4 +1,4 @@
-"""wrong-metric: the run is well and its curve is wrong."""
+"""wrong-metric: the run is healthy and its logged metrics are wrong."""
 
 import math
 
@@ -9,22 +9,22 @@ from klinic.checks.measures import column, difference, known_tokens, mean, row_m
 from klinic.evidence.record import StepRecord
 from klinic.maths import kl
 
-OFF = 0.02  # of the value: k3 in the other direction is off by more from 0.01 nats on
-SMALL = 1e-4  # nats: below it a difference harms nobody
+OFF = 0.02  # relative: k3 in the other direction is off by more above 0.01 nats
+SMALL = 1e-4  # nats: smaller differences are ignored
 
 
 def judge(case: Case) -> Finding:
-    """Flag figures that the record does not bear out.
+    """Flag logged metrics that the record does not confirm.
 
     Looks for
-        KL, entropy and gradient norm as they were told, and computed again from the record.
+        KL, entropy and gradient norm as logged, against the values computed from the record.
     Why it matters
-        An average over padding, the other direction, a norm from before clipping: people raise
-        coefficients and stop runs by a curve that is an artefact.
+        An average over padding, the other direction, a norm from before clipping: coefficients
+        are raised and runs stopped because of a curve that is an artefact.
     Confirmed when
-        One of them is off by more than 2%, whether tokens or rows are averaged.
+        One of them is off by more than 2%, whether averaged over tokens or over rows.
     Ruled out when
-        They are what the record gives.
+        They equal the values of the record.
     Confused with
         every cause that changes the run: there record and curve agree.
     """
@@ -35,12 +35,12 @@ def judge(case: Case) -> Finding:
         if told.get(name) is not None and math.isfinite(float(told[name]))
     }
     if not compared:
-        return no_data("none of kl, entropy and grad_norm was told of this step")
+        return no_data("none of kl, entropy and grad_norm was logged at this step")
     worst = max(compared, key=lambda name: _off(*compared[name]))
     said, values = compared[worst]
     off = _off(said, values)
     summary = (
-        f"{worst} was told as {said:.4g} and is {values[0]:.4g} by the record: {off:.1%} off "
+        f"{worst} was logged as {said:.4g} and is {values[0]:.4g} by the record: {off:.1%} off "
         f"(limit {OFF:.0%})"
     )
     return (failed if off > OFF else passed)(summary, off=off)
@@ -51,7 +51,7 @@ def _off(said: float, values: tuple[float, ...]) -> float:
 
 
 def _computed(record: StepRecord) -> dict[str, tuple[float, ...]]:
-    """Return what the figures are: over tokens, and over rows of equal weight."""
+    """Return metrics computed from the record: means over tokens, and over rows."""
     found: dict[str, tuple[float, ...]] = {}
     if record.logp_old is not None and record.logp_ref is not None:
         known = known_tokens(record, "logp_old", "logp_ref")
@@ -77,7 +77,7 @@ CHECK = Check(
     name="wrong-metric",
     stage=Stage.REPORTING,
     needs=("metrics.kl", "record.logp_old", "record.logp_ref"),
-    fix="Average over trained tokens only, in the direction KL(policy || reference), and say "
-    "whether a norm is from before or behind clipping.",
+    fix="Average over trained tokens only, in the direction KL(policy || reference), and state "
+    "whether a norm is from before or after clipping.",
     judge=judge,
 )

@@ -1,4 +1,4 @@
-"""`python -m klinic.cli`: the command, where no script of it is at hand."""
+"""`python -m klinic.cli`: the command without its installed script."""
 
 from klinic.cli import main
 

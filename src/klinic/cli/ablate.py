@@ -1,4 +1,4 @@
-"""`klinic ablate`: the same recipe with something varied, over seeds, and what may be concluded."""
+"""`klinic ablate`: run variants of a recipe over seeds and compare them."""
 
 import shlex
 import sys
@@ -27,7 +27,7 @@ What = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RECIPE [KEY=VALUE ...]",
-        help="A YAML recipe, and keys to set on top of it; with --plot, folders.",
+        help="A YAML recipe, and keys to override; with --plot, result folders.",
         show_default=False,
     ),
 ]
@@ -35,7 +35,7 @@ Vary = Annotated[
     list[str] | None,
     typer.Option(
         metavar="KEY=A,B,C",
-        help="A key and its values. Given twice, every combination is run.",
+        help="A key and its values. If repeated, every combination is run.",
         show_default=False,
     ),
 ]
@@ -43,22 +43,22 @@ Seeds = Annotated[int, typer.Option(min=1, help="Runs of each setting.")]
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="Where everything goes; the same command goes on there.", show_default="ablations/..."
+        help="Output folder; rerunning the command continues there.", show_default="ablations/..."
     ),
 ]
 Parallel = Annotated[
     int | None,
-    typer.Option(min=1, help="Trials at once, on Ray Tune; without it one after another."),
+    typer.Option(min=1, help="Concurrent trials, on Ray Tune; default: one at a time."),
 ]
 Address = Annotated[
-    str | None, typer.Option(help="Run the trials on the Ray at this address, on its Tune.")
+    str | None, typer.Option(help="Run the trials on the Ray cluster at this address.")
 ]
 Baseline = Annotated[
     str | None,
-    typer.Option(help="The setting that differences are to, such as kl.coef=0; else the first."),
+    typer.Option(help="The setting to compare against, such as kl.coef=0; default: the first."),
 ]
 Prompts = Annotated[
-    int | None, typer.Option(min=1, help="Held-out prompts of a measurement; else the recipe's.")
+    int | None, typer.Option(min=1, help="Held-out prompts per evaluation; default: the recipe's.")
 ]
 Plot = Annotated[bool, typer.Option("--plot", help="Run nothing: redraw from finished folders.")]
 
@@ -76,7 +76,7 @@ def ablate(  # noqa: PLR0913, PLR0917 - options of a command line
     run_code: RunCode = False,
     json: Json = False,
 ) -> None:
-    """Run a recipe with something varied, over seeds; say which value to use and why."""
+    """Run variants of a recipe over seeds; recommend a value and give the evidence."""
     require("train", "torch", "transformers", "peft", "safetensors", "datasets")
     require("plot", "matplotlib")
     from rich.console import Console
@@ -108,7 +108,7 @@ def ablate(  # noqa: PLR0913, PLR0917 - options of a command line
 
 
 def _announce(folders: list[Path], *, run_code: bool) -> None:
-    """Print which code of finished runs is run to measure them, or left out."""
+    """Print which code of finished runs is executed or skipped."""
     from klinic.evidence.run_facts import RECIPE
     from klinic.lab.ablation.plan import PLAN
     from klinic.recipe.recorded import load_recorded
@@ -121,33 +121,33 @@ def _announce(folders: list[Path], *, run_code: bool) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Where trials run: in sequence here, or on a Ray."""
+    """Where trials run: sequentially in this process, or on Ray."""
 
     parallel: int | None
     address: str | None
 
     @property
     def on_ray(self) -> bool:
-        """Whether Ray Tune runs them."""
+        """Whether Ray Tune runs the trials."""
         return self.parallel is not None or self.address is not None
 
 
 def _planned(what: list[str], vary: list[str], seeds: int, baseline: str | None) -> "Plan":
-    """Return what is to be run; a baseline that is none of the settings is refused at once."""
+    """Return the plan; raise if the baseline is not one of its settings."""
     from klinic.lab.ablation.plan import make_plan
     from klinic.recipe.loading import flags_to_overrides
 
     plan = make_plan(Path(what[0]), flags_to_overrides(what[1:]), vary, seeds)
     names = [setting.name for setting in plan.settings()]
     if baseline is not None and baseline not in names:
-        raise ConfigError(f"--baseline {baseline} is none of the settings: {', '.join(names)}.")
+        raise ConfigError(f"--baseline {baseline} is not a setting. Settings: {', '.join(names)}.")
     return plan
 
 
 def _run(
     folder: Path, plan: "Plan", prompts: int | None, where: Where, console: "Console"
 ) -> "list[Place]":
-    """Run what is not finished, with bars."""
+    """Run the unfinished trials with progress bars."""
     from klinic.evidence.run_facts import RECIPE
     from klinic.lab.ablation.plan import open_ablation, overrides_of
     from klinic.lab.ablation.sequence import bars, run_in_sequence
@@ -161,7 +161,7 @@ def _run(
     say(
         console,
         f"{len(plan.settings())} settings x {plan.seeds} {'seed' if plan.seeds == 1 else 'seeds'} "
-        f"in {folder}" + (f": {done} of {len(places)} trials are finished already" if done else ""),
+        f"in {folder}" + (f": {done} of {len(places)} trials are already finished" if done else ""),
     )
     try:
         with bars(places, recipe.loop.max_steps, console):
@@ -178,13 +178,13 @@ def _run(
             else:
                 run_in_sequence(places)
     except KeyboardInterrupt:
-        say(console, "Stopped. The same command goes on from here.")
+        say(console, "Stopped. Rerun the same command to continue.")
         raise typer.Exit(130) from None
     return places
 
 
 def _write(folder: Path, found: "Findings") -> None:
-    """Draw, and write the page and the raw data."""
+    """Write plots, page and raw data."""
     from klinic.lab.ablation.page import Content, write_page
     from klinic.lab.ablation.plots import draw
     from klinic.lab.ablation.results import write_parquet
@@ -228,7 +228,7 @@ def _print(folder: Path, found: "Findings", console: "Console") -> None:
     for name, why in found.failures:
         say(console, f"Failed: {name}: {why}")
     if found.failures:
-        say(console, "The same command tries what failed again.")
+        say(console, "Rerun the same command to retry failed trials.")
     if found.results:
         say(console, f"Page: {folder / PAGE}")
 

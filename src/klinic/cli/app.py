@@ -1,8 +1,8 @@
 """The `klinic` command, its errors and its exit codes.
 
-Exit codes: 0 well, 1 a finding that fails, 2 the input cannot be used, 3 a bug in klinic, 4 a fault
-of the machine, 75 a process of the run is gone and it can go on with --resume, 128 + n stopped by
-signal n. docs/reference/commands.md has them as a table.
+Exit codes: 0 success, 1 a failing finding, 2 unusable input, 3 a bug in klinic, 4 a machine fault,
+75 a process of the run was lost and --resume can continue it, 128 + n stopped by signal n.
+docs/reference/commands.md has the table.
 """
 
 import os
@@ -30,7 +30,7 @@ from klinic.errors import KlinicError, text_of
 from klinic.harmless import harmless
 from klinic.machine_faults import machine_fault
 
-KEPT = "\n\t"  # what messages are laid out with
+KEPT = "\n\t"  # whitespace allowed in messages
 
 app = typer.Typer(
     name="klinic",
@@ -74,11 +74,11 @@ app.command(rich_help_panel="Look", context_settings=FLAGS)(demo)
 
 
 def main() -> None:
-    """Run a command; an error becomes one sentence and the exit code of its kind."""
-    if sys.argv[1:2] != ["watch"]:  # it is there to be read
+    """Run a command; print an error as one sentence and exit with its code."""
+    if sys.argv[1:2] != ["watch"]:  # its output is its only purpose
         outlive_readers()
     code = _run()
-    outlive_output()  # or what Python still flushes would change the code
+    outlive_output()  # otherwise Python's final flush could change the exit code
     leave_without_threads(code)
     sys.exit(code)
 
@@ -88,9 +88,9 @@ def _run() -> int:
         return _run_command()
     except KlinicError as error:
         return _fail(f"{type(error).__name__}: {error}", error.exit_code)
-    except KeyboardInterrupt:  # where typer's own net does not reach
+    except KeyboardInterrupt:  # raised outside typer's own handler
         return 130
-    except BaseException as error:  # code of users may raise what is no Exception
+    except BaseException as error:  # user code may raise a non-Exception
         if "KLINIC_DEBUG" in os.environ:
             raise
         fault = machine_fault(error)
@@ -98,7 +98,7 @@ def _run() -> int:
             return _fail(f"{type(fault).__name__}: {fault}", fault.exit_code)
         return _fail(
             f"Internal error (a bug in klinic): {type(error).__name__}: {text_of(error)}\n"
-            "It is no fault of your input. KLINIC_DEBUG=1 shows where it happened.",
+            "Your input is not the cause. Set KLINIC_DEBUG=1 for the traceback.",
             3,
         )
 
@@ -109,13 +109,13 @@ def _run_command() -> int:
     except SystemExit as ended:
         if isinstance(ended.code, str):
             return _fail(ended.code, 1)
-        with suppress(ValueError, AttributeError):  # closed, or none
-            sys.stdout.flush()  # now: an answer that cannot be written is no success
+        with suppress(ValueError, AttributeError):  # closed or missing stream
+            sys.stdout.flush()  # now: unwritten output is a failure
         return ended.code or 0
     return 0
 
 
 def _fail(sentence: str, exit_code: int) -> int:
-    with suppress(OSError):  # standard error may be closed, or on the disk that is full
+    with suppress(OSError):  # standard error may be closed, or its disk full
         typer.echo(harmless(sentence, keep=KEPT), err=True)
     return exit_code

@@ -1,4 +1,4 @@
-"""`klinic check RECIPE`: every part on one batch, before any hour is spent; exit code for CI."""
+"""`klinic check RECIPE`: test every component on one batch before training; exit code for CI."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -37,12 +37,12 @@ def check(
     run_code: RunCode = False,
     as_json: Json = False,
 ) -> None:
-    """Try every part of a recipe on two small batches, and every test of the first step."""
+    """Test every component of a recipe on two small batches, with all checks of the first step."""
     from rich.console import Console
 
     if (recipe is None) == (trl is None):
         raise ConfigError(
-            "check needs a recipe, or --trl with the function that makes a trainer, and not both: "
+            "check needs either a recipe or --trl with a function that returns a trainer: "
             "klinic check recipes/arithmetic.yaml, or klinic check --trl train.py:make_trainer."
         )
     if recipe is not None:
@@ -58,7 +58,7 @@ def check(
 
 
 def _refuse_recorded_code(recipe: Path, *, run_code: bool) -> None:
-    """Refuse the recipe of a run folder that names code: the folder may come from anybody."""
+    """Raise if the recipe of a run folder names code: the folder may be untrusted."""
     from klinic.evidence.run_facts import is_recorded
     from klinic.evidence.schema import refuse_newer
     from klinic.recipe.recorded import list_code, load_recorded
@@ -71,8 +71,8 @@ def _refuse_recorded_code(recipe: Path, *, run_code: bool) -> None:
     if recorded.refused:
         raise ConfigError(
             f"{recipe} is the recipe of a run folder and names code "
-            f"({list_code(recorded.refused)}), which a check would run. Give --run-code if you "
-            "trust whoever made the run, or check a recipe of your own."
+            f"({list_code(recorded.refused)}), which a check would run. Pass --run-code if you "
+            "trust the author of the run, or check a recipe of your own."
         )
 
 
@@ -103,7 +103,7 @@ def _checked_trainer(target: str) -> "Checked":
 
 
 def _print_json(found: "Checked") -> None:
-    assert found.diagnosis is not None  # noqa: S101 - it ended
+    assert found.diagnosis is not None  # noqa: S101 - set once the batch is done
     parts = [{"name": p.name, "ok": p.ok, "says": p.says} for p in found.parts]
     shown = [{"prompt": p, "completion": c, "reward": r} for p, c, r in found.shown]
     print_json("check", ok=found.ok, parts=parts, completions=shown, **found.diagnosis.to_json())
@@ -116,11 +116,11 @@ def _print(found: "Checked", console: "Console") -> None:
     for prompt, completion, reward in found.shown:
         say(console, f"  {reward:+.3f}  {prompt!r} -> {completion!r}")
     diagnosis = found.diagnosis
-    assert diagnosis is not None  # noqa: S101 - it ended
+    assert diagnosis is not None  # noqa: S101 - set once the batch is done
     decided = [h for h in diagnosis.hypotheses if h.num_judged]
     failed = [h for h in decided if h.num_failed]
     say(console)
-    say(console, f"{len(decided)} of {len(diagnosis.hypotheses)} causes could be looked for.")
+    say(console, f"{len(decided)} of {len(diagnosis.hypotheses)} causes could be tested.")
     for hypothesis in failed:
         summary = "" if hypothesis.finding is None else hypothesis.finding.summary
         say(console, f"✗ {hypothesis.check.name}: {summary}")

@@ -1,4 +1,4 @@
-"""`klinic demo`: GRPO and its KL on this CPU in a minute or two, well or broken on purpose."""
+"""`klinic demo`: GRPO with a KL on this CPU in minutes, healthy or with an injected fault."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -22,20 +22,20 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE ...]",
-        help="Keys of the recipe to set, such as seed=2, kl=null or loop.max_steps=200.",
+        help="Recipe keys to override, such as seed=2, kl=null or loop.max_steps=200.",
         show_default=False,
     ),
 ]
 FaultName = Annotated[
     str | None,
     typer.Option(
-        "--fault", metavar="NAME", help="Break it so, then diagnose and prove.", show_default=False
+        "--fault", metavar="NAME", help="Inject this fault, diagnose, prove.", show_default=False
     ),
 ]
-List = Annotated[bool, typer.Option("--list", help="List the faults that can be shown.")]
+List = Annotated[bool, typer.Option("--list", help="List the available faults.")]
 Out = Annotated[
     Path | None,
-    typer.Option(help="The folder of the run, a new one.", show_default="runs/demo, demo-2, ..."),
+    typer.Option(help="A new run folder.", show_default="runs/demo, demo-2, ..."),
 ]
 
 
@@ -46,7 +46,7 @@ def demo(
     out: Out = None,
     json: Json = False,
 ) -> None:
-    """Watch a tiny model learn sums, or break it and see it diagnosed; no GPU, no download."""
+    """Train a tiny model on sums, or inject a fault and diagnose it; no GPU, no download."""
     if every:
         _list(json=json)
         return
@@ -94,17 +94,17 @@ def _list(*, json: bool) -> None:
         return
     for name, said in SHOWN.items():
         typer.echo(f"{name}: {said}")
-    typer.echo("\nklinic demo --fault NAME shows one of them; klinic explain NAME says more.")
+    typer.echo("\nklinic demo --fault NAME runs one of them; klinic explain NAME describes it.")
 
 
 def _introduce(fault: "Fault | None", console: "Console") -> None:
-    # in lines of eighty characters: a terminal would break words
+    # at most 80 characters per line: a terminal would break words
     if fault is None:
-        say(console, "A model of 0.8M weights is taught sums by one who often forgets to carry")
-        say(console, "(17+8=15). GRPO then rewards right digits, and a KL ties it to what it was.")
+        say(console, "A model of 0.8M weights is pretrained on sums with frequent carry errors")
+        say(console, "(17+8=15). GRPO then rewards correct digits; a KL ties it to its start.")
     else:
-        say(console, "A model of 0.8M weights begins to learn sums, with GRPO and a KL.")
-        say(console, f"Broken on purpose: {fault.cause}\n  {fault.mechanism}")
+        say(console, "A model of 0.8M weights learns sums, with GRPO and a KL.")
+        say(console, f"Injected fault: {fault.cause}\n  {fault.mechanism}")
     say(console)
 
 
@@ -128,15 +128,15 @@ def _end_well(result: "Result", console: "Console", *, json: bool) -> None:
     say(console)
     say(
         console,
-        f"Right answers to sums that it never trained on: {before:.0%} before, {after:.0%} after.",
+        f"Correct answers on held-out sums: {before:.0%} before, {after:.0%} after.",
     )
     if kl is not None:
-        say(console, f"That cost a KL of {kl:.3f} nats per token to the model it started from.")
+        say(console, f"KL to the starting model: {kl:.3f} nats per token.")
     _next(
         console,
         (_report(result.folder), "curves, and the KL of every token"),
-        (f"klinic diagnose {result.folder}", f"is it well? {len(CHECKS)} causes, tested"),
-        ("klinic demo --fault stale-sampler", "the same, broken; or --list"),
+        (f"klinic diagnose {result.folder}", f"test {len(CHECKS)} possible causes"),
+        ("klinic demo --fault stale-sampler", "the same with a fault; --list for all"),
         ("klinic train recipes/arithmetic.yaml", "a recipe to build on"),
     )
 
@@ -149,7 +149,7 @@ def _end_sick(result: "Result", fault: "Fault", console: "Console", *, json: boo
     with Console(stderr=True).status("Reading the records ..."):
         story = read_story(result.folder)
     found = story.diagnosis
-    proof = proof_of(result.folder, found, run_code=True)  # made here, a moment ago
+    proof = proof_of(result.folder, found, run_code=True)  # this process just made the run
     page = None
     if not is_missing("matplotlib"):
         from klinic.cli.report import write
@@ -168,7 +168,7 @@ def _end_sick(result: "Result", fault: "Fault", console: "Console", *, json: boo
     else:
         _print_sick(found, proof, console)
         if page is not None:
-            say(console, f"\nReport, for a browser: {page}")
+            say(console, f"\nHTML report: {page}")
         _next_to_sick(result.folder, found, console, has_page=page is not None)
     raise typer.Exit(0 if is_right else 1)
 
@@ -188,15 +188,15 @@ def _next_to_sick(folder: Path, found: "Diagnosis", console: "Console", *, has_p
     report = [] if has_page else [(_report(folder), "gaps, and the KL of every token")]
     _next(
         console,
-        (f"klinic diagnose {folder}", "every cause, and what was measured"),
-        (f"klinic explain{named}", "what is looked for, and the fix"),
+        (f"klinic diagnose {folder}", "every cause, with measurements"),
+        (f"klinic explain{named}", "the check and its fix"),
         *report,
-        ("klinic demo --list", "other ways to break it"),
+        ("klinic demo --list", "other faults"),
     )
 
 
 def _report(folder: Path) -> str:
-    """Return the command that shows a run, as it works with what is installed."""
+    """Return the report command that works with the installed packages."""
     return f"klinic report {folder}" + (" --terminal" if is_missing("matplotlib") else "")
 
 

@@ -1,4 +1,4 @@
-"""`klinic diagnose RUN`: the root cause of a run and its evidence; exit code 1 if a test failed."""
+"""`klinic diagnose RUN`: the root cause of a run with evidence; exit code 1 if a check failed."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -25,7 +25,7 @@ Run = Annotated[
     Path,
     typer.Argument(
         metavar="RUN",
-        help="The folder of a run, or the log that another trainer left.",
+        help="A run folder, or the log of another trainer.",
         show_default=False,
     ),
 ]
@@ -33,7 +33,7 @@ Prove = Annotated[
     bool,
     typer.Option(
         "--prove",
-        help="Make the blamed step again from the nearest checkpoint, with one thing changed.",
+        help="Replay the blamed step from the nearest checkpoint with one thing changed.",
     ),
 ]
 
@@ -45,15 +45,15 @@ def diagnose(
     no_cache: NoCache = False,
     json: Json = False,
 ) -> None:
-    """Name the root cause of a run, with evidence, what was ruled out, and the fix."""
+    """Name the root cause of a run, with evidence, ruled-out causes, and the fix."""
     if run_code and not prove:
-        raise ConfigError("--run-code is for --prove: a diagnosis of records runs no code.")
+        raise ConfigError("--run-code needs --prove: diagnosing records runs no code.")
     from klinic.evidence.schema import refuse_newer
 
     try:
         refuse_newer(run)
         found = found_in(run, prove=prove, no_cache=no_cache, json=json)
-    except KlinicError:  # some are an OSError too
+    except KlinicError:  # some are also an OSError
         raise
     except OSError as error:
         from klinic.evidence.files import unreadable
@@ -73,7 +73,7 @@ def diagnose(
 
 
 def found_in(run: Path, *, prove: bool, no_cache: bool, json: bool) -> "Diagnosis":
-    """Return the diagnosis of a run's records; what has none is diagnosed otherwise."""
+    """Return the diagnosis of a run's records; a run without records goes to `diagnose_other`."""
     from klinic.evidence.readers.find import has_records
 
     if not has_records(run):
@@ -82,7 +82,7 @@ def found_in(run: Path, *, prove: bool, no_cache: bool, json: bool) -> "Diagnosi
 
     from klinic.doctor.examining import diagnose_run, workers_here
 
-    # records may hold any number, and NumPy's warnings name lines of klinic
+    # records may hold any value, and NumPy's warnings would name klinic's source lines
     with np.errstate(all="ignore"), show_progress("Judging the steps") as progress:
         return diagnose_run(
             run, cache=findings_cache(no_cache), workers=workers_here(), progress=progress
@@ -90,15 +90,14 @@ def found_in(run: Path, *, prove: bool, no_cache: bool, json: bool) -> "Diagnosi
 
 
 def diagnose_other(run: Path, *, prove: bool, json: bool) -> NoReturn:
-    """Diagnose what another trainer left behind: its tokens, or else its scalars."""
+    """Diagnose another trainer's output: its token export, or else its scalars."""
     from klinic.evidence.readers import prime_rl_files
 
     if not run.exists():
-        raise ConfigError(f"{run}: there is nothing. Give the folder of a run, or a log.")
+        raise ConfigError(f"{run} does not exist. Give a run folder or a log.")
     if prove:
         raise ConfigError(
-            f"{run} has no records of klinic, and --prove makes a recorded step again. Leave it "
-            "out."
+            f"{run} has no klinic records, and --prove replays a recorded step. Omit --prove."
         )
     tokens = prime_rl_files.find(run)
     if tokens is None:
@@ -137,21 +136,21 @@ def print_found(found: "Diagnosis", **more: object) -> None:
 
 
 def proof_of(run: Path, found: "Diagnosis", *, run_code: bool) -> "Proof | None":
-    """Replay the step in which the cause was first seen."""
+    """Replay the first step that shows the cause; None without a cause."""
     from rich.console import Console
 
     if found.cause is None or found.first_step is None:
         return None
     require("train", "torch", "transformers", "peft", "safetensors", "datasets")
     _announce(run, run_code=run_code)
-    with Console(stderr=True).status(f"Making step {found.first_step} again ..."):
+    with Console(stderr=True).status(f"Replaying step {found.first_step} ..."):
         from klinic.probe.proof import prove
 
         return prove(run, found.cause, found.first_step, run_code=run_code)
 
 
 def _announce(run: Path, *, run_code: bool) -> None:
-    """Print which code of the run a replay runs, or leaves out."""
+    """Print which code of the run a replay executes or skips."""
     from klinic.evidence.run_facts import RECIPE
     from klinic.recipe.recorded import load_recorded
 
@@ -161,14 +160,14 @@ def _announce(run: Path, *, run_code: bool) -> None:
 
 
 def print_proof(found: "Diagnosis", proof: "Proof | None", console: "Console") -> None:
-    """Print what the replay of the blamed step showed."""
+    """Print the result of replaying the blamed step."""
     if found.cause is None:
         return
     if proof is None:
-        said = "none is possible: no single change in a replay of this run would show this cause."
+        said = "not possible: no single change in a replay of this run would show this cause."
     else:
         said = (
-            f"{'confirmed' if proof.confirmed else 'not confirmed'}. Step {proof.step} again, "
+            f"{'confirmed' if proof.confirmed else 'not confirmed'}. Step {proof.step} replayed, "
             f"changed: {proof.changed}.\n  {proof.quantity}: {proof.before:.4g} before, "
             f"{proof.after:.4g} after"
         )
@@ -176,7 +175,7 @@ def print_proof(found: "Diagnosis", proof: "Proof | None", console: "Console") -
 
 
 def print_cause(found: "Diagnosis", console: "Console") -> None:
-    """Print what was named and what to do about it."""
+    """Print the cause and its fix."""
     if found.cause is None:
         say(console, found.nothing)
         return
@@ -195,4 +194,4 @@ def _print(found: "Diagnosis", console: "Console") -> None:
     if found.missing:
         say(console, f"\nNot recorded, and would decide more: {', '.join(found.missing)}")
     if found.cause is not None:
-        say(console, f"\nklinic explain {found.cause} says what was looked for.")
+        say(console, f"\nklinic explain {found.cause} describes the check.")

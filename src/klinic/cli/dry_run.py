@@ -1,4 +1,4 @@
-"""`klinic train --dry-run`: what a recipe would do and hold, before any hour is spent."""
+"""`klinic train --dry-run`: sizes, memory and cost of a recipe before training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -30,25 +30,25 @@ ORDER = (*KINDS, GATHERED, OVERHEAD)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """GPUs to divide the learner over."""
+    """GPUs to shard the learner over."""
 
     num: int
     memory: int
-    """Bytes of each."""
+    """Bytes per GPU."""
 
     @property
     def accelerator(self) -> Accelerator:
-        """One of them; what is not known of it is assumed."""
+        """One of the GPUs, with assumed values for everything but its memory."""
         return Accelerator(memory=self.memory)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What was found out about a recipe."""
+    """Results of a dry run."""
 
     loaded: "Loaded"
     found: "Forecast | None"
-    """None where the model's config cannot be reached."""
+    """None if the model's config is unavailable."""
     overhead: int
     machine: Machine | None
     cost: "Cost | None" = None
@@ -69,18 +69,18 @@ def machine_of(gpus: int | None, gpu_memory: float | None) -> Machine | None:
     if gpu_memory is None:
         if gpus is not None:
             raise ConfigError(
-                f"--gpus {gpus} without --gpu-memory: what would be left is not known. Say how "
-                "much memory each has, such as --gpu-memory 80."
+                f"--gpus {gpus} without --gpu-memory: the free memory cannot be computed. Give the "
+                "GB of each GPU, such as --gpu-memory 80."
             )
         return None
     return Machine(num=gpus or 1, memory=round(gpu_memory * GB))
 
 
 def dry_run(loaded: "Loaded", machine: Machine | None, *, as_json: bool) -> None:
-    """Say what a run would do and hold; nothing is trained and no weights are loaded."""
+    """Print the forecast of a run; nothing is trained and no weights are loaded."""
     from rich.console import Console
 
-    with Console(stderr=True).status("Going through a step without weights ..."):
+    with Console(stderr=True).status("Tracing a step without weights ..."):
         answer = _answer(loaded, machine)
     if as_json:
         print_json("train --dry-run", ok=True, **_fields(answer))
@@ -105,7 +105,7 @@ def _answer(loaded: "Loaded", machine: Machine | None) -> Answer:
             largest_layer=found.largest_layer,
             num_parameters=found.num_parameters,
         )
-    # this process has now imported what a run imports, and holds no weights
+    # this process has imported everything a run imports, and holds no weights
     return Answer(
         loaded=loaded,
         found=found,
@@ -125,7 +125,7 @@ def _is_known(recipe: "Recipe") -> bool:
 
 
 def resident() -> int:
-    """Return the bytes that this process holds; 0 where the system does not say (not Linux)."""
+    """Return the resident memory of this process in bytes; 0 if unavailable (not Linux)."""
     if not STATUS.exists():
         return 0
     lines = dict(line.split(":", 1) for line in STATUS.read_text().splitlines())
@@ -202,7 +202,7 @@ def _print(answer: Answer, console: "Console") -> None:
 
 
 def _say(console: "Console", text: str) -> None:
-    """Print a line as it is; a terminal's lines end between words."""
+    """Print a line verbatim; on a terminal, wrap it between words."""
     console.print(text, markup=False, soft_wrap=not console.is_terminal)
 
 
@@ -233,29 +233,29 @@ def _print_device(device: Device, machine: Machine, console: "Console") -> None:
     if device.left < 0:
         say(f"It does not fit: {size(-device.left)} more are needed on each GPU.")
         return
-    say(f"Left on each GPU: {size(device.left)}, less what CUDA itself takes.")
+    say(f"Left on each GPU: {size(device.left)}, minus the CUDA context.")
     own = f"its own copy of the model in bf16 takes {size(device.sampler_weights)}"
     if device.left < device.sampler_weights:
-        say(f"No room for vLLM beside the learner: {own}. Give it GPUs of its own.")
+        say(f"No room for vLLM on the same GPUs: {own}. Use separate GPUs for it.")
         return
     share = f"gpu_memory_utilization={device.sampler_share:.2f}"
-    say(f"vLLM beside the learner could be given {share} at most, and {own} of it.")
+    say(f"vLLM on the same GPUs can use {share} at most, and {own} of it.")
 
 
 def _not_counted(recipe: "Recipe", found: "Forecast") -> list[str]:
     left_out = {
         f"activations, logits and cache, since {found.left_out}": found.left_out is not None,
-        "what the allocator keeps back": True,
-        "what rewards take": True,
+        "memory cached by the allocator": True,
+        "reward functions": True,
         "the warm start": recipe.warm_start is not None,
-        "what sampling.reply says": recipe.sampling.reply is not None,
-        "what model.compile saves": recipe.model.compile,
+        "replies of sampling.reply": recipe.sampling.reply is not None,
+        "savings of model.compile": recipe.model.compile,
     }
     return [name for name, is_so in left_out.items() if is_so]
 
 
 def _table(columns: Mapping[str, Mapping[str, int]]) -> "Table":
-    """Return a table of bytes, a row for each kind that is there, and totals."""
+    """Return a table of bytes with one row per kind present, and totals."""
     from rich import box
     from rich.table import Table
 

@@ -1,4 +1,4 @@
-"""`klinic eval`: a model against what it started from."""
+"""`klinic eval`: compare a model with its starting point."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +23,7 @@ Checkpoint = Annotated[
 ]
 Reference = Annotated[
     str | None,
-    typer.Option(help="Measure against this model instead of the one the run started from."),
+    typer.Option(help="Compare with this model instead of the one the run started from."),
 ]
 Prompts = Annotated[
     str | None, typer.Option(help="Measure the KL on the prompts of this file (.jsonl, ...).")
@@ -41,7 +41,7 @@ def evaluate(  # noqa: PLR0913, PLR0917 - options of a command line
     run_code: RunCode = False,
     json: Json = False,
 ) -> None:
-    """Measure accuracy, exact KL to the reference, and what was kept of other skills."""
+    """Measure accuracy, exact KL to the reference, and retention of other skills."""
     require("train", "torch", "transformers", "peft", "safetensors", "datasets")
     from rich.console import Console
 
@@ -83,7 +83,7 @@ def _print(found: "Evaluation", console: "Console") -> None:
         was = "" if start is None else f" (reference {start:.4f})"
         console.print(f"Mean reward, greedy: {found.reward:.4f}{was}", soft_wrap=True)
     if found.retention is not None:
-        console.print(f"Retention of what was not trained: {found.retention:.3f}")
+        console.print(f"Retention of untrained skills: {found.retention:.3f}")
     if found.kl is not None:
         console.print(
             f"KL(model || reference): {found.kl.per_token:.4f} nats per token, "

@@ -1,4 +1,4 @@
-"""`klinic explain NAME`: what a check looks for, when it is confirmed, and the fix."""
+"""`klinic explain NAME`: describes a check, its confirmation criteria, and the fix."""
 
 import re
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +22,7 @@ All = Annotated[bool, typer.Option("--all", help="Print every check, as a page o
 
 
 def explain(name: Name = None, every: All = False) -> None:
-    """Say what a check looks for, when it is confirmed or ruled out, and the fix."""
+    """Describe a check: its evidence, when it is confirmed or ruled out, and the fix."""
     from klinic.checks import CHECKS, HYPOTHESES
 
     checks = {check.name: check for check in CHECKS}
@@ -45,7 +45,7 @@ def explain(name: Name = None, every: All = False) -> None:
 
 
 def _explain_sign(name: str, checks: list[str]) -> None:
-    """Say what a sign in a log of scalars looks for, and what tells its causes apart."""
+    """Describe a sign in a scalar log, and the fields that distinguish its causes."""
     from difflib import get_close_matches
 
     from klinic.doctor.scalars.examine import SIGNS
@@ -54,11 +54,11 @@ def _explain_sign(name: str, checks: list[str]) -> None:
     if name not in signs:
         near = get_close_matches(name, [*checks, *signs], n=1)
         hint = f"Did you mean {near[0]}?" if near else "`klinic explain` lists them."
-        raise ConfigError(f"{name!r} is no check. {hint}")
+        raise ConfigError(f"{name!r} is not a check. {hint}")
     sign = signs[name]
     fields = ", ".join(sign.decided_by)
     typer.echo(
-        f"{name}, a sign in scalars\n\n{sign.text}\n\nIts causes are told apart by {fields}."
+        f"{name}, a sign in scalars\n\n{sign.text}\n\nFields that distinguish its causes: {fields}."
     )
 
 
@@ -68,7 +68,7 @@ def _explain_all(checks: "list[Check]") -> None:
 
 
 def _section(check: "Check") -> str:
-    """Return a check as a section of Markdown."""
+    """Return a check as a Markdown section."""
     first, _, rest = check.text.partition("\n\n")
     lines = [f"## {check.name}", "", first, ""]
     for line in rest.splitlines():

@@ -1,4 +1,4 @@
-"""`klinic export`: a trained model as a folder for other programs."""
+"""`klinic export`: write a trained model as a folder for other programs."""
 
 from typing import TYPE_CHECKING, Annotated
 
@@ -35,7 +35,7 @@ def export(
     run_code: RunCode = False,
     json: Json = False,
 ) -> None:
-    """Write a model folder for other programs, and check that it is the model that was trained."""
+    """Write a model folder for other programs, and verify that it equals the trained model."""
     require("train", "torch", "transformers", "peft", "safetensors", "datasets")
     from rich.console import Console
 
@@ -43,7 +43,7 @@ def export(
     from klinic.loop.export import export_subject
 
     subject = find_subject(checkpoint, run_code=run_code)
-    # a model is saved and loaded, and no other function of the run is called
+    # the model is saved and loaded; no other function of the run is called
     announce_code(*(model_code(code) for code in (subject.allowed, subject.refused)))
     with Console(stderr=True).status("Exporting ..."):
         found = export_subject(subject, to=to, merge_adapter=merge)
@@ -65,6 +65,6 @@ def _print(found: "Exported") -> None:
     )
     if not found.ok:
         typer.echo(
-            "This is not the model that was trained, and nothing was kept. Export without --merge "
-            "if an adapter was merged; otherwise transformers cannot save this model faithfully."
+            "The written model differs from the trained one, so it was deleted. Export without "
+            "--merge if an adapter was merged; otherwise transformers saves this model incorrectly."
         )

@@ -1,4 +1,4 @@
-"""What a command says when the part of klinic that it needs is not installed."""
+"""Checks for optional dependencies."""
 
 from importlib.util import find_spec
 
@@ -6,7 +6,7 @@ from klinic.errors import MissingExtraError
 
 
 def require(extra: str, *modules: str) -> None:
-    """Refuse, with the line to install it, when a module of an extra is missing."""
+    """Raise with the install command if a module of an extra is missing."""
     missing = [module for module in modules if is_missing(module)]
     if missing:
         raise MissingExtraError(

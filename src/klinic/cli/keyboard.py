@@ -1,4 +1,4 @@
-"""Keys of a terminal, one at a time and without an echo; the terminal is put back as it was."""
+"""Reads single key presses without echo, and restores the terminal afterwards."""
 
 import os
 import select
@@ -9,31 +9,31 @@ from contextlib import contextmanager
 
 
 class Keyboard:
-    """Waits for a key, or just waits where there is no keyboard."""
+    """Waits for a key press, or only for the timeout without a keyboard."""
 
     def __init__(self, handle: int | None) -> None:
         self._handle = handle
 
     def wait(self, seconds: float) -> str:
-        """Return the key that was pressed meanwhile; "" for none."""
+        """Return the key pressed within the timeout; "" for none."""
         if self._handle is None:
             time.sleep(seconds)
             return ""
         if not select.select([self._handle], [], [], seconds)[0]:
             return ""
         pressed = os.read(self._handle, 32)
-        if not pressed:  # the keyboard is gone: nothing will ever come from it
+        if not pressed:  # end of file: the keyboard is gone
             self._handle = None
         return pressed[:1].decode("ascii", "replace")
 
 
 @contextmanager
 def keyboard() -> Iterator[Keyboard]:
-    """Take keys as they are pressed. Ctrl-C stays a signal."""
+    """Enable unbuffered key input. Ctrl-C stays a signal."""
     try:
         import termios
         import tty
-    except ImportError:  # a system without them
+    except ImportError:  # not a POSIX system
         yield Keyboard(None)
         return
     try:
@@ -42,7 +42,7 @@ def keyboard() -> Iterator[Keyboard]:
         in_front = os.tcgetpgrp(handle) == os.getpgrp()
     except (OSError, ValueError, AttributeError, termios.error):  # stdin may be None
         in_front = False
-    if not in_front:  # a job behind others must not touch the terminal
+    if not in_front:  # a background job must not change the terminal
         yield Keyboard(None)
         return
     try:

@@ -1,7 +1,6 @@
-"""Ends the process when the command has ended, also where a function of a user left threads behind.
+"""Exits the process after the command, even if user code left threads running.
 
-Python waits for every thread that is not a daemon; one that never ends would keep a finished run
-from ending.
+Python waits for every non-daemon thread; one that never ends would block a finished run.
 """
 
 import os
@@ -12,13 +11,13 @@ from contextlib import suppress
 
 from klinic.user_code import who_started
 
-GRACE = 5.0  # seconds for threads that are about to end
+GRACE = 5.0  # seconds for threads to finish
 before_exit: list[Callable[[], None]] = []
-"""What is called where the process does not end in Python's own way."""
+"""Callbacks for an exit through `os._exit`, which skips `atexit`."""
 
 
 def leave_without_threads(code: int) -> None:
-    """End this process with an exit code in some seconds, if a thread keeps it from ending."""
+    """Force an exit with this code after a grace period if non-daemon threads remain."""
     others = [thread for thread in threading.enumerate() if _waits(thread)]
     if others:
         timer = threading.Timer(GRACE, _leave, (code, others))
@@ -34,8 +33,8 @@ def _leave(code: int, others: list[threading.Thread]) -> None:
     for thread in others:
         if thread.is_alive():
             starter = who_started(thread)
-            by = f", which {starter} has started," if starter else ""
-            says = f"The thread {thread.name}{by} does not end: leaving without it.\n"
+            by = f", started by {starter}," if starter else ""
+            says = f"Thread {thread.name}{by} does not end: exiting without it.\n"
             with suppress(OSError, ValueError):
                 sys.stderr.write(says)
     for stream in (sys.stdout, sys.stderr):

@@ -1,8 +1,8 @@
-"""Standard output and standard error that a command outlives.
+"""Standard output and standard error that survive write errors.
 
-A reader may leave (`klinic train ... | head`), a terminal may be closed, the disk of a log may be
-full. The exit code tells what the command found, not who read it: a pipe without a reader is
-ignored by every command but `klinic watch`, which has nothing else to do than to be read.
+A reader may exit (`klinic train ... | head`), a terminal may close, a log's disk may fill up. The
+exit code reports the command's result, so a broken pipe is ignored by every command except `klinic
+watch`, whose only purpose is its output.
 """
 
 import errno
@@ -14,19 +14,19 @@ from typing import IO, Any
 
 NAMES = {1: "standard output", 2: "standard error"}
 _outlived = {errno.EPIPE}
-"""Errors of writing that are ignored, with everything that is written afterwards."""
+"""Write errors that are ignored, together with all later output."""
 
 
 def outlive_readers() -> None:
-    """Ignore a pipe that nobody reads any more."""
+    """Ignore broken pipes on standard output and standard error."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream: Any = getattr(sys, name)
-        if stream is not None and stream is getattr(sys, f"__{name}__"):  # else it is a test's
+        if stream is not None and stream is getattr(sys, f"__{name}__"):  # not a test's
             setattr(sys, name, _lasting(number, stream))
 
 
 def outlive_output() -> None:
-    """Ignore every error of writing from here on: a run does not end for want of a reader."""
+    """Ignore every write error from now on: losing its output must not end a run."""
     _outlived.update((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF))
 
 
@@ -42,13 +42,13 @@ def _lasting(number: int, stream: Any) -> IO[str]:
 
 
 class _LastingFile(io.FileIO):
-    """A descriptor that becomes /dev/null when writing to it fails."""
+    """A descriptor that is redirected to /dev/null when a write fails."""
 
     def write(self, data: Any, /) -> int:
         try:
             return super().write(data)
         except OSError as error:
-            # what cannot be written to standard error can be said nowhere
+            # a failure of standard error cannot be reported anywhere
             if error.errno not in _outlived and self.fileno() != 2:
                 raise
             self._give_up(error)
@@ -62,5 +62,5 @@ class _LastingFile(io.FileIO):
             os.close(nothing)
         if error.errno != errno.EPIPE and number == 1:
             with suppress(OSError):
-                says = f"{NAMES[number]} cannot be written ({error.strerror}): going on without.\n"
+                says = f"{NAMES[number]} cannot be written ({error.strerror}): output is dropped.\n"
                 os.write(2, says.encode())

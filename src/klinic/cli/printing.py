@@ -1,4 +1,4 @@
-"""How commands print: one JSON object for machines, tables for people."""
+"""Output of commands: one JSON object for machines, text for people."""
 
 import json
 import math
@@ -17,18 +17,18 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and no
 
 
 def print_json(command: str, *, ok: bool, **content: Any) -> None:
-    """Print the one object that `--json` promises, and nothing else."""
+    """Print the single JSON object of `--json`."""
     answer = {"klinic": __version__, "command": command, "ok": ok, **content}
     typer.echo(json.dumps(_plain(answer), indent=2, allow_nan=False))
 
 
 def say(console: "Console", text: str = "") -> None:
-    """Print a line as it is: what it quotes is no markup, and a terminal wraps it by itself."""
+    """Print a line verbatim: no markup, no wrapping."""
     console.print(text, markup=False, soft_wrap=True)
 
 
 def _plain(value: Any) -> Any:
-    """Return plain JSON values; a number that JSON cannot write becomes its name."""
+    """Convert to JSON values; a non-finite float becomes its name."""
     if is_dataclass(value) and not isinstance(value, type):
         return _plain(asdict(value))
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""How commands show that a long run is being judged: a bar, and only on a terminal."""
+"""Progress bar and findings cache of commands that check the steps of a run."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 NoCache = Annotated[
     bool,
     typer.Option(
-        "--no-cache", help="Judge every step anew: neither read nor write findings in the cache."
+        "--no-cache", help="Check every step again: neither read nor write the findings cache."
     ),
 ]
 
 
 def findings_cache(no_cache: bool) -> "FindingsCache | None":
-    """Return the user's cache of findings, unless it is not wanted."""
+    """Return the user's findings cache; None if it is disabled."""
     from klinic.doctor.findings_cache import open_cache
 
     return None if no_cache else open_cache()
@@ -27,7 +27,7 @@ def findings_cache(no_cache: bool) -> "FindingsCache | None":
 
 @contextmanager
 def show_progress(words: str) -> Iterator["Progress"]:
-    """Show a bar on the terminal; the value is called with what is done, and with all there is."""
+    """Show a progress bar on a terminal; yield a callback that takes done and total."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Remaining

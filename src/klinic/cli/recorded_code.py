@@ -1,4 +1,4 @@
-"""`--run-code`: say which code of a run folder runs, or that it does not, before anything else."""
+"""The `--run-code` option: announces which code of a run folder is executed or skipped."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -10,19 +10,19 @@ from klinic.harmless import harmless
 if TYPE_CHECKING:
     from klinic.recipe.recorded import NamedCode
 
-# as in recipe/recorded.py, which NumPy comes with: --help need not wait for it
+# repeated from recipe/recorded.py, which imports NumPy: --help must stay fast
 FLAG = "--run-code"
 MODEL_CODE = "model.trust_remote_code"
 RunCode = Annotated[
     bool,
     typer.Option(
-        FLAG, help="Run the code that the run's own recipe names. Only for runs that you trust."
+        FLAG, help="Run the code that the run's own recipe names. Only for runs you trust."
     ),
 ]
 
 
 def announce_code(allowed: "Sequence[NamedCode]", refused: "Sequence[NamedCode]") -> None:
-    """Print to stderr which code of a recorded recipe will run, and which is left out."""
+    """Print to stderr which code of a recorded recipe is executed and which is skipped."""
     if allowed:
         _print("Running code that the run's recipe.yaml names:")
         for code in allowed:
@@ -30,13 +30,13 @@ def announce_code(allowed: "Sequence[NamedCode]", refused: "Sequence[NamedCode]"
     for code in refused:
         left_out = "is ignored" if code.key == MODEL_CODE else "is not run"
         _print(
-            f"{code} {left_out}: the run's recipe.yaml names it, and a run folder runs no code. "
-            f"Give {FLAG} if you trust whoever made the run."
+            f"{code} {left_out}: the run's recipe.yaml names it, and code from a run folder is not "
+            f"run by default. Pass {FLAG} if you trust the author of the run."
         )
 
 
 def model_code(code: "Sequence[NamedCode]") -> "list[NamedCode]":
-    """Return what comes with the model, for a command that calls no function of a recipe."""
+    """Return the code that belongs to the model, for commands that call no recipe function."""
     return [one for one in code if one.key == MODEL_CODE]
 
 

@@ -1,4 +1,4 @@
-"""`klinic report RUN [RUN2]`: a run as one HTML file, to look at and to send around."""
+"""`klinic report RUN [RUN2]`: write a run as one HTML file."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Runs = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RUN [RUN2]", help="The folder of a run, or of two to compare.", show_default=False
+        metavar="RUN [RUN2]", help="A run folder, or two to compare.", show_default=False
     ),
 ]
 Out = Annotated[
@@ -30,7 +30,7 @@ Terminal = Annotated[
     bool, typer.Option("--terminal", help="Print gaps and heat map here instead of a file.")
 ]
 Step = Annotated[
-    int | None, typer.Option(min=1, help="With --terminal: the step to show; else the last.")
+    int | None, typer.Option(min=1, help="With --terminal: the step to show; default: the last.")
 ]
 
 
@@ -45,7 +45,7 @@ def report(
     page = out or runs[0] / "report.html"
     if not terminal:
         require("plot", "matplotlib")
-        refuse_special(page)  # before the records are read, which takes a while
+        refuse_special(page)  # before the slow read of the records
     from rich.console import Console
 
     from klinic.doctor.examining import workers_here
@@ -53,14 +53,14 @@ def report(
     from klinic.report.reading import read_story
 
     if len(runs) > 2:
-        raise ConfigError(f"{len(runs)} runs are given, and a page has room for two.")
+        raise ConfigError(f"{len(runs)} runs are given, but a page compares at most two.")
     for run in runs:
         if not run.is_dir():
-            raise ConfigError(f"{run} is no folder. Give the folder of a run: runs/arithmetic.")
+            raise ConfigError(f"{run} is not a folder. Give a run folder: runs/arithmetic.")
         refuse_newer(run)
     console = Console(highlight=False)
     how: dict[str, Any] = {"cache": findings_cache(no_cache), "workers": workers_here()}
-    with show_progress("Judging the steps") as progress:
+    with show_progress("Checking the steps") as progress:
         stories = [read_story(run, **how, progress=progress) for run in runs]
     for story in stories:
         say(console, harmless(f"{story.name}: {story.diagnosis.sentence}"))
@@ -73,10 +73,10 @@ def report(
 
 
 def write(stories: "list[Story]", path: Path) -> Path:
-    """Write the page of a run, or of two; return where it is."""
+    """Write the page of one or two runs; return its path."""
     from klinic.report.page import render
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    # no tokenizer makes whole characters only
+    # tokens may decode to lone surrogates
     write_atomically(path, render(stories).encode("utf-8", "backslashreplace"))
     return path

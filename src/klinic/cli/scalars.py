@@ -1,4 +1,4 @@
-"""A log of scalars, for people and machines: what is certain, what it could be, what would tell."""
+"""Prints the diagnosis of a scalar log: certain findings, possible causes, missing evidence."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,15 +13,15 @@ if TYPE_CHECKING:
     from klinic.doctor.scalars.examine import ScalarDiagnosis
 
 ONLY = (
-    "Scalars only: means over a step show that something is wrong, and seldom what. Causes that "
-    "leave the same scalars are listed together."
+    "Scalars only: step means show that something is wrong, but seldom the cause. Causes with "
+    "the same scalars are listed together."
 )
-MOST_NAMED = 8  # metrics that were not read, in a sentence
-TELLING = ("kl", "reward", "score", "logp", "prob")  # parts of names that are listed first
+MOST_NAMED = 8  # unread metrics named in a sentence
+TELLING = ("kl", "reward", "score", "logp", "prob")  # substrings of names listed first
 
 
 def diagnose_scalars(path: Path, *, json: bool) -> int:
-    """Print what a log says; return 1 where a sign failed. An unread log is an `EvidenceError`."""
+    """Print the diagnosis of a log; return 1 if a sign failed, raise if the log is unread."""
     from klinic.doctor.scalars.examine import examine
     from klinic.evidence.readers.find import read_log
 
@@ -40,15 +40,15 @@ def _unread(found: "ScalarDiagnosis") -> str:
     read = ", ".join(found.log.written_as.values())
     return " ".join(
         [
-            f"is unread. {' '.join(_coverage(found))}. Read: {read}. So nothing can be said of",
-            "health. Give a log that has one of them, under a name that",
-            "docs/how-to/other-trainers.md lists.",
+            f"is unread. {' '.join(_coverage(found))}. Read: {read}. That does not suffice for a",
+            "diagnosis. Give a log that has one of the missing metrics, under a name",
+            "listed in docs/how-to/other-trainers.md.",
         ]
     )
 
 
 def lines(found: "ScalarDiagnosis") -> list[str]:
-    """Return what is printed for people."""
+    """Return the lines printed for people."""
     from klinic.doctor.scalars.examine import fix_of
     from klinic.evidence.verdict import Verdict
 
@@ -57,9 +57,9 @@ def lines(found: "ScalarDiagnosis") -> list[str]:
     writer = f"of {log.trainer.name}" if log.trainer.recognised else "(trainer not recognised)"
     said = [*_coverage(found), f"{log.format} {writer}, {steps}: {log.files[0]}", ONLY]
     if log.also:
-        said.append(f"Also there and not read: {', '.join(log.also)}")
+        said.append(f"Present but not read: {', '.join(log.also)}")
     if log.num_skipped:
-        said.append(f"{log.num_skipped} values or lines were no numbers and were left out.")
+        said.append(f"{log.num_skipped} values or lines were not numeric and were skipped.")
     failed = found.of(Verdict.FAIL)
     said += ["", _headline(found)]
     if found.cause is not None:
@@ -72,12 +72,12 @@ def lines(found: "ScalarDiagnosis") -> list[str]:
     said += ["", f"Would decide {'which' if failed else 'more'}: {', '.join(found.missing)}"]
     said.append(log.trainer.klinic_records)
     if failed:
-        said.append("klinic explain NAME says what a sign or a cause is.")
+        said.append("klinic explain NAME describes a sign or a cause.")
     return said
 
 
 def _coverage(found: "ScalarDiagnosis") -> list[str]:
-    """Return what was not understood, which is said before everything else."""
+    """Return which metrics were read and which were not; printed first."""
     from klinic.doctor.scalars.examine import CORE
 
     log = found.log
@@ -103,7 +103,7 @@ def _headline(found: "ScalarDiagnosis") -> str:
 
     failed = found.of(Verdict.FAIL)
     if not failed:
-        return "No sign of trouble in what was read. What scalars cannot show stays undecided."
+        return "No sign of trouble in the metrics read. Other causes stay undecided."
     sign, heard = failed[0]
     if found.cause is not None:
         return f"Cause: {found.cause}, first seen in step {heard.step} ({sign.name})"

@@ -1,4 +1,4 @@
-"""What a step computes, moves and leaves on disk, in words and for `--json`."""
+"""Compute, data movement and disk use of a step, as text and for `--json`."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -19,19 +19,19 @@ PARTS = {
     "reference": "reference",
     "apart": "KL apart",
 }
-"""Names of the matrix products, in the order of a step; the last two are there for a KL alone."""
+"""Labels of the matrix products, in step order; the last two occur only with a KL."""
 
 
 def cost_rows(cost: "Cost", recipe: "Recipe") -> dict[str, str]:
     """Return the cost of a step, figures by name."""
     rows = {
         "new tokens": f"{cost.num_tokens:,}",
-        "their logits": f"{size(cost.logits_avoided)}, never held whole",
+        "their logits": f"{size(cost.logits_avoided)}, never materialized",
         "keys and values": f"{size(cost.cache_per_token)} for each token in the cache",
         "weights to the sampler": _synced(cost, recipe),
     }
     if cost.sent:
-        rows["record to the others"] = f"{size(cost.sent)} to each process of the learner"
+        rows["record broadcast"] = f"{size(cost.sent)} to each process of the learner"
     if cost.stored:
         rows["evidence"] = f"about {size(cost.stored)} on disk"
     return rows | _work_rows(cost.work)
@@ -39,7 +39,7 @@ def cost_rows(cost: "Cost", recipe: "Recipe") -> dict[str, str]:
 
 def _synced(cost: "Cost", recipe: "Recipe") -> str:
     if not cost.synced:
-        return "none: it draws from those that are trained"
+        return "none: it samples from the trained weights"
     where = "to vLLM" if recipe.sampler.type == "vllm" else "to the first process, which samples"
     if recipe.cluster is not None:
         where = "to each sampler"
@@ -48,25 +48,25 @@ def _synced(cost: "Cost", recipe: "Recipe") -> str:
 
 def _work_rows(work: "Work | None") -> dict[str, str]:
     if work is None:
-        return {"matrix products": "not known: not every weight is used for every token"}
+        return {"matrix products": "unknown: not every weight is used for every token"}
     total = work.total.total
     parts = {name: getattr(work, field).total for field, name in PARTS.items()}
     shares = ", ".join(f"{name} {num / total:.0%}" for name, num in parts.items() if num)
     rows = {"matrix products": flop(total), "of them": shares}
     if work.kl.total:
-        rows["what the KL adds"] = f"{work.kl.total / work.learning.total:.0%} of learning"
+        rows["added by the KL"] = f"{work.kl.total / work.learning.total:.0%} of learning"
     return rows
 
 
 def split_lines(found: "Split | None", device: "Accelerator") -> list[str]:
-    """Return how accelerators would be divided if samplers had some of their own."""
+    """Return the best split of accelerators between learner and dedicated samplers."""
     if found is None:
-        return ["Too few GPUs for a learner and samplers beside it."]
+        return ["Too few GPUs for a learner and dedicated samplers."]
     learning = found.learning
     bound = "gathering shards" if learning.gathering > learning.computing else "matrix products"
     kl = f", {seconds(learning.kl)} for the KL" if learning.kl else ""
     return [
-        f"Best division with samplers on GPUs of their own: {found.samplers} to sample "
+        f"Best split with dedicated sampler GPUs: {found.samplers} to sample "
         f"({seconds(found.sampling)} a step), {found.learners} to learn "
         f"({seconds(learning.seconds)}, bound by {bound}{kl}).",
         f"Assumed of each GPU: {device.flops / 1e12:,.0f} TFLOP/s in bf16 and "
@@ -77,7 +77,7 @@ def split_lines(found: "Split | None", device: "Accelerator") -> list[str]:
 
 
 def split_fields(found: "Split | None") -> dict[str, Any] | None:
-    """Return the same for `--json`, in seconds."""
+    """Return the split for `--json`, in seconds."""
     if found is None:
         return None
     return {
@@ -91,7 +91,7 @@ def split_fields(found: "Split | None") -> dict[str, Any] | None:
 
 
 def cost_fields(cost: "Cost") -> dict[str, Any]:
-    """Return the same for `--json`, in bytes and FLOP."""
+    """Return the cost for `--json`, in bytes and FLOP."""
     fields = {name: value for name, value in asdict(cost).items() if name != "work"}
     work = cost.work
     if work is None:
@@ -104,7 +104,7 @@ def cost_fields(cost: "Cost") -> dict[str, Any]:
 
 
 def flop(num: int | float) -> str:
-    """Return a number of FLOP with a fitting prefix.
+    """Return a number of FLOP with an SI prefix.
 
     >>> flop(2.5e15), flop(3e9), flop(7e20)
     ('2.5 PFLOP', '3.0 GFLOP', '700.0 EFLOP')
@@ -115,7 +115,7 @@ def flop(num: int | float) -> str:
 
 
 def seconds(num: float) -> str:
-    """Return seconds with three figures.
+    """Return seconds with three significant digits.
 
     >>> seconds(241.3), seconds(0.01234)
     ('241 s', '0.0123 s')

@@ -1,10 +1,9 @@
-"""A run in a process of its own, and a parent that starts it again when that process is lost.
+"""Runs training in a child process and restarts it when that process is lost.
 
-The parent imports no torch: memory that runs out, or a driver that fails, takes the run and leaves
-the parent. What the run says about itself (a recipe that cannot work, a reward that failed, a run
-that was stopped) is final; what killed it without a word is not. An exit code counts only where
-klinic itself ended the process, and 0 only where the checkpoint of the last step is on disk: any
-function that the run calls may end it with any code.
+The parent does not import torch, so an out-of-memory kill or a driver failure takes only the child.
+A failure that the child reports (invalid recipe, failed reward, stopped run) is final; an
+unexplained death is retried. An exit code counts only if klinic itself ended the process, and 0
+only if the checkpoint of the last step is on disk: any user function may exit with any code.
 """
 
 import atexit
@@ -31,18 +30,18 @@ if TYPE_CHECKING:
     from klinic.recipe.loading import Loaded
 
 SUPERVISED = "KLINIC_SUPERVISED"
-"""The number of the process that supervises this one; 0 where nobody shall."""
+"""The pid of the supervising process; 0 disables supervision."""
 EXIT_PIPE = "KLINIC_EXIT_PIPE"
-"""The descriptor that a run writes to when it exits in order, which `os._exit` does not."""
-MOST_RESTARTS = 3  # without a new step: what kills a run at one place four times is no accident
-PAUSE = 1.0  # seconds for a device or a socket to be given back
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # whoever sends one wants the run to end
+"""The descriptor a run writes to on an orderly exit, which `os._exit` skips."""
+MOST_RESTARTS = 3  # without a new step: four deaths at one step are not transient
+PAUSE = 1.0  # seconds for devices and sockets to be released
+STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # signals that request an end
 
 
 def find_supervisor() -> int | None:
-    """Return who supervises this process, and die with it; 0 where nobody shall, None for no word.
+    """Return the supervisor's pid and die with it; 0 for unsupervised, None if not set.
 
-    Under `torchrun` nobody shall: it starts its processes again itself.
+    `torchrun` restarts its own processes, so they are unsupervised.
     """
     told = os.environ.pop(SUPERVISED, "0" if "RANK" in os.environ else None)
     if told is None:
@@ -59,7 +58,7 @@ def find_supervisor() -> int | None:
 
 
 def _announce_exit(pipe: int, identity: tuple[int, int] | None, owner: int) -> None:
-    """Report an exit in order; not from a fork, and not into a file that took the number over."""
+    """Report an orderly exit; not from a fork, and not into a reused descriptor."""
     if os.getpid() == owner and identity is not None and _identity(pipe) == identity:
         with suppress(OSError):
             os.write(pipe, b".")
@@ -69,13 +68,13 @@ def _identity(pipe: int) -> tuple[int, int] | None:
     try:
         os.set_inheritable(pipe, False)
         found = os.fstat(pipe)
-    except OSError:  # a function has closed it
+    except OSError:  # user code closed it
         return None
     return found.st_dev, found.st_ino
 
 
 def supervise(loaded: "Loaded") -> int:
-    """Run this command in a process of its own until it has ended; return its exit code."""
+    """Run this command in a child process until it ends; return its exit code."""
     orphans.adopt()
     child, history = _Child(), _History(loaded)
     with child.hearing():
@@ -97,20 +96,20 @@ class _Ending:
 
     pid: int
     code: int
-    """Its exit code, or minus the signal that killed it."""
+    """Exit code, or minus the signal number."""
     seconds: float
-    """That it had lived."""
+    """Lifetime of the process."""
     in_order: bool
-    """Whether klinic ended it; a function that calls `os._exit` does so without a word."""
+    """Whether klinic ended the process; a function that calls `os._exit` leaves no trace."""
 
     @property
     def is_loss(self) -> bool:
-        """Whether it ended without a word, or said that it can go on."""
+        """Whether it died unexpectedly or exited with the resumable code."""
         return self.code == LostError.exit_code or (self.code < 0 and -self.code not in STOPS)
 
     @property
     def exit_code(self) -> int:
-        """As a shell tells it."""
+        """The exit code in shell convention."""
         return self.code if self.code >= 0 else 128 - self.code
 
     @property
@@ -124,20 +123,20 @@ class _Ending:
 
 
 class _Child:
-    """The process of a run, and what it is asked by signals to this one."""
+    """The process of a run, with signals forwarded to it."""
 
     def __init__(self) -> None:
         self.stopped_by = 0
-        """The last signal that asked it to end, if one did."""
+        """The last signal that requested an end; 0 for none."""
         self._pid: int | None = None
 
     def is_stopped(self) -> bool:
-        """Whether somebody has asked it to end."""
+        """Whether a signal requested an end."""
         return self.stopped_by != 0
 
     @contextmanager
     def hearing(self) -> Iterator[None]:
-        """Pass on signals that ask a run to end, but those that are ignored here (`nohup`)."""
+        """Forward end signals to the child, except those ignored here (`nohup`)."""
         heard = [number for number in STOPS if signal.getsignal(number) != signal.SIG_IGN]
         before = {number: signal.signal(number, self._on) for number in heard}
         try:
@@ -147,14 +146,14 @@ class _Child:
                 signal.signal(number, handler)
 
     def run(self, command: list[str]) -> _Ending:
-        """Start it, and wait until it has ended; what it leaves behind is reaped on the way."""
+        """Start the child and wait for its end, reaping adopted processes meanwhile."""
         begun = time.monotonic()
         announced, pipe = os.pipe()
         os.set_inheritable(pipe, True)
         told = {**os.environ, SUPERVISED: str(os.getpid()), EXIT_PIPE: str(pipe)}
         pid = self._pid = os.posix_spawn(command[0], command, told)
         os.close(pipe)
-        if self.is_stopped():  # while it was being started
+        if self.is_stopped():  # a signal arrived during the start
             os.kill(pid, self.stopped_by)
         ended, status = os.wait()
         while ended != pid:
@@ -171,7 +170,7 @@ class _Child:
 
 
 def _has_written(announced: int) -> bool:
-    """Whether anything was written to a pipe, which a fork of a run may still hold open."""
+    """Whether the pipe has data; a fork of the run may still hold it open."""
     os.set_blocking(announced, False)
     try:
         return bool(os.read(announced, 1))
@@ -182,7 +181,7 @@ def _has_written(announced: int) -> bool:
 
 
 def _is_in_front() -> bool:
-    """Whether this is what a terminal runs: then Ctrl-C has reached the child as well."""
+    """Whether this is the terminal's foreground job: then Ctrl-C reached the child too."""
     try:
         with Path("/dev/tty").open() as terminal:
             return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
@@ -191,7 +190,7 @@ def _is_in_front() -> bool:
 
 
 class _History:
-    """How often a run was lost, and how far it had come."""
+    """Restart count and progress of a run."""
 
     def __init__(self, loaded: "Loaded") -> None:
         self._loaded = loaded
@@ -200,48 +199,48 @@ class _History:
         self._restarts = 0
 
     def command(self) -> list[str]:
-        """Return the command as it was given, and to go on where there is a run to go on with."""
+        """Return the original command, with --resume once a run folder exists."""
         resume, folder, given = [], [], sys.argv[2:]
         if self._folder is not None:
             resume, given = ["--resume"], [word for word in given if word != "--start-over"]
-            if self._loaded.recipe.output.dir is None:  # the last run of its name may be another's
+            if self._loaded.recipe.output.dir is None:  # the newest may be another run
                 folder = [f"output.dir={json.dumps(str(self._folder))}"]
-        # -P: a file json.py where klinic is run must not be taken for Python's
+        # -P: a json.py in the working directory must not shadow Python's
         klinic = [sys.executable, "-P", "-m", "klinic.cli", "train"]
         return [*klinic, *resume, *given, *folder]
 
     def add(self, ending: _Ending) -> None:
-        """Count a loss, and tell of it; raise where it is one too many."""
+        """Count a loss and report it; raise if the restart limit is reached."""
         step = self._step_after(ending)
         if step > self._step:
             self._step, self._restarts = step, 0
         if self._restarts == MOST_RESTARTS:
             raise LostError(
                 f"the run {ending} after step {step}, and {MOST_RESTARTS} restarts in a row "
-                "brought no new step. What it said is above; if it said nothing, look for memory "
-                "that ran out (--dry-run shows what a run needs). Mend that, and go on with "
+                "made no new step. Its output is above; if that shows no error, it may have run "
+                "out of memory (--dry-run estimates the need). Fix the cause and continue with "
                 "--resume."
             )
         self._restarts += 1
-        where = "It starts again" if self._folder is None else f"It goes on in {self._folder}"
+        where = "Restarting" if self._folder is None else f"Continuing in {self._folder}"
         count = f"restart {self._restarts} of at most {MOST_RESTARTS} without a new step"
         says = f"The run {ending} after step {step}. {where}: {count}."
         typer.echo(says, err=True)
         self._write(step, says, ending)
 
     def refuse_unfinished(self, ending: _Ending, *, is_stopped: bool) -> None:
-        """Raise where an exit code is not the truth about the run."""
+        """Raise if the exit code contradicts the state of the run."""
         if ending.code < 0 or (ending.code > 0 and (ending.in_order or is_stopped)):
             return
         step, last = self._step_after(ending), self._loaded.recipe.loop.max_steps
         if ending.code == 0 and self._has_saved(last):
             return
-        go_on = "" if self._folder is None else f" Then go on in {self._folder} with --resume."
+        go_on = "" if self._folder is None else f" Then continue in {self._folder} with --resume."
         raise UnfinishedError(
             f"the process of the run exited with code {ending.code} after step {step} of {last}, "
-            "before the last step was saved. If no sentence above says why, it was not klinic "
-            "that ended it: a reward or another function of yours, or a library, called os._exit "
-            f"or exit. Make it return or raise instead.{go_on}"
+            "before the last step was saved. If no error is shown above, klinic did not end it: "
+            "a reward, another function of yours or a library called os._exit or exit. "
+            f"Make it return or raise instead.{go_on}"
         )
 
     def _has_saved(self, step: int) -> bool:
@@ -251,7 +250,7 @@ class _History:
         return self._folder is not None and max(checkpoint.steps(self._folder), default=-1) >= step
 
     def _step_after(self, ending: _Ending) -> int:
-        """Return the last step of the run, once it is known where it is."""
+        """Return the last step of the run; 0 while its folder is unknown."""
         from klinic.evidence.files import Journal
         from klinic.evidence.run_facts import METRICS, RECIPE
         from klinic.loop.folder import held_by, step_of

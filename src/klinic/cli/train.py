@@ -1,4 +1,4 @@
-"""`klinic train`: GRPO as a recipe says."""
+"""`klinic train`: GRPO training from a recipe."""
 
 import json
 import os
@@ -25,17 +25,17 @@ Overrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[KEY=VALUE ...]",
-        help="Keys to set on top of the recipe, such as kl.coef=0.02 or max_steps=50. Flags in the "
-        "manner of other trainers work too: --kl-beta 0.02.",
+        help="Recipe keys to override, such as kl.coef=0.02 or max_steps=50. Flags of other "
+        "trainers work too: --kl-beta 0.02.",
         show_default=False,
     ),
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the run where it was stopped.")]
+Resume = Annotated[bool, typer.Option("--resume", help="Continue a stopped run.")]
 StartOver = Annotated[
     bool,
     typer.Option(
         "--start-over",
-        help="Begin anew in the folder of a run; that run is renamed to FOLDER.old-1, not deleted.",
+        help="Start again in the folder of a run; the old run is renamed to FOLDER.old-1.",
     ),
 ]
 
@@ -56,7 +56,7 @@ GpuMemory = Annotated[
     typer.Option(
         "--gpu-memory",
         min=1,
-        help="With --dry-run: GB of each GPU; shows what is left, also for vLLM.",
+        help="With --dry-run: GB of each GPU; shows the free memory, also for vLLM.",
         show_default=False,
     ),
 ]
@@ -77,11 +77,11 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
     gpu_memory: GpuMemory = None,
     as_json: Json = False,
 ) -> None:
-    """Train with GRPO and a KL penalty, and leave the evidence behind."""
+    """Train with GRPO and a KL penalty, and record the evidence."""
     supervisor = find_supervisor()
     if resume and start_over:
         raise ConfigError(
-            "--resume goes on with a run and --start-over begins anew in its folder. Give one."
+            "--resume continues a run and --start-over begins a new one in its folder. Use one."
         )
     from klinic.recipe.loading import flags_to_overrides, load
 
@@ -97,11 +97,11 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         return
     if gpus is not None or gpu_memory is not None or as_json:
         raise ConfigError(
-            "--gpus, --gpu-memory and --json go with --dry-run: a run takes what the recipe says. "
-            "Add --dry-run, or leave them out."
+            "--gpus, --gpu-memory and --json need --dry-run: a run follows its recipe. "
+            "Add --dry-run, or omit them."
         )
     outlive_output()
-    console = _console() if supervisor else _print_recipe(loaded)  # a supervisor has printed it
+    console = _console() if supervisor else _print_recipe(loaded)  # the supervisor printed it
     if supervisor is None:
         raise typer.Exit(supervise(loaded))
     _run(loaded, console, "resume" if resume else "over" if start_over else "new")
@@ -114,7 +114,7 @@ def _console() -> "Console":
 
 
 def _print_recipe(loaded: "Loaded") -> "Console":
-    """Print the resolved recipe; return where it was printed."""
+    """Print the resolved recipe; return the console."""
     console = _console()
     for echo in loaded.echoes:
         console.print(echo, markup=False, soft_wrap=True)
@@ -124,7 +124,7 @@ def _print_recipe(loaded: "Loaded") -> "Console":
 
 
 def _run(loaded: "Loaded", console: "Console", start: "Start") -> None:
-    if int(os.environ.get("RANK", "0")) > 0:  # one of several that torchrun started
+    if int(os.environ.get("RANK", "0")) > 0:  # started by torchrun, not rank 0
         from klinic.loop.follow import main
 
         raise typer.Exit(main())
@@ -148,7 +148,7 @@ def _run(loaded: "Loaded", console: "Console", start: "Start") -> None:
 
 
 def summary(recipe: dict[str, Any]) -> list[str]:
-    """Return the resolved recipe, a line a section.
+    """Return the resolved recipe, one line per section.
 
     >>> summary({"seed": 0, "kl": None, "model": {"name": "tiny", "compile": False}})
     ['seed=0 kl=null', 'model: name=tiny compile=false']

@@ -1,4 +1,4 @@
-"""`klinic verify`: prove every KL term klinic offers, or examine one of the user's own."""
+"""`klinic verify`: prove every KL term of klinic, or examine a user's function."""
 
 import sys
 from contextlib import redirect_stdout
@@ -24,7 +24,7 @@ Target = Annotated[
     str | None,
     typer.Argument(
         metavar="[direction | importance-sampling | MODULE:FUNCTION]",
-        help="Nothing: every KL term klinic offers. `direction` and `importance-sampling`: k3 by "
+        help="Default: every KL term of klinic. `direction` and `importance-sampling`: k3 by "
         "Monte Carlo against the exact KL. MODULE:FUNCTION or FILE.py:FUNCTION: your own "
         "f(logp, logp_ref), per token.",
         show_default=False,
@@ -33,7 +33,7 @@ Target = Annotated[
 
 
 def verify(target: Target = None, json: Json = False) -> None:
-    """Prove what each KL term estimates and differentiates, by exact enumeration."""
+    """Prove which KL and gradient each KL term estimates, by exact enumeration."""
     require("train", "torch")
     _use_one_thread()
     if target is None:
@@ -47,7 +47,7 @@ def verify(target: Target = None, json: Json = False) -> None:
 
 
 def _use_one_thread() -> None:
-    """Small tensors: a second thread costs more than it brings, and disturbs what else runs."""
+    """Use one thread: for small tensors a second one costs more than it gains."""
     import torch
 
     torch.set_num_threads(1)
@@ -58,7 +58,7 @@ def _everything(json: bool) -> bool:
     from klinic.verify.proof import prove
 
     with _working() as status:
-        proof = prove(lambda stage: status.update(f"Looking at {stage} ..."))
+        proof = prove(lambda stage: status.update(f"Checking {stage} ..."))
     if json:
         print_json(
             "verify",
@@ -95,7 +95,7 @@ def _function(target: str, json: bool) -> bool:
     from klinic.verify.function import measure
     from klinic.verify.loading import load
 
-    # what the user's code prints must not get between our lines, nor into the one JSON object
+    # keep user output out of the tables and the JSON object
     with _working(), redirect_stdout(sys.stderr):
         measured = measure(load(target))
     judgement = judge(measured)
@@ -133,7 +133,7 @@ def _print_function_json(
 
 
 def _working() -> "Status":
-    """Return a line that says what is being done, on a terminal, away from standard output."""
+    """Return a status line on standard error."""
     from rich.console import Console
 
     return Console(stderr=True).status("Enumerating ...")
@@ -143,5 +143,5 @@ def _console() -> "Console":
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.width = max(console.width, NARROWEST)  # a number cut short is worse than a wrapped line
+    console.width = max(console.width, NARROWEST)  # a truncated number is worse than a wrapped line
     return console

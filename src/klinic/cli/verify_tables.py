@@ -1,4 +1,4 @@
-"""The tables of `klinic verify`, for people."""
+"""Tables of `klinic verify`."""
 
 from rich import box
 from rich.console import Console
@@ -15,7 +15,7 @@ COLOURS = {"correct": "green", "conditional": "yellow", "wrong": "red"}
 
 
 def print_proof(proof: Proof, console: Console) -> None:
-    """Print every row, then what holds, then what averages and advantages change."""
+    """Print all estimators, the identities, and the effect of averages and advantages."""
     console.print(_estimators(proof))
     console.print(
         "gradient: which exact sum the expected gradient equals. value: its mean against the KL. "
@@ -65,7 +65,7 @@ def print_distances(section: str, distances: list[Distance], console: Console) -
 
 
 def print_judgement(measured: Measured, judgement: Judgement, console: Console) -> None:
-    """Print the verdict on a user's function and the paragraph that explains it."""
+    """Print the verdict on a user's function and its explanation."""
     colour = COLOURS[judgement.verdict]
     console.print(f"[bold]{escape(measured.name)}[/]: [{colour}]{judgement.verdict}[/] as a loss")
     console.print(escape(judgement.advice))

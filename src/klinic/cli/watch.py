@@ -1,4 +1,4 @@
-"""`klinic watch RUN`: a run as it goes, in a terminal, in a pipe, or in a browser."""
+"""`klinic watch RUN`: follow a run in a terminal, a pipe, or a browser."""
 
 import os
 import signal
@@ -23,46 +23,42 @@ if TYPE_CHECKING:
 
     from klinic.report.live import Follower, Phase, Sight
 
-EVERY = 0.5  # seconds between two looks
+EVERY = 0.5  # seconds between two polls
 LEAVE = ("q", "Q")
 NO_WRAP, WRAP = "\x1b[?7l", "\x1b[?7h"
 
 Run = Annotated[
     Path,
-    typer.Argument(
-        metavar="RUN", help="The folder of a run; it may not be there yet.", show_default=False
-    ),
+    typer.Argument(metavar="RUN", help="A run folder; it may not exist yet.", show_default=False),
 ]
-Web = Annotated[
-    bool, typer.Option("--web", help="Serve the report here, for a browser of this machine.")
-]
+Web = Annotated[bool, typer.Option("--web", help="Serve the report to browsers on this machine.")]
 Port = Annotated[
-    int | None, typer.Option(min=0, max=65535, help="With --web.", show_default="any that is free")
+    int | None, typer.Option(min=0, max=65535, help="With --web.", show_default="a free one")
 ]
 
 
 def watch(run: Run, web: Web = False, port: Port = None) -> None:
-    """Show a run while it goes: numbers, log-prob gaps, the newest tokens, what happened."""
+    """Follow a run: metrics, log-prob gaps, the newest tokens, events."""
     from rich.console import Console
 
     from klinic.evidence.schema import refuse_newer
 
     if run.exists() and not run.is_dir():
-        raise ConfigError(f"{run} is no folder. Give the folder of a run: runs/arithmetic.")
+        raise ConfigError(f"{run} is not a folder. Give a run folder: runs/arithmetic.")
     refuse_newer(run)
     if port is not None and not web:
-        raise ConfigError("--port is for --web: a terminal needs none.")
+        raise ConfigError("--port is for --web only.")
     if isinstance(sys.stdout, TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # shades, where only ASCII can be written
+        sys.stdout.reconfigure(errors="backslashreplace")  # shades, if the encoding is ASCII
     if web:
         _serve(run, port or 0)
         return
     console = Console(highlight=False)
     from klinic.report.live import Follower
 
-    leaving = suppress(KeyboardInterrupt)  # also while the first look is taken
+    leaving = suppress(KeyboardInterrupt)  # also during the first poll
     with leaving, _ended_by_signals(), closing(Follower(run)) as follower:
-        # not the console's word for it, which FORCE_COLOR changes: a pipe has no screen
+        # not console.is_terminal, which FORCE_COLOR changes: a pipe has no screen
         if sys.stdout.isatty() and not console.is_dumb_terminal:
             _show(follower, console)
         else:
@@ -70,7 +66,7 @@ def watch(run: Run, web: Web = False, port: Port = None) -> None:
 
 
 def _serve(run: Path, port: int) -> None:
-    """Serve the page of the report until somebody stops it."""
+    """Serve the report page until interrupted."""
     require("plot", "matplotlib")
     from klinic.report.serving import PortTakenError, open_server
 
@@ -80,15 +76,15 @@ def _serve(run: Path, port: int) -> None:
         raise ConfigError(str(error)) from error
     with server, _ended_by_signals():
         typer.echo(f"Open {server.address}")
-        typer.echo("Only this machine can, and only by this address. Ctrl-C ends it.")
+        typer.echo("Reachable only from this machine at this address. Ctrl-C stops the server.")
         try:
             server.serve_forever()
         except KeyboardInterrupt:
-            typer.echo("Ended.")
+            typer.echo("Stopped.")
 
 
 def _show(follower: "Follower", console: "Console") -> None:
-    """Paint the screen anew until the run is over or somebody leaves."""
+    """Redraw the screen until the run is over or the user quits."""
     from rich.console import Group
 
     from klinic.report.live_view import phase_line, screen
@@ -96,7 +92,7 @@ def _show(follower: "Follower", console: "Console") -> None:
     sight, pressed = follower.look(), ""
     with suppress(KeyboardInterrupt), Aside() as aside:
         while not sight.phase.is_over and pressed not in LEAVE:
-            aside.wait()  # outside of its screen, with the terminal as it was
+            aside.wait()  # outside the alternate screen, with the terminal restored
             with keyboard() as keys, _unwrapped(console), console.screen(hide_cursor=True) as shown:
                 before = None
                 while not (sight.phase.is_over or pressed in LEAVE or aside.asked):
@@ -106,14 +102,14 @@ def _show(follower: "Follower", console: "Console") -> None:
                         before = (console.size, lines)
                     pressed = keys.wait(0.0 if sight.more else EVERY)
                     sight = follower.look()
-    height = console.height - 3  # below it, what is said last and a prompt
+    height = console.height - 3  # leaves room for the closing line and a prompt
     for line in screen(sight, console, height) if sight.phase.is_over else ():
         console.print(line, no_wrap=True, crop=True)
     say(console, phase_line(sight))
 
 
 def _tell(follower: "Follower") -> None:
-    """Print a line a step, and one for whatever else happens; no control codes."""
+    """Print one line per step and per event, without control codes."""
     problem, phase = "", None
     try:
         while True:
@@ -130,12 +126,12 @@ def _tell(follower: "Follower") -> None:
                 time.sleep(EVERY)
     except KeyboardInterrupt:
         pass
-    except BrokenPipeError:  # whoever read this has gone, and Python shall not complain of it
+    except BrokenPipeError:  # the reader exited; prevents Python's own error message
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _print_phase(sight: "Sight", before: "Phase | None") -> "Phase":
-    """Print where the run is in its life, if that has changed; return it."""
+    """Print the state of the run if it changed; return it."""
     from klinic.report.live_view import phase_line
 
     if sight.phase != before:
@@ -144,11 +140,11 @@ def _print_phase(sight: "Sight", before: "Phase | None") -> "Phase":
 
 
 def _news(sight: "Sight") -> Iterator[str]:
-    """Yield a line for whatever is new, in the order of steps."""
+    """Yield a line per new step or event, in step order."""
     from klinic.report.live_view import event_line, step_line
 
     if sight.back_to is not None:
-        yield f"the run went back to step {sight.back_to}"
+        yield f"the run rolled back to step {sight.back_to}"
     told = [(m["step"], 0, step_line(m, sight.max_steps)) for m in sight.new_steps]
     told += [(_step_of(event), 1, event_line(event)) for event in sight.new_events]
     for _, _, line in sorted(told, key=lambda one: one[:2]):
@@ -162,14 +158,14 @@ def _step_of(event: Mapping[str, Any]) -> int:
 
 
 class Aside:
-    """Ctrl-Z, which must wait until the terminal is put back."""
+    """Defers Ctrl-Z until the terminal is restored."""
 
     def __init__(self) -> None:
         self.asked = False
         self._number = getattr(signal, "SIGTSTP", None)
 
     def __enter__(self) -> "Aside":
-        # a shell that has no jobs lets it be ignored
+        # a shell without job control ignores the signal
         if self._number is not None and signal.getsignal(self._number) == signal.SIG_DFL:
             signal.signal(self._number, self._on)
         else:
@@ -184,7 +180,7 @@ class Aside:
         self.asked = True
 
     def wait(self) -> None:
-        """Stop this process, if that was asked for, until somebody lets it go on."""
+        """Suspend this process if Ctrl-Z was pressed."""
         if self.asked:
             self.asked = False
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -192,7 +188,7 @@ class Aside:
 
 @contextmanager
 def _unwrapped(console: "Console") -> Iterator[None]:
-    """Cut lines at the edge: a glyph that is wider than it says must not shift those below."""
+    """Crop lines at the edge: a glyph wider than reported must not shift the lines below."""
     console.file.write(NO_WRAP)
     try:
         yield
@@ -203,7 +199,7 @@ def _unwrapped(console: "Console") -> Iterator[None]:
 
 @contextmanager
 def _ended_by_signals() -> Iterator[None]:
-    """Leave in order when asked to end, so that the terminal is put back."""
+    """Exit cleanly on SIGTERM and SIGHUP, so that the terminal is restored."""
 
     def leave(number: int, _: Any) -> NoReturn:
         raise typer.Exit(128 + number)

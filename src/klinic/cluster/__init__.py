@@ -1,12 +1,13 @@
-"""Ray: processes of a run on one machine or many, kept alive. The only place that imports it.
+"""Ray worker processes of a run, on one machine or many. Only this package imports Ray.
 
-session.py     Ray itself, started for one run or joined
-placement.py   which processes a recipe asks for, and what each reserves
-worker.py      a process, from inside
-crew.py        all processes of one kind, seen from the first: asked, watched, replaced
-shares.py      work divided over a crew
-samplers.py    a sampler that is a crew, and hosted.py what each of its processes holds
-links.py       how weights get to them
-learners.py    the processes that share the learner
-addresses.py   where processes reach one another
+session.py     starts a local Ray, or joins a running cluster
+placement.py   the processes that a recipe needs, and their resources
+worker.py      the Ray actor
+crew.py        a pool of workers of one kind, with health checks and restarts
+shares.py      splits work over a pool, resubmits work of dead workers
+samplers.py    a sampler backed by a worker pool
+hosted.py      the sampler inside a worker
+links.py       weight transfer to samplers: shared memory or network broadcast
+learners.py    the other ranks of a sharded learner
+addresses.py   host addresses, free ports, network interfaces
 """

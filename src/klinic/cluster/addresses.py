@@ -1,4 +1,4 @@
-"""Where processes of a cluster reach one another."""
+"""Host addresses, free ports and network interfaces."""
 
 import fcntl
 import socket
@@ -7,11 +7,11 @@ from contextlib import suppress
 
 from klinic.sampler.weight_group import LOOPBACK
 
-SIOCGIFADDR = 0x8915  # of Linux: which address an interface has
+SIOCGIFADDR = 0x8915  # Linux ioctl: the address of an interface
 
 
 def own_host(*, alone: bool) -> str:
-    """Return where others reach this process: nowhere but here, or at its node's address."""
+    """Return this process's address: loopback for a single machine, else its node's IP."""
     if alone:
         return LOOPBACK
     import ray
@@ -20,7 +20,7 @@ def own_host(*, alone: bool) -> str:
 
 
 def free_port(host: str) -> int:
-    """Return a port that nobody listens on now."""
+    """Return a free port."""
     with socket.socket() as found:
         found.bind((host, 0))
         port: int = found.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Workers of one kind, kept alive: who dies or falls silent is replaced, and others do its work."""
+"""A pool of Ray workers of one kind: health checks, restart of dead or hung workers."""
 
 import os
 import signal
@@ -16,28 +16,28 @@ from klinic.cluster.placement import Place
 from klinic.cluster.worker import worker
 from klinic.errors import WorkerLostError, first_line
 
-LOOK_EVERY = 0.5  # seconds between two looks at who lives
-SILENCE = 20.0  # seconds without a pulse after which a process that hangs is killed
+LOOK_EVERY = 0.5  # seconds between health checks
+SILENCE = 20.0  # seconds without a heartbeat after which a hung process is killed
 LONGEST_START = 600.0  # seconds for a process to start and load the largest model
-FAREWELL = 20.0  # seconds that a process has to go when told to
-MOST_LOST = 10  # workers in a row, lost before any of them has done something
+FAREWELL = 20.0  # seconds that a process has to exit
+MOST_LOST = 10  # consecutive workers lost without a completed call
 GONE = (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError)
 
 News = Callable[[str], None]
 
 
 class MemberLostError(Exception):
-    """Who was asked is gone; somebody else must be."""
+    """The worker died before it replied; resubmit to another."""
 
 
 @dataclass(eq=False)
 class Member:
-    """One worker, as the first process knows it."""
+    """The driver's handle of one worker."""
 
     handle: Any
     place: Place
     built: Any
-    """Reference to the end of making its part."""
+    """Ray reference of the pending `build` call."""
     is_ready: bool = False
     pid: int | None = None
     node: str = ""
@@ -45,7 +45,7 @@ class Member:
     asked_at: float = 0.0
 
     def end(self) -> None:
-        """See that the process is gone, also one that is stopped and cannot be told."""
+        """Kill the process, also one that is stopped and does not respond to Ray."""
         with suppress(Exception):
             ray.kill(self.handle, no_restart=True)
         if self.pid is not None and self.node == ray.get_runtime_context().get_node_id():
@@ -54,7 +54,7 @@ class Member:
 
 
 class Crew:
-    """As many workers as there are places for one kind of part."""
+    """A pool with one worker per placement, all of one kind."""
 
     def __init__(
         self,
@@ -76,7 +76,7 @@ class Crew:
         self.members = [self._start(place) for place in places]
 
     def ready(self, *, num: int = 1) -> list[Member]:
-        """Return who has its part; wait until that many have."""
+        """Return the workers that have been built; wait until there are `num`."""
         begun = time.monotonic()
         while True:
             for member in list(self.members):
@@ -92,24 +92,24 @@ class Crew:
             time.sleep(LOOK_EVERY)
 
     def _refuse_to_wait_in_vain(self, seconds: float) -> None:
-        """Raise where nobody will come: Ray has no node left, or has had time enough."""
+        """Raise if no worker can start: no Ray node is alive, or the start timed out."""
         if seconds > LONGEST_START or not any(node["Alive"] for node in ray.nodes()):
             kind = self.members[0].place.kind if self.members else "process"
             raise WorkerLostError(
-                f"no {kind} is there after {seconds:.0f} seconds, and Ray starts none: its own "
-                "processes are gone, or it has no room. Go on with --resume."
+                f"no {kind} has started after {seconds:.0f} seconds: Ray's own processes are dead, "
+                "or its resources are exhausted. Continue with --resume."
             )
 
     def ask(self, member: Member, name: str, *arguments: Any) -> Any:
-        """Let a member begin something; return a reference to what comes of it."""
+        """Submit a call to a worker; return the Ray reference of its result."""
         return member.handle.call.options(concurrency_group="work").remote(name, *arguments)
 
     def tell(self, member: Member, name: str) -> None:
-        """Tell a member something while it works."""
+        """Call a method of a busy worker, in its second thread, without waiting."""
         member.handle.call.options(concurrency_group="pulse").remote(name)
 
     def first(self, refs: Sequence[Any]) -> Any:
-        """Return the first reference that is there, or whose giver is gone."""
+        """Return the first reference that completes or whose worker died."""
         while True:
             there, _ = ray.wait(list(refs), num_returns=1, timeout=LOOK_EVERY)
             if there:
@@ -117,7 +117,7 @@ class Crew:
             self.look()
 
     def answer(self, member: Member, ref: Any) -> Any:
-        """Return what a member said; its own errors are raised as they were there."""
+        """Return the result of a call; re-raise the worker's exception."""
         try:
             value = ray.get(ref)
         except GONE as error:
@@ -129,29 +129,29 @@ class Crew:
         return value
 
     def look(self) -> None:
-        """Lose who has been silent for too long."""
+        """Check heartbeats; replace workers that have been silent for too long."""
         now = time.monotonic()
         for member in [member for member in self.members if member.is_ready]:
             if member.pulse is None:
                 asked = member.handle.pulse.options(concurrency_group="pulse").remote()
                 member.pulse, member.asked_at = asked, now
             elif _is_there(member.pulse):
-                with suppress(*GONE):  # whoever waits for its work will hear
+                with suppress(*GONE):  # `answer` reports the loss
                     member.pid, member.node = ray.get(member.pulse)
                 member.pulse = None
             elif now - member.asked_at > SILENCE:
                 self.lose(member, f"it has been silent for {SILENCE:.0f} seconds")
 
     def lose(self, member: Member, why: str) -> None:
-        """See that a member is gone, and start another in its place."""
+        """Kill a worker and start a replacement."""
         if member not in self.members:
             return
         self._lost_in_a_row += 1
         kind, number = member.place.kind, member.place.number + 1
         if self._lost_in_a_row > MOST_LOST:
             raise WorkerLostError(
-                f"{MOST_LOST} processes were lost one after another, the last {kind} because {why}."
-                " That is no chance: look at the machine's memory. Go on with --resume."
+                f"{MOST_LOST} processes in a row were lost, the last {kind} because {why}."
+                " Check the machine's memory. Continue with --resume."
             )
         member.end()
         at = self.members.index(member)
@@ -162,7 +162,7 @@ class Crew:
         self._news(f"Lost {kind} {number} of {self.size}: {why}.")
 
     def close(self, *, after: Sequence[Any] = ()) -> None:
-        """End all members, when what they were last asked is done or has had its time."""
+        """Kill all workers, once the calls in `after` are done or timed out."""
         if after:
             ray.wait(list(after), num_returns=len(after), timeout=FAREWELL)
         for member in self.members:

@@ -1,4 +1,4 @@
-"""A sampler inside a worker: it receives weights into a policy of its own and samples with them."""
+"""The sampler inside a Ray worker: receives weights into its own policy and samples."""
 
 from collections.abc import Sequence
 
@@ -10,24 +10,24 @@ from klinic.sampler.protocol import Loaded, Sampler
 
 
 class HostedSampler:
-    """What a worker that samples can be asked for."""
+    """A policy with a sampler and a weight link; the driver calls its methods by name."""
 
     def __init__(self, policy: Policy, sampler: Sampler) -> None:
         self._policy = policy
         self._sampler = sampler
         self._link: Link | None = None
-        self._abandoned: list[Link] = []  # closing one would wait for whoever it still waits for
+        self._abandoned: list[Link] = []  # kept: destroying one would block on its dead peers
 
     def join(self, store: str, rank: int, size: int) -> None:
-        """Open this end of a link to the first process."""
+        """Open this end of the weight link to the driver."""
         self._link = None
         self._link = open_link(store, trained(self._policy.lm), rank=rank, size=size)
 
     def load(self, weights: Weights) -> Loaded:
-        """Receive the weights that are sent, and use them."""
+        """Receive weights and load them into the sampler."""
         link = self._link
         if link is None:
-            raise GroupLostError("there is no link to receive weights over")
+            raise GroupLostError("there is no link to receive weights from")
         try:
             link.receive(trained(self._policy.lm))
         except GroupLostError:
@@ -37,7 +37,7 @@ class HostedSampler:
         return self._sampler.load(weights)
 
     def leave(self) -> None:
-        """Wait for weights no longer."""
+        """Abort a pending receive."""
         if self._link is not None:
             self._link.leave()
 
@@ -46,9 +46,9 @@ class HostedSampler:
         return list(self._sampler.sample(prompts, step=step))
 
     def extend(self, rollouts: Sequence[Rollout], step: int) -> list[Rollout]:
-        """Let the policy go on behind the segments of each rollout."""
+        """Continue each rollout after its segments."""
         return self._sampler.extend(rollouts, step=step)
 
     def close(self) -> None:
-        """Let go of an engine, if there is one."""
+        """Shut down the engine, if there is one."""
         self._sampler.close()

@@ -1,4 +1,4 @@
-"""The other processes of a sharded learner, started by Ray. One that is lost ends the run."""
+"""The other ranks of a sharded learner as Ray workers. The loss of one ends the run."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ from klinic.cluster.session import Session
 
 
 class RayFollowers:
-    """Followers that wait for this process, on whichever node they are."""
+    """The Ray workers of ranks 1 and up, on any node."""
 
     def __init__(self, crew: Crew, session: Session, files: Path, *, store_name: str) -> None:
         self._crew = crew
@@ -25,7 +25,7 @@ class RayFollowers:
         self._environment: dict[str, str] = {}
 
     def start(self, num: int) -> None:
-        """Let `num - 1` processes join this one, and watch over them."""
+        """Start ranks 1 to `num - 1` and a thread that checks their heartbeats."""
         members = self._crew.ready(num=num - 1)
         if self._session.alone:
             meeting = {self._store_name: self._store}
@@ -41,21 +41,21 @@ class RayFollowers:
         threading.Thread(target=self._watch, daemon=True, name="klinic-learners").start()
 
     def stop(self) -> None:
-        """Let them go home, and see that they do."""
+        """Shut down the other ranks."""
         self._over.set()
         self._crew.close(after=self._refs)
         for name in self._environment:
             os.environ.pop(name, None)
 
     def _watch(self) -> None:
-        """Kill who falls silent: everybody would wait for it, and for ever."""
+        """Kill a silent worker: the other ranks would wait for it forever."""
         while not self._over.wait(LOOK_EVERY):
-            with suppress(Exception):  # the run is over, or Ray is
+            with suppress(Exception):  # the run or Ray has shut down
                 self._crew.look()
 
 
 def around(meeting: Mapping[str, str]) -> dict[str, str]:
-    """Return what a process needs around it to meet the others, from the node that it is on."""
+    """Return the rendezvous environment of a rank, with the network interface of its node."""
     if "MASTER_ADDR" not in meeting:
         return dict(meeting)
     return {**meeting, "GLOO_SOCKET_IFNAME": interface_of(own_host(alone=False))}

@@ -1,4 +1,4 @@
-"""How weights get from the first process to samplers: in memory they share, or over the network."""
+"""Weight transfer from the driver to samplers: shared memory, or broadcast over the network."""
 
 import math
 import threading
@@ -15,30 +15,30 @@ from klinic.errors import KlinicError
 from klinic.sampler.weight_group import TCP, open_group, send
 
 LOOK_EVERY = timedelta(seconds=0.5)
-MEETING = timedelta(seconds=30)  # whoever is gone by then does not come, and others do without
-LINE = 64  # bytes: what every type of number may begin at
+MEETING = timedelta(seconds=30)  # for all ranks to connect; the group is rebuilt without the others
+LINE = 64  # bytes; alignment that suits every dtype
 
 
 class GroupLostError(KlinicError, RuntimeError):
-    """Weights did not arrive, because somebody of the group is gone."""
+    """The weight transfer failed because a member of the group died."""
 
 
 @runtime_checkable
 class Link(Protocol):
-    """One end of the way that weights take. The first process sends, all the others receive."""
+    """One end of a weight transfer. The driver sends, all others receive."""
 
     def send(self, tensors: Mapping[str, Tensor]) -> None:
         """Send every tensor."""
 
     def receive(self, tensors: Mapping[str, Tensor]) -> None:
-        """Fill tensors of the same names and shapes with what is sent."""
+        """Receive into tensors of the same names and shapes."""
 
     def leave(self) -> None:
-        """From another thread: let `receive` wait no longer, because somebody is gone."""
+        """From another thread: abort a pending `receive`."""
 
 
 def open_link(store: str, tensors: Mapping[str, Tensor], *, rank: int, size: int) -> Link:
-    """Return an end of a link; over the network, all `size` of them must open theirs."""
+    """Open one end of a link; over the network this blocks until all `size` ends are open."""
     if not store.startswith(TCP):
         return InMemory(store, tensors)
     try:
@@ -48,9 +48,9 @@ def open_link(store: str, tensors: Mapping[str, Tensor], *, rank: int, size: int
 
 
 class InMemory:
-    """A file in memory that the processes of one host share, with all tensors one after another.
+    """A shared-memory file with all tensors concatenated, for processes on one host.
 
-    Whoever asks for `receive` does so when `send` is done, and sends again when all have received.
+    The caller orders the calls: `receive` after `send` is done, the next `send` after all received.
     """
 
     def __init__(self, path: str, tensors: Mapping[str, Tensor]) -> None:
@@ -75,11 +75,11 @@ class InMemory:
             tensor.copy_(self._parts[name])
 
     def leave(self) -> None:
-        """Do nothing: nobody waits."""
+        """Do nothing: `receive` does not block."""
 
 
 class OverNetwork:
-    """A broadcast to all who are in a group."""
+    """A broadcast over a process group."""
 
     def __init__(self, store: str, *, rank: int, size: int) -> None:
         host = own_host(alone=False)
@@ -87,19 +87,19 @@ class OverNetwork:
         self._left = threading.Event()
 
     def send(self, tensors: Mapping[str, Tensor]) -> None:
-        """Broadcast every tensor; whoever is gone without a word is waited for."""
+        """Broadcast every tensor; blocks while a receiver hangs."""
         send(self._group, tensors)
 
     @torch.no_grad()
     def receive(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take part in the broadcast of every tensor."""
+        """Receive the broadcast of every tensor."""
         for tensor in tensors.values():
             arrived = torch.empty_like(tensor, device="cpu")
             self._wait(self._group.broadcast(arrived, 0))
             tensor.copy_(arrived)
 
     def leave(self) -> None:
-        """Wait no longer: a host that lost its power or its cable does not say goodbye."""
+        """Abort a pending receive: a host that lost power or network sends no FIN."""
         self._left.set()
 
     def _wait(self, arriving: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which processes a recipe asks for beside the first, and what each of them takes."""
+"""The worker processes that a recipe needs in addition to the driver, and their resources."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ SAMPLER, LEARNER, REWARDS = "sampler", "learner", "rewards"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """Room for one process."""
+    """Kind, number and resources of one worker process."""
 
     kind: str
     number: int
@@ -19,19 +19,19 @@ class Place:
 
     @property
     def bundle(self) -> dict[str, float]:
-        """What is reserved for it, in Ray's words."""
+        """The Ray resource bundle to reserve."""
         return {"CPU": float(self.cpus)} | ({"GPU": float(self.gpus)} if self.gpus else {})
 
 
 def sentences(recipe: Recipe, places: list[Place]) -> list[str]:
-    """Return who there will be and what they reserve, a line a kind; nothing without a cluster."""
+    """Describe the processes and their resources, one line per kind; empty without a cluster."""
     if recipe.cluster is None:
         return []
     address = recipe.cluster.address
     where = "this machine" if address is None else f"the Ray at {address}"
     counts = Counter(place.kind for place in places)
     room = {place.kind: place.bundle for place in places}
-    lines = [f"Processes on {where}, beside the first, which runs the loop and is a learner:"]
+    lines = [f"Processes on {where}, in addition to the driver, which runs the loop and rank 0:"]
     for kind, count in counts.items():
         each = " and ".join(f"{amount:.0f} {what}" for what, amount in room[kind].items())
         lines.append(f"  {count} x {kind}, {each} each")
@@ -39,9 +39,9 @@ def sentences(recipe: Recipe, places: list[Place]) -> list[str]:
 
 
 def placement(recipe: Recipe, *, gpus: bool) -> list[Place]:
-    """Return a place for every process that is started; the first learner leads where it is.
+    """Return the placements of all workers; learner rank 0 is the driver itself.
 
-    `gpus` is whether samplers and learners get one each.
+    `gpus`: whether samplers and learners get one GPU each.
     """
     cluster = recipe.cluster
     if cluster is None:

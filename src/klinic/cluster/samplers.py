@@ -1,7 +1,7 @@
-"""A sampler of several processes: each has the policy's weights and completes a share of prompts.
+"""A sampler backed by a worker pool: each worker has the weights and samples a chunk of prompts.
 
-Weights go from the first process to all samplers over links of their own; they touch neither Ray
-nor a disk. Who has a link changes when somebody is lost or replaced.
+The driver sends weights to all workers over a separate link, not through Ray or a disk. The link is
+reopened when a worker is lost or replaced.
 """
 
 import threading
@@ -24,7 +24,7 @@ from klinic.sampler.weight_group import TCP
 
 
 class SharedSampler:
-    """Completions from a crew of samplers."""
+    """Samples completions with a pool of sampler workers."""
 
     def __init__(
         self, crew: Crew, tensors: Mapping[str, Tensor], session: Session, files: Path
@@ -38,7 +38,7 @@ class SharedSampler:
         self._weights: Weights | None = None
 
     def load(self, weights: Weights) -> Loaded:
-        """Send the weights to everybody who is there; return what the worst off says."""
+        """Send the weights to all workers; return the result with the largest deviation."""
         self._weights = weights
         if self._link is None:
             self._crew.ready(num=self._crew.size)
@@ -50,7 +50,7 @@ class SharedSampler:
             yield from groups
 
     def extend(self, rollouts: Sequence[Rollout], *, step: int) -> list[Rollout]:
-        """Let the policy go on behind the segments of each rollout."""
+        """Continue each rollout after its segments."""
         return [rollout for part in self._all("extend", rollouts, step) for rollout in part]
 
     def close(self) -> None:
@@ -60,12 +60,12 @@ class SharedSampler:
         self._crew.close(after=[self._crew.ask(member, "close") for member in ready])
 
     def _all(self, name: str, items: Sequence[Any], step: int) -> list[Any]:
-        # shares do not depend on who is there, so neither do the completions
+        # chunks do not depend on which workers are alive, so neither do the completions
         shares = list(split(items, self._crew.size))
         return shared(self._crew, name, shares, step, able=self._able)
 
     def _able(self) -> list[Member]:
-        """Return who has the newest weights; give them to others where nobody is left."""
+        """Return the workers with the current weights; if none is left, send them to new ones."""
         if not self._living():
             self._deliver()
         return self._living()
@@ -84,7 +84,7 @@ class SharedSampler:
                 self._link, self._joined = None, []
 
     def _meet(self, members: list[Member]) -> None:
-        """Open a link to these members."""
+        """Open a weight link to these workers."""
         self._link, self._joined = None, []
         size, host = 1 + len(members), self._session.host
         store = str(self._files / "weights")
@@ -101,8 +101,8 @@ class SharedSampler:
     def _send(self) -> Loaded:
         link, tensors, weights = self._link, self._tensors, self._weights
         if link is None:
-            raise GroupLostError("there is no link to send weights over")
-        if self._session.alone:  # all of it is there before anybody looks
+            raise GroupLostError("there is no link to send weights to")
+        if self._session.alone:  # shared memory: write before workers read
             link.send(tensors)
         else:
             _beside(lambda: link.send(tensors))
@@ -113,7 +113,7 @@ class SharedSampler:
         return Loaded(fingerprint=fingerprints, answer=worst)
 
     def _answers(self, refs: dict[Any, Member]) -> list[Any]:
-        """Return what everybody says; raise if somebody is lost, when all the others have said."""
+        """Return all results; if a worker is lost, raise after the others have replied."""
         left, told, lost = dict(refs), [], None
         while left:
             ref = self._crew.first(list(left))
@@ -122,7 +122,7 @@ class SharedSampler:
             except (MemberLostError, GroupLostError) as error:
                 lost = error
                 self._link = None
-                for member in left.values():  # nobody waits for what will not come
+                for member in left.values():  # abort their pending receives
                     self._crew.tell(member, "leave")
         if lost is not None:
             raise lost
@@ -134,7 +134,7 @@ def _apart(answer: Mapping[str, Any]) -> float:
 
 
 def _beside(work: Callable[[], Any]) -> "Future[Any]":
-    """Do something in a thread that may wait for a member for ever, and keeps nobody from going."""
+    """Run `work` in a daemon thread: it may block forever on a dead worker."""
     done: Future[Any] = Future()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Work that is cut into shares and done by a crew, whoever of it is lost on the way."""
+"""Splits work into chunks and maps them over a worker pool; resubmits those of dead workers."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -10,9 +10,9 @@ from klinic.cluster.crew import Crew, Member, MemberLostError
 def shared(
     crew: Crew, name: str, shares: Sequence[Any], *more: Any, able: Callable[[], list[Member]]
 ) -> list[Any]:
-    """Return what comes of every share; that of a member who is lost goes to another.
+    """Return the result of every chunk; the chunk of a dead worker is resubmitted to another.
 
-    `able` says who can be asked, and sees to it that somebody can.
+    `available` returns the workers that can take work, and waits until there is one.
     """
     done: dict[int, Any] = {}
     running: dict[Any, tuple[int, Member]] = {}
@@ -31,7 +31,7 @@ def shared(
 
 
 def split(items: Sequence[Any], num: int) -> Iterator[Sequence[Any]]:
-    """Yield neighbouring items in as many shares, none empty and all nearly equal.
+    """Yield `num` contiguous chunks of nearly equal size, none empty.
 
     >>> list(split([1, 2, 3, 4, 5], 2)), list(split([1], 2))
     ([[1, 2, 3], [4, 5]], [[1]])

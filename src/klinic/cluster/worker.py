@@ -1,7 +1,7 @@
-"""One process of a cluster: it holds a part of a run, and does what the first process asks of it.
+"""The Ray actor: builds one component of a run and calls its methods for the driver.
 
-What the part is, it is told by name: `module:function` with plain values. A second thread answers
-whether the process still lives, whatever the part is busy with.
+The component is named as `module:function` with JSON arguments. A second thread answers
+heartbeats while the component is busy.
 """
 
 import importlib
@@ -14,32 +14,32 @@ from klinic.cluster.placement import LEARNER, REWARDS, SAMPLER
 
 
 class Worker:
-    """What a worker is asked for. It imports nothing heavy before it knows its part."""
+    """Holds a component. It imports nothing heavy before `build`."""
 
     def __init__(self) -> None:
         self._part: Any = None
 
     def pulse(self) -> tuple[int, str]:
-        """Say that this process lives: which it is, and on which node."""
+        """Heartbeat: return the process id and the node id."""
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
     def build(self, maker: str, told: dict[str, Any]) -> None:
-        """Make the part, in the thread that will use it."""
+        """Build the component, in the thread that will use it."""
         module, _, name = maker.partition(":")
         self._part = getattr(importlib.import_module(module), name)(**told)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """Let the part do something."""
+        """Call a method of the component."""
         return getattr(self._part, name)(*arguments)
 
 
-# one class a kind: this is what `ps` and Ray's own tools show
+# one class per kind: `ps` and Ray's tools show the class name
 class SamplerWorker(Worker):
-    """A process that samples."""
+    """A sampler process."""
 
 
 class LearnerWorker(Worker):
-    """A process that shares the learner."""
+    """A rank of the sharded learner."""
 
 
 class RewardsWorker(Worker):
@@ -50,6 +50,6 @@ KINDS = {SAMPLER: SamplerWorker, LEARNER: LearnerWorker, REWARDS: RewardsWorker}
 
 
 def worker(kind: str, **room: Any) -> Any:
-    """Start a worker in some room of the cluster; return how to ask it."""
-    # one thread for the work, and one to say that the process lives
+    """Start a Ray actor of a kind with these resources; return its handle."""
+    # one thread for the work, one for heartbeats
     return ray.remote(concurrency_groups={"work": 1, "pulse": 1}, **room)(KINDS[kind]).remote()

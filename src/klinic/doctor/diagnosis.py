@@ -1,14 +1,15 @@
-"""From findings to a cause: triage, ranking, and saying that it cannot be said.
+"""Turns findings into a cause: triage, ranking and abstaining.
 
-Every check is a hypothesis, over all steps that were looked at:
+Every check is a hypothesis over all judged steps:
 
-    confirmed   it failed in at least one step, and no other cause that was confirmed explains it
+    confirmed   it failed in at least one step, and no other confirmed cause explains it
+    explained   it failed, and a confirmed cause explains it
     ruled out   it passed in every step that it could judge
-    undecided   what it needs was not recorded, or it warned and never failed
+    undecided   its evidence was not recorded, or it warned and never failed
 
-A cause is named if it is confirmed, of the earliest stage in which one is, and if every check that
-could explain it was decided. Where one was not, the cause may be an effect of what could not be
-looked at: nothing is named, and the diagnosis says which field would decide.
+The diagnosis names the confirmed cause of the earliest stage, if every check that could explain it
+is decided. If one is undecided, the failure may be an effect of an unrecorded cause: the diagnosis
+then names none and lists the fields that would decide.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,11 +21,11 @@ from klinic.checks.base import Case, Check, Finding, no_data
 from klinic.evidence.verdict import Verdict
 
 WEIGHT = {Verdict.NO_DATA: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.FAIL: 3}
-"""Which of two findings is told."""
+"""Of two findings the one with the higher weight is reported."""
 
 
 class Status(StrEnum):
-    """What became of a hypothesis."""
+    """The state of a hypothesis."""
 
     CONFIRMED = "confirmed"
     EXPLAINED = "explained"
@@ -33,13 +34,13 @@ class Status(StrEnum):
 
     @property
     def mark(self) -> str:
-        """One character for a list of many."""
+        """One-character symbol for lists."""
         return {"confirmed": "✗", "explained": "-", "ruled out": "✓", "undecided": "?"}[self]
 
 
 @dataclass(slots=True, kw_only=True)
 class Hypothesis:
-    """A check over the steps of a run."""
+    """The findings of one check over the steps of a run."""
 
     check: Check
     num_judged: int = 0
@@ -48,11 +49,11 @@ class Hypothesis:
     first_step: int | None = None
     """The first step in which it failed."""
     finding: Finding | None = None
-    """The finding of that step, or the last one of those that say most."""
+    """The finding of that step, else the last of those with the highest weight."""
     status: Status = Status.UNDECIDED
 
     def hear(self, step: int, finding: Finding) -> None:
-        """Take in what the check says of a step."""
+        """Add the finding of a step."""
         if finding.verdict is not Verdict.NO_DATA:
             self.num_judged += 1
         failed = finding.verdict is Verdict.FAIL
@@ -65,7 +66,7 @@ class Hypothesis:
             self.finding = finding
 
     def state(self) -> dict[str, Any]:
-        """Return what was counted and found, for `restore`."""
+        """Return the state as JSON values, for `restore`."""
         finding = self.finding
         return {
             "judged": self.num_judged,
@@ -77,7 +78,7 @@ class Hypothesis:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Restore the result of `state`."""
         self.num_judged, self.num_warned = state["judged"], state["warned"]
         self.num_failed, self.first_step = state["failed"], state["first_step"]
         self.status = Status(state["status"])
@@ -85,7 +86,7 @@ class Hypothesis:
         self.finding = None if finding is None else Finding.from_json(finding)
 
     def join(self, later: "Hypothesis") -> None:
-        """Take in what the same check found in steps behind those heard so far."""
+        """Add the findings of the same check in later steps."""
         self.num_judged += later.num_judged
         self.num_warned += later.num_warned
         self.num_failed += later.num_failed
@@ -96,7 +97,7 @@ class Hypothesis:
             self.finding, self.first_step = later.finding, later.first_step
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
+        """Return the hypothesis as JSON values."""
         finding = self.finding
         return {
             "name": self.check.name,
@@ -110,46 +111,46 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """What is wrong with a run, as far as can be said."""
+    """The diagnosis of a run: a cause, or none, with the evidence."""
 
     cause: str | None
     confidence: float
-    """Share of the hypotheses that were decided: of those that could explain the cause, or of all
-    where none is named."""
+    """Fraction of decided hypotheses, of those that could explain the cause, or of all if no cause
+    is named."""
     hypotheses: tuple[Hypothesis, ...]
     missing: tuple[str, ...]
-    """Fields without which the cause, or that there is none, cannot be said for sure."""
+    """Unrecorded fields without which a cause cannot be named or excluded."""
     fix: str | None = None
     change: Mapping[str, Any] = field(default_factory=dict)
-    """The fix as keys of a recipe."""
+    """The fix as recipe keys and values."""
     first_step: int | None = None
 
     @property
     def nothing(self) -> str:
-        """What is said where no cause is named: that there is none, or that nobody can tell."""
+        """The message if no cause is named: none was found, or the evidence cannot decide."""
         failed = ", ".join(h.check.name for h in self.of(Status.CONFIRMED))
         if failed:
             return (
-                f"No cause can be named. Failed: {failed}; what could explain it otherwise was not "
-                "recorded."
+                f"No cause can be named. Failed: {failed}; the evidence for other explanations was "
+                "not recorded."
             )
         return "No cause can be named." if self.missing else "No cause was found."
 
     @property
     def sick(self) -> bool:
-        """Whether a test failed, also where the cause behind it cannot be named."""
+        """Whether a check failed, even if the cause cannot be named."""
         return bool(self.of(Status.CONFIRMED))
 
     @property
     def sentence(self) -> str:
-        """The cause with its evidence and its fix, in plain words."""
+        """The cause with its evidence and its fix, as one message."""
         named = next((h for h in self.hypotheses if h.check.name == self.cause), None)
         if named is None or named.finding is None:
             return self.nothing
         return f"Cause: {self.cause} ({named.finding.summary}). Fix: {self.fix}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as `--json` prints it and diagnosis.json holds it."""
+        """Return the diagnosis as in `--json` and diagnosis.json."""
         return {
             "cause": self.cause,
             "confidence": self.confidence,
@@ -162,12 +163,12 @@ class Diagnosis:
         }
 
     def of(self, status: Status) -> list[Hypothesis]:
-        """Return the hypotheses that came out so."""
+        """Return the hypotheses with a status."""
         return [h for h in self.hypotheses if h.status is status]
 
 
 class Examination:
-    """All hypotheses of a run, case by case; it can be concluded at any time."""
+    """All hypotheses of a run, updated case by case; `conclude` may be called at any time."""
 
     def __init__(self, checks: Sequence[Check]) -> None:
         self.hypotheses = [Hypothesis(check=check) for check in checks]
@@ -175,30 +176,30 @@ class Examination:
         self._absent: frozenset[str] | None = None
 
     def hear(self, case: Case) -> None:
-        """Judge a case by every check."""
+        """Run every check on a case."""
         self._last = case
         for hypothesis in self.hypotheses:
             hypothesis.hear(case.record.step, judged(hypothesis.check, case))
 
     def state(self) -> dict[str, Any]:
-        """Return the state of every hypothesis by the name of its check."""
+        """Return the state of every hypothesis by check name, for `restore`."""
         return {h.check.name: h.state() for h in self.hypotheses}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` returned; a check that is not in it starts anew."""
+        """Restore the result of `state`; a check that is not in it keeps its initial state."""
         for hypothesis in self.hypotheses:
             if hypothesis.check.name in state:
                 hypothesis.restore(state[hypothesis.check.name])
 
     def join(self, later: "Examination") -> None:
-        """Take in an examination by the same checks of the steps behind those heard so far."""
+        """Add an examination of later steps by the same checks."""
         for mine, other in zip(self.hypotheses, later.hypotheses, strict=True):
             mine.join(other)
         self._last, self._absent = later._last, later._absent
 
     @property
     def absent(self) -> frozenset[str]:
-        """What the last case lacked, of all that the checks look at."""
+        """Fields that the checks use and the last case does not have."""
         if (last := self._last) is not None:
             needs = dict.fromkeys(need for h in self.hypotheses for need in needs_of(h.check))
             self.absent = frozenset(last.missing(tuple(needs)))
@@ -210,22 +211,22 @@ class Examination:
 
     @property
     def failed(self) -> set[str]:
-        """Names of the checks that have failed so far."""
+        """Names of the checks that failed in some step."""
         return {h.check.name for h in self.hypotheses if h.num_failed}
 
     def conclude(self) -> Diagnosis:
-        """Name the cause, if one stands out."""
+        """Return the diagnosis of all cases so far."""
         _settle(self.hypotheses)
         return _named(self.hypotheses, self.absent)
 
 
 def needs_of(check: Check) -> tuple[str, ...]:
-    """Return all that a check looks at."""
+    """Return all fields that a check uses."""
     return check.needs + check.also
 
 
 def diagnose(cases: Iterable[Case], checks: Sequence[Check]) -> Diagnosis:
-    """Judge every case by every check and name the cause, if one stands out."""
+    """Run every check on every case and return the diagnosis."""
     examination = Examination(checks)
     for case in cases:
         examination.hear(case)
@@ -233,7 +234,7 @@ def diagnose(cases: Iterable[Case], checks: Sequence[Check]) -> Diagnosis:
 
 
 def judged(check: Check, case: Case) -> Finding:
-    """Return what a check finds; one that throws has found nothing, and says what it threw."""
+    """Return the finding of a check; an exception becomes a no-data finding with its message."""
     try:
         return check(case)
     except Exception as error:
@@ -256,7 +257,7 @@ def _named(hypotheses: Sequence[Hypothesis], absent: frozenset[str]) -> Diagnosi
     others = [h for h in hypotheses if h is not first]
     looked = others if first is None else [h for h in others if _could_explain(h, first)]
     undecided = [h for h in looked if h.status is Status.UNDECIDED]
-    # one that warned had what it needs, in the steps in which it was asked
+    # a check that warned had its evidence in the steps that it judged
     missing = _missing([h for h in undecided if not h.num_judged], absent)
     decided = 1 - len(undecided) / max(len(looked), 1)
     if first is None or missing:
@@ -278,13 +279,13 @@ def _named(hypotheses: Sequence[Hypothesis], absent: frozenset[str]) -> Diagnosi
 
 
 def ranked(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
-    """Return what failed: causes first, the likeliest before others, and then effects."""
+    """Return the failed hypotheses: causes, the likeliest first, then effects."""
     failed = [h for h in hypotheses if h.status in (Status.CONFIRMED, Status.EXPLAINED)]
     return sorted(failed, key=lambda h: (h.status is Status.EXPLAINED, _rank(h)))
 
 
 def _rank(hypothesis: Hypothesis) -> tuple[int, int, int]:
-    """Earlier stages first, then what failed earlier and more often."""
+    """Sort key: earlier stage, then earlier and more frequent failures."""
     return hypothesis.check.stage, hypothesis.first_step or 0, -hypothesis.num_failed
 
 

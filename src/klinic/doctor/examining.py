@@ -1,8 +1,7 @@
-"""A run on disk, diagnosed: what was judged before comes from the user's cache, the rest is judged.
+"""Diagnoses a run on disk: reads cached findings of judged segments and judges the others.
 
-A long run is cut into segments. What each check found in a segment is one small value, joined with
-those of the other segments to what it found in the run. The result is that of judging every step
-in order, to the last bit.
+A long run is split into segments. The findings of a segment are one small value, and merging the
+values of all segments gives bit for bit the result of judging every step in order.
 """
 
 import time
@@ -27,26 +26,26 @@ from klinic.doctor.segments import (
     to_plain,
 )
 
-MOST_WORKERS = 3  # beside this process
-PATIENCE = 30.0  # seconds for a worker to answer, where segments take less here
-LONG = 3 * LENGTH  # steps to judge from which starting another process pays
+MOST_WORKERS = 3  # in addition to this process
+PATIENCE = 30.0  # seconds to wait for a worker, longer if segments take longer here
+LONG = 3 * LENGTH  # steps to judge from which a worker process pays off
 
 Progress = Callable[[int, int], None]
-"""Called with the steps that are judged, and how many there are to judge."""
+"""Called with the number of judged steps and the total."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Job:
-    """A segment of a run: what is known of it, and what is to be judged."""
+    """A segment of a run with its cached findings and the steps left to judge."""
 
     number: int
     seen: dict[int, Seen]
     key: str | None
-    """Of the whole segment; None where it cannot be kept."""
+    """Cache key of the whole segment; None if it cannot be cached."""
     known: Examination | None
-    """Of its first steps, or of all."""
+    """Findings of its first steps, or of all."""
     left: Segment | None
-    """The steps that were not judged before."""
+    """The steps left to judge."""
 
 
 def diagnose_run(
@@ -56,10 +55,10 @@ def diagnose_run(
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Diagnosis:
-    """Diagnose the records of a run by every check.
+    """Diagnose the records of a run with every check.
 
-    With `workers`, a script that calls this must be one that can be imported (`if __name__ ==
-    "__main__":`), as for any use of multiprocessing.
+    With `workers`, the main script must be importable (`if __name__ == "__main__":`), as for any
+    use of multiprocessing.
     """
     jobs = _plan(run, cache)
     _Judging(RecordIndex(run, cache), cache, progress).work(jobs, workers)
@@ -73,7 +72,7 @@ def diagnose_run(
 
 
 def workers_here() -> int:
-    """Return how many further processes help on this machine."""
+    """Return the number of worker processes to use on this machine."""
     return min(usable_cores() - 1, MOST_WORKERS)
 
 
@@ -98,9 +97,9 @@ def _plan(run: Path, cache: FindingsCache | None) -> list[Job]:
 
 
 def _recall(job: Job, keys: Sequence[str], cache: FindingsCache, index: RecordIndex) -> None:
-    """Look up what is known of a segment: all of it, or as many of its first steps as there are."""
+    """Load the cached findings of a segment, or of as many of its first steps as possible."""
     segment = job.left
-    assert segment is not None  # noqa: S101 - as it was made
+    assert segment is not None  # noqa: S101 - set by `_plan`
     job.key = keys[-1]
     for back, key in enumerate(reversed(keys)):
         known = from_plain(cache.get(key), CHECKS)
@@ -117,7 +116,7 @@ def _recall(job: Job, keys: Sequence[str], cache: FindingsCache, index: RecordIn
 
 
 class _Judging:
-    """Judges what is left of a run, here and in further processes."""
+    """Judges the remaining steps of a run in this process and in workers."""
 
     def __init__(
         self, index: RecordIndex, cache: FindingsCache | None, progress: Progress | None
@@ -127,7 +126,7 @@ class _Judging:
         self._slowest = 0.0
 
     def work(self, jobs: Sequence[Job], workers: int) -> None:
-        """Judge what is left of each segment; of what is wrong with records, raise the first."""
+        """Judge the remaining steps of each segment; raise the error of the earliest segment."""
         waiting = {number: job for number, job in enumerate(jobs) if job.left is not None}
         self._total = sum(len(job.left.steps) for job in waiting.values() if job.left is not None)
         wrong: dict[int, Exception] = {}
@@ -151,18 +150,18 @@ class _Judging:
             raise wrong[min(wrong)]
 
     def _share_out(self, waiting: dict[int, Job], workers: list[JudgeWorker]) -> None:
-        """Give every worker something to do."""
+        """Queue segments at every worker."""
         for worker in workers:
             given = {number for each in workers for number in each.has}
             free = [number for number in waiting if number not in given]
-            # the first one is for this process
+            # this process takes the first one
             for number in free[1:][: AHEAD - len(worker.has)] if worker.alive else ():
                 segment = waiting[number].left
                 if segment is not None:
                     worker.give(number, segment)
 
     def _wait(self, waiting: dict[int, Job], workers: list[JudgeWorker]) -> None:
-        """Wait for the workers; those that do not answer in time are ended."""
+        """Wait for a worker's result; kill the busy workers on a timeout."""
         begun = time.monotonic()
         busy = [worker for worker in workers if worker.has]
         while time.monotonic() - begun < max(PATIENCE, 5 * self._slowest):
@@ -174,7 +173,7 @@ class _Judging:
             worker.end()
 
     def _collect(self, worker: JudgeWorker, waiting: dict[int, Job], patience: float) -> bool:
-        """Take in what a worker has judged; return whether it answered."""
+        """Store a worker's result; return whether there was one."""
         answer = worker.take(patience)
         if answer is None:
             return False
@@ -185,14 +184,14 @@ class _Judging:
         return True
 
     def _judge_here(self, job: Job) -> None:
-        assert job.left is not None  # noqa: S101 - it is waiting
+        assert job.left is not None  # noqa: S101 - it is pending
         begun = time.monotonic()
         found = judge(job.left, CHECKS)
         self._slowest = max(self._slowest, time.monotonic() - begun)
         self._settle(job, found)
 
     def _settle(self, job: Job, found: Examination) -> None:
-        found.absent  # noqa: B018 - lets go of the records
+        found.absent  # noqa: B018 - releases the records
         self._done += 0 if job.left is None else len(job.left.steps)
         if job.known is None:
             job.known = found

@@ -1,8 +1,8 @@
-"""Findings that are kept between two looks at a run, in the user's cache and nowhere else.
+"""Caches findings between diagnoses of a run, in the user's cache folder only.
 
-A value is filed under a digest of all that it depends on, so it never has to be taken back. Files
-are written whole or not at all, carry their own SHA-256, and are dropped when they are the ones
-that were not used for longest. What cannot be read or written is as if it were not there.
+The key of a value is a digest of all its inputs, so entries never become stale. Files are written
+atomically, carry their SHA-256, and are evicted least recently used first. Read and write errors
+count as a cache miss.
 """
 
 import hashlib
@@ -26,15 +26,15 @@ from klinic.evidence.writing import write_atomically
 
 FOLDER = "findings"
 SUFFIX = ".json"
-MOST_BYTES = 1 << 28  # of all files together: the findings of a hundred long runs
-BLOCK = 4096  # bytes that a small file takes on a disk
-LONGEST = 1 << 24  # bytes of one file; none that is written here comes near
+MOST_BYTES = 1 << 28  # of all files: the findings of a hundred long runs
+BLOCK = 4096  # bytes that a small file takes on disk
+LONGEST = 1 << 24  # bytes of one file, far above any written here
 JUDGES = ("checks", "maths", "evidence", "doctor", "errors.py")
-"""The parts of klinic that a finding is made by."""
+"""The parts of klinic that determine a finding."""
 
 
 class FindingsCache:
-    """A bounded store of JSON values by digest."""
+    """A size-limited store of JSON values by digest."""
 
     def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
         self._folder, self._most_bytes = folder, most_bytes
@@ -49,13 +49,13 @@ class FindingsCache:
             digest, _, body = path.read_bytes().partition(b"\n")
             if hashlib.sha256(body).hexdigest().encode() != digest:
                 return None
-            os.utime(path)  # it was used
+            os.utime(path)  # last use, for eviction
             return json.loads(body)
         except (OSError, ValueError, RecursionError):
             return None
 
     def put(self, key: str, value: Any) -> None:
-        """File a value. Nothing is raised: without it, the next look only takes longer."""
+        """Store a value. Errors are suppressed: the next diagnosis only takes longer."""
         with suppress(KlinicError, OSError, TypeError, ValueError):
             body = json.dumps(value, separators=(",", ":")).encode()
             digest = hashlib.sha256(body).hexdigest().encode()
@@ -63,7 +63,7 @@ class FindingsCache:
             self._written = True
 
     def trim(self) -> None:
-        """Drop what was not used for longest, once there is too much."""
+        """Evict the least recently used files while the cache is too large."""
         if not self._written:
             return
         self._written = False
@@ -82,16 +82,16 @@ class FindingsCache:
 
 
 def open_cache() -> FindingsCache | None:
-    """Return the user's cache of findings; None where no folder can be made for it."""
+    """Return the user's cache of findings; None if its folder cannot be created."""
     try:
         return FindingsCache(cache_folder(FOLDER))
-    except (KlinicError, OSError, RuntimeError):  # RuntimeError: there is no home
+    except (KlinicError, OSError, RuntimeError):  # RuntimeError: no home folder
         return None
 
 
 @cache
 def judges_version() -> str:
-    """Return a digest of everything that turns a record into a finding, source by source."""
+    """Return a digest of all source files and library versions that determine a finding."""
     digest = hashlib.sha256()
     about = (__version__, np.__version__, pa.__version__, platform.python_version())
     digest.update(repr((*about, platform.machine())).encode())

@@ -1,8 +1,8 @@
-"""Further processes that judge segments of a long run.
+"""Worker processes that judge segments of a long run.
 
-They get what they judge over a pipe and answer over it. One that dies, is stopped or fails has
-judged nothing: its segment is judged by the process that started it, which so never depends on it.
-Workers end with that process, however it ends.
+Segments and results travel over a pipe. If a worker dies, hangs or fails, the parent process judges
+its segments itself, so the result never depends on a worker. Workers exit with their parent,
+however it ends.
 """
 
 import os
@@ -21,37 +21,37 @@ from klinic.checks import CHECKS
 from klinic.doctor.segments import Segment, judge, to_plain
 from klinic.orphans import die_with
 
-AHEAD = 2  # segments that a worker has at most: the next one is there when it is done with one
+AHEAD = 2  # segments queued per worker, so that it never waits for the next one
 
 
 class JudgeWorker:
-    """One process, and the segments that it has."""
+    """One worker process and its queued segments."""
 
     def __init__(self) -> None:
-        # spawned: a forked child would share threads and locks with whatever runs here
+        # spawned: a forked child would inherit locks held by other threads
         context = get_context("spawn")
         self._pipe, other = context.Pipe()
         self._process = context.Process(target=_serve, args=(other, os.getpid()), daemon=True)
         self._process.start()
         other.close()
-        # a thread, because a pipe to a process that is stopped fills up and blocks
+        # a thread, because a pipe to a stopped process fills up and blocks
         self._tasks: SimpleQueue[Segment] = SimpleQueue()
         Thread(target=self._send, daemon=True, name="klinic-segments").start()
         self.has: list[int] = []
-        """Numbers of the segments that it was given and has not answered."""
+        """Numbers of the segments without a result yet, in order."""
 
     def give(self, number: int, segment: Segment) -> None:
-        """Hand over a segment; returns at once."""
+        """Queue a segment without blocking."""
         self._tasks.put(segment)
         self.has.append(number)
 
     def _send(self) -> None:
-        with suppress(OSError, ValueError, TypeError):  # the process is gone, and the pipe closed
+        with suppress(OSError, ValueError, TypeError):  # the process exited and the pipe is closed
             while True:
                 self._pipe.send(self._tasks.get())
 
     def take(self, patience: float) -> tuple[int, Any] | None:
-        """Return a segment's number and examination; None where none came in so many seconds."""
+        """Return a segment's number and result; None if none arrived within `patience` seconds."""
         try:
             if not self.has or not self._pipe.poll(patience):
                 return None
@@ -62,11 +62,11 @@ class JudgeWorker:
 
     @property
     def alive(self) -> bool:
-        """Whether the process runs, or is stopped."""
+        """Whether the process exists, running or stopped."""
         return self._process.is_alive()
 
     def end(self) -> None:
-        """Kill the process; what it had is to be judged elsewhere."""
+        """Kill the process; its segments must be judged elsewhere."""
         self.has.clear()
         with suppress(OSError, ValueError):
             self._process.kill()
@@ -76,7 +76,7 @@ class JudgeWorker:
 
 @contextmanager
 def start_workers(num: int) -> Iterator[list[JudgeWorker]]:
-    """Start processes and end them; where the system allows none, there are fewer."""
+    """Start up to `num` workers, fewer if the system refuses, and kill them at exit."""
     workers: list[JudgeWorker] = []
     with suppress(OSError, ImportError, RuntimeError):
         workers.extend(JudgeWorker() for _ in range(num))
@@ -88,22 +88,22 @@ def start_workers(num: int) -> Iterator[list[JudgeWorker]]:
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may use."""
+    """Return the number of CPU cores this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _serve(pipe: Connection, parent: int) -> None:
-    """Judge what comes over the pipe until it closes, as it does when its other end dies."""
+    """Judge segments from the pipe until it closes, also when the parent dies."""
     die_with(parent)
-    np.seterr(all="ignore")  # as in the process that started this one
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started this one ends it
+    np.seterr(all="ignore")  # as in the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills this process
     with suppress(EOFError, OSError):
         while True:
             segment = pipe.recv()
             try:
                 answer = to_plain(judge(segment, CHECKS))
-            except Exception:  # judged again where it can be told
+            except Exception:  # the parent judges it again and raises the error
                 answer = None
             pipe.send(answer)

@@ -1,4 +1,7 @@
-"""A run on disk as cases: step by step, with a window of steps before, never all at once."""
+"""Builds the case of each step: its record, a window of earlier records, metrics and probes.
+
+Records are read one at a time, so memory does not grow with the run.
+"""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,24 +17,24 @@ from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import METRICS, PROBES, RUN_FACTS, SHARED, read_run_facts
 
-WINDOW = 20  # records before a step that a check may look at
-ENDS = 20  # values of a metric that are kept from the beginning of a run, and as many from its end
+WINDOW = 20  # earlier records that a check may read
+ENDS = 20  # values of a metric kept from the start of a run, and as many from its end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """All of a run but its records that a check may look at."""
+    """The evidence of a run that checks read, except its records."""
 
     facts: Mapping[str, Any]
     """run.json."""
     lines: Mapping[int, Mapping[str, Any]]
-    """Metrics that checks read, by step, in the order of the steps."""
+    """Metrics that checks read, by step, in step order."""
     answers: Mapping[int, Mapping[str, Answer]]
-    """What was asked in a step, by question."""
+    """Probe results of a step, by probe name."""
 
 
 def read_inputs(run: Path) -> Inputs:
-    """Return what a run says beside its records; other metrics, which are most, are left out."""
+    """Return run.json, the metrics that checks read, and the probe results of a run."""
     answers = {
         step: {a["probe"]: a for a in asked if isinstance(a.get("probe"), str)}
         for step, asked in by_step(run / PROBES).items()
@@ -48,18 +51,18 @@ def _judged_lines(path: Path) -> dict[int, dict[str, Any]]:
     for entry in Journal(path).entries():
         step = entry.get("step")
         if isinstance(step, int):
-            # the names of `fields`, so that a hundred thousand lines do not each hold their own
+            # the name objects of `fields`, so that 100,000 lines share them
             told = {name: entry[name] for name in fields.METRICS if name in entry}
             lines.setdefault(step, {}).update(told)
     return dict(sorted(lines.items()))
 
 
 def recorded_steps(run: Path) -> list[int]:
-    """Return the steps that a run has records of, in order; none is an `EvidenceError`."""
+    """Return the recorded steps of a run, in order; raise `EvidenceError` if there are none."""
     steps = store.steps(run)
     if not steps:
         raise EvidenceError(
-            f"{run} has no records, so there is nothing to diagnose. Give the folder of a run; its "
+            f"{run} has no records, so there is nothing to diagnose. Pass the folder of a run; its "
             "records are in `records/step=...` (output.records_every: 1)."
         )
     return steps
@@ -73,7 +76,7 @@ def read_cases(run: Path) -> Iterator[Case]:
 
 
 def cases_of(run: Path, steps: Sequence[int], inputs: Inputs, cases: "Cases") -> Iterator[Case]:
-    """Yield the cases of some steps, with the metrics that are told up to each of them."""
+    """Yield the cases of some steps, each with the metrics up to that step."""
     lines = deque(inputs.lines.items())
     for step in steps:
         while lines and lines[0][0] <= step:
@@ -91,27 +94,27 @@ def foreign_cases(exports: Path) -> Iterator[Case]:
 
 
 class KeptMetrics:
-    """The metrics that a case may see: those of the first and of the last steps."""
+    """The metrics available to a case: those of the first and of the last steps."""
 
     def __init__(self) -> None:
         self.lines: dict[int, dict[str, Any]] = {}
-        self._told: dict[str, list[int]] = {}  # the steps of each metric
+        self._told: dict[str, list[int]] = {}  # steps of each metric
 
     def tell(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Take in the metrics of a step that checks read; an evaluation stands with its step."""
+        """Add the metrics of a step that checks read; evaluations are merged into their step."""
         for name in [name for name in fields.METRICS if name in metrics]:
             self.lines.setdefault(step, {})[name] = metrics[name]
             self._keep_ends(name, step)
 
     def copy(self) -> "KeptMetrics":
-        """Return the same, to be told other steps."""
+        """Return an independent copy."""
         copied = KeptMetrics()
         copied.lines = {step: dict(line) for step, line in self.lines.items()}
         copied._told = {name: list(steps) for name, steps in self._told.items()}
         return copied
 
     def state(self) -> dict[str, Any]:
-        """Return the metrics for `restore`."""
+        """Return the state as JSON values, for `restore`."""
         return {
             "metrics": {
                 str(step): {name: fact_to_json(value) for name, value in line.items()}
@@ -121,7 +124,7 @@ class KeptMetrics:
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Take over what `state` returned."""
+        """Restore the result of `state`."""
         self.lines = {
             int(step): {name: fact_from_json(value) for name, value in line.items()}
             for step, line in state["metrics"].items()
@@ -129,9 +132,9 @@ class KeptMetrics:
         self._told = {name: list(steps) for name, steps in state["told"].items()}
 
     def _keep_ends(self, name: str, step: int) -> None:
-        """Let go of a metric in the middle of a run: it may go on for weeks, judged at every step.
+        """Drop a metric's values in the middle of a run, which may train for weeks.
 
-        Metrics go one by one, because an evaluation is rarer than a reward.
+        Counted per metric, because evaluations are rarer than rewards.
         """
         steps = self._told.setdefault(name, [])
         if step not in steps:
@@ -144,7 +147,7 @@ class KeptMetrics:
 
 
 class Cases:
-    """Cases in the order of their steps, of a run that goes on or of one that is read."""
+    """Builds cases in step order, for a run in training or on disk."""
 
     def __init__(self, facts: Mapping[str, Any], kept: KeptMetrics | None = None) -> None:
         self._facts = facts
@@ -154,28 +157,28 @@ class Cases:
         self._measured: dict[Any, tuple[StepRecord, Any]] = {}
 
     def tell(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Take in the metrics of a step."""
+        """Add the metrics of a step."""
         self._kept.tell(step, metrics)
 
     def state(self) -> dict[str, Any]:
-        """Return what it knows for `restore`: metrics, and which records it looks back at."""
+        """Return the state for `restore`: the metrics and the steps of `records`."""
         return {**self._kept.state(), "window": [record.step for record in self.records]}
 
     @property
     def records(self) -> list[StepRecord]:
-        """The records that the next case looks back at, the oldest first."""
+        """The earlier records of the next case, the oldest first."""
         start = self._start
         older = [] if start is None or any(r is start for r in self._earlier) else [start]
         return [*older, *self._earlier]
 
     def restore(self, state: Mapping[str, Any], records: Iterable[StepRecord]) -> None:
-        """Take over what `state` returned, and the records that it names."""
+        """Restore the result of `state`, with the records of its window."""
         self._kept.restore(state)
         for record in records:
             self.remember(record)
 
     def remember(self, record: StepRecord) -> None:
-        """Take in a record that was judged before."""
+        """Add a record to the window without judging it."""
         record = with_old(record, self._facts)
         if record.facts.get("learner_version") == 0:
             self._start = record
@@ -187,7 +190,7 @@ class Cases:
         answers: Mapping[str, Answer],
         metrics: Mapping[str, Any] | None = None,
     ) -> Case:
-        """Return the case of a step; its metrics may have been told before."""
+        """Return the case of a step; its metrics may have been added before."""
         if metrics is not None:
             self.tell(record.step, metrics)
         earlier = tuple(self._earlier)
@@ -204,14 +207,14 @@ class Cases:
         )
 
     def _forget(self) -> None:
-        """Let go of what was measured on records that nobody looks at any more."""
+        """Drop cached measurements of records outside the window."""
         kept = {id(record) for record in (*self._earlier, self._start)}
         for key in [key for key in self._measured if key[1] not in kept]:
             del self._measured[key]
 
 
 def with_old(record: StepRecord, facts: Mapping[str, Any]) -> StepRecord:
-    """Fill in the old log-probs where the run says that one forward served both."""
+    """Fill in `logp_old` if run.json states that one forward pass serves both."""
     shared = facts.get("logp_old") == SHARED
     if record.logp_old is None and record.logp is not None and shared:
         return replace(record, logp_old=record.logp)
@@ -219,7 +222,7 @@ def with_old(record: StepRecord, facts: Mapping[str, Any]) -> StepRecord:
 
 
 def by_step(path: Path) -> dict[int, list[dict[str, Any]]]:
-    """Return the lines of a journal by the step they are about."""
+    """Return the entries of a journal by step."""
     found: dict[int, list[dict[str, Any]]] = {}
     for entry in Journal(path).entries():
         if isinstance(entry.get("step"), int):
@@ -228,5 +231,5 @@ def by_step(path: Path) -> dict[int, list[dict[str, Any]]]:
 
 
 def merged(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the lines of a step as one: an evaluation stands with its step."""
+    """Merge the entries of a step, such as its metrics and its evaluation."""
     return {name: value for line in lines for name, value in line.items()}

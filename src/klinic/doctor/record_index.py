@@ -1,8 +1,8 @@
-"""Digests of a run's records, without reading again what has not changed since it was read.
+"""Digests of a run's records, without re-reading unchanged files.
 
-The manifest of a step names the digests of its files, so its own digest stands for all of them,
-once they were seen to be what it names. Like git's index, the user's cache keeps time stamps, sizes
-and inodes of the files beside the digest: a file whose stamp is the same need not be opened.
+The manifest of a step holds the digests of its files, so its own digest covers all of them once
+they are verified. Like git's index, the user's cache stores time stamps, sizes and inodes of the
+files with the digest: a file with the same stamp is not opened.
 """
 
 import hashlib
@@ -17,49 +17,49 @@ from klinic.doctor.findings_cache import FindingsCache
 from klinic.errors import EvidenceError
 from klinic.evidence import store
 
-RACY = 2_000_000_000  # nanoseconds: a file that is this young may change and keep its time stamp
+RACY = 2_000_000_000  # nanoseconds: a younger file may change without a new time stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """A step as it was seen."""
+    """The files of a step: names, stat digest and content digest."""
 
     names: tuple[str, ...]
-    """Of its files, the manifest first; nothing where that cannot be read."""
+    """File names, the manifest first; empty if it cannot be read."""
     stamp: str | None
-    """Of its files; None where they may still change unseen."""
+    """Stat digest of the files; None if they may change without a new time stamp."""
     digest: str
     starts: bool
-    """Whether no update precedes the step."""
+    """Whether the step is the first: no update precedes it."""
     verified: bool
-    """Whether the files are known to be those that the manifest names."""
+    """Whether the files match the digests of the manifest."""
 
 
 UNREADABLE = Seen(names=(), stamp=None, digest="", starts=False, verified=False)
 
 
 class RecordIndex:
-    """What is known of the records of a run, segment by segment."""
+    """The cached digests of a run's records, per segment."""
 
     def __init__(self, run: Path, cache: FindingsCache | None) -> None:
         self._run, self._cache = run, cache
         self._place = str(run.resolve())
 
     def look(self, number: int, steps: Sequence[int]) -> dict[int, Seen]:
-        """Return the steps of a segment; manifests are read of those that are new or changed."""
+        """Return the files of a segment's steps; reads only new or changed manifests."""
         value = None if self._cache is None else self._cache.get(self._key(number))
         kept = value if isinstance(value, dict) else {}
         return {step: self._known(step, kept.get(str(step))) or self._read(step) for step in steps}
 
     def keep(self, number: int, seen: Mapping[int, Seen]) -> None:
-        """Remember the steps of a segment whose records are good."""
+        """Cache the steps of a segment whose records are verified."""
         if self._cache is not None:
             usable = {step: one for step, one in seen.items() if one.stamp is not None}
             entries = {s: [o.names, o.stamp, o.digest, o.starts] for s, o in usable.items()}
             self._cache.put(self._key(number), entries)
 
     def verify(self, seen: Mapping[int, Seen]) -> bool:
-        """Read the files that are not known to be good; return whether all of them are."""
+        """Verify the files that are not yet verified; return whether all are intact."""
         unsure = {step: one for step, one in seen.items() if not one.verified}
         try:
             for step in unsure:
@@ -69,7 +69,7 @@ class RecordIndex:
         return self.unchanged(unsure)
 
     def unchanged(self, seen: Mapping[int, Seen]) -> bool:
-        """Whether all steps are as they were seen."""
+        """Whether the files of all steps are unchanged."""
         again = (self._read(s) if o.stamp is None else o for s, o in seen.items())
         return all(
             now.digest == one.digest
@@ -94,7 +94,7 @@ class RecordIndex:
         try:
             files = store.read_step_files(self._run, step)
         except (EvidenceError, OSError):
-            return UNREADABLE  # whatever judges the step says why
+            return UNREADABLE  # judging the step raises the error
         names = (store.MANIFEST, *(part.file for part in files.parts))
         same = first is not None and first == _stamp(folder, (store.MANIFEST,))
         return Seen(
@@ -114,7 +114,7 @@ class RecordIndex:
 
 
 def _stamp(folder: str, names: Sequence[str]) -> str | None:
-    """Return a digest of what the system says of some files, None if they are gone or too young."""
+    """Return a digest of the stat data of files; None if one is missing or too young."""
     now = time.time_ns()
     digest = hashlib.blake2b(digest_size=16)
     for name in names:

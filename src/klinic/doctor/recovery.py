@@ -1,15 +1,15 @@
-"""What to do about trouble: decisions alone, carried out by the loop.
+"""Decides on the recovery from an anomaly; the training loop executes the decision.
 
-    1  again      the step is dropped and run once more: trouble that is gone was a transient
-    2  skip       it is there again: the batch is left out, the learning rate is cut for a while,
-                  and the step goes on with the next batch
-    3  roll back  the second batch in a row, or weights that are damaged: back to a checkpoint, and
-                  on without the batch, at the lower rate
-    4  stop       too many in a row
+    1  again      drop the step and retry it once: if the retry succeeds, the anomaly was transient
+    2  skip       the retry failed: skip the batch, cut the learning rate for some steps, and run
+                  the step on the next batch
+    3  roll back  the second batch in a row, or damaged weights: restore a checkpoint and continue
+                  without the batch, at the lower rate
+    4  stop       too many anomalies in a row
 
-All that was decided is in a plan: which batches are left out, and at which steps the rate is lower.
-A run is a function of recipe, seed and plan, so one that is killed in the middle of a rollback and
-resumed comes to the same weights.
+The plan holds all decisions: the skipped batches and the steps with a lower learning rate. A run is
+a function of recipe, seed and plan, so a run that is killed during a rollback and resumed reaches
+the same weights.
 """
 
 import math
@@ -19,16 +19,16 @@ from typing import Any, Literal
 
 from klinic.doctor.trouble import Trouble
 
-LONGEST_CUT = 16  # times `lr_steps`: a cut doubles that often and no further
+LONGEST_CUT = 16  # times `lr_steps`: the maximum length of a cut, which doubles each time
 DEEPEST = 2  # cuts that count at once: below the second, nothing would be learnt any more
-TRIES = 2  # times `max_consecutive`: second tries without a step beyond all others
+TRIES = 2  # times `max_consecutive`: retries without a new furthest step
 
 Act = Literal["again", "replay", "go on", "skip", "roll back", "stop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Brakes:
-    """How hard to brake, from the recipe."""
+    """Learning-rate back-off and the limit on consecutive anomalies, from the recipe."""
 
     lr_factor: float = 0.1
     lr_steps: int = 50
@@ -37,7 +37,7 @@ class Brakes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cut:
-    """Steps, both included, at which the learning rate is multiplied by a factor."""
+    """A range of steps, inclusive, whose learning rate is multiplied by `factor`."""
 
     first: int
     last: int
@@ -46,28 +46,28 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """All that was decided so far; plain values that survive JSON exactly."""
+    """All recovery decisions so far; JSON values that round-trip exactly."""
 
     skipped: tuple[int, ...] = ()
-    """Places in the data whose batches are left out."""
+    """Indices of the skipped batches."""
     cuts: tuple[Cut, ...] = ()
     num_cuts: int = 0
-    """How often the rate was cut; a rollback makes cuts void that came after its checkpoint."""
+    """Number of cuts so far, including those that a rollback removed."""
     known: tuple[str, ...] = ()
-    """Sites of mild trouble that stays: not worth another try each time."""
+    """Sites of mild persistent anomalies, which are not retried."""
     tried: tuple[int, int] | None = None
-    """The step, and the first place of its batches, that was last run again."""
+    """The last retried step, and the index of its first batch."""
     front: int = 0
     tries: int = 0
-    """Second tries since one of a step beyond `front`."""
+    """Retries since the furthest retried step, `front`, last advanced."""
     last_step: int = 0
     consecutive: int = 0
-    """Batches in trouble since a step beyond `last_step` was made."""
+    """Failed batches since a step after `last_step` succeeded."""
     back_to: int | None = None
-    """The checkpoint a rollback goes to, until it is there."""
+    """Checkpoint step of a pending rollback, else None."""
 
     def lr_factor(self, step: int) -> float:
-        """Return what the learning rate of a step is multiplied by.
+        """Return the learning-rate factor of a step.
 
         >>> Plan(cuts=(Cut(first=3, last=4, factor=0.1),)).lr_factor(4)
         0.1
@@ -76,7 +76,7 @@ class Plan:
         return math.prod(active[:DEEPEST], start=1.0)
 
     def next_place(self, place: int) -> int:
-        """Return the next place of the data that is not left out.
+        """Return the index of the next batch that is not skipped.
 
         >>> Plan(skipped=(4, 5)).next_place(3)
         6
@@ -87,11 +87,11 @@ class Plan:
         return place
 
     def without_try(self) -> "Plan":
-        """Return the plan once a step that was run again has come out well."""
+        """Return the plan after a successful retry."""
         return replace(self, tried=None)
 
     def without_rollback(self) -> "Plan":
-        """Return the plan once a rollback is done."""
+        """Return the plan after a completed rollback."""
         return replace(self, back_to=None)
 
     def to_json(self) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Plan:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "Plan":
-        """Return the plan that `to_json` wrote; other values may stand beside it."""
+        """Return the plan from the result of `to_json`; other keys are ignored."""
         own = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         lists = {name: tuple(values[name]) for name in ("skipped", "known")}
         tried = None if values["tried"] is None else tuple(values["tried"])
@@ -110,7 +110,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do, the plan from then on, and a sentence for people."""
+    """A recovery action, the plan after it, and a message for people."""
 
     act: Act
     plan: Plan
@@ -126,9 +126,9 @@ def decide(
     places: Sequence[int],
     checkpoint: int,
 ) -> Decision:
-    """Return what to do about trouble at a step, whose batches are at these places of the data.
+    """Return the recovery from an anomaly of a step with these batch indices.
 
-    `checkpoint` is the step of the one that a rollback would go to.
+    `checkpoint` is the step of the checkpoint that a rollback restores.
     """
     here = (step, places[0])
     if trouble.is_mild and trouble.site in plan.known:
@@ -140,7 +140,7 @@ def decide(
         return Decision(act="stop", plan=plan, says=_tired(trouble, plan, checkpoint))
     if trouble.is_mild:
         plan = replace(plan, known=(*plan.known, str(trouble.site)), tried=None)
-        says = f"{trouble}, again: persistent. Such rows are left out from now on."
+        says = f"{trouble}, also on retry: persistent. Such rows are skipped from now on."
         return Decision(act="go on", plan=plan, says=says)
     return _persistent(brakes, plan, trouble, step=step, places=places, checkpoint=checkpoint)
 
@@ -154,7 +154,7 @@ def _persistent(
     places: Sequence[int],
     checkpoint: int,
 ) -> Decision:
-    """Return what to do about trouble that another try would not end."""
+    """Return the recovery from an anomaly that a retry does not fix."""
     consecutive = plan.consecutive + 1 if step <= plan.last_step else 1
     plan = replace(plan, last_step=max(step, plan.last_step), consecutive=consecutive)
     if consecutive >= brakes.max_consecutive:
@@ -163,24 +163,24 @@ def _persistent(
         plan = replace(plan, skipped=(*plan.skipped, *places))
     if not trouble.damaged and consecutive == 1:
         plan = _cut(brakes, plan, first=step)
-        says = f"{trouble}, again: persistent. {_remedy(plan, trouble, places)}."
+        says = f"{trouble}, also on retry: persistent. {_remedy(plan, trouble, places)}."
         return Decision(act="skip", plan=plan, says=says)
     plan = _cut(brakes, replace(plan, back_to=checkpoint), first=checkpoint + 1)
-    again = ", again: persistent" if trouble.may_pass else ""
+    again = ", also on retry: persistent" if trouble.may_pass else ""
     says = (
-        f"{trouble}{again}. Going back to the checkpoint of step {checkpoint}: "
+        f"{trouble}{again}. Rolling back to the checkpoint of step {checkpoint}: "
         f"{_remedy(plan, trouble, places)}."
     )
     return Decision(act="roll back", plan=plan, says=says)
 
 
 def passed(plan: Plan, *, step: int, places: Sequence[int]) -> bool:
-    """Whether a step that has come out well is one that was run again."""
+    """Whether a successful step was a retry."""
     return plan.tried == (step, places[0])
 
 
 def _tried(plan: Plan, here: tuple[int, int]) -> Plan:
-    """Count a second try; a step that was never reached before starts the count anew."""
+    """Count a retry; a new furthest step resets the count."""
     further = here[0] > plan.front
     tries = 1 if further else plan.tries + 1
     return replace(plan, tried=here, front=max(here[0], plan.front), tries=tries)
@@ -188,14 +188,14 @@ def _tried(plan: Plan, here: tuple[int, int]) -> Plan:
 
 def _again(plan: Plan, trouble: Trouble, checkpoint: int) -> Decision:
     if not trouble.damaged:
-        says = f"{trouble}. Nothing was committed; running the step again."
+        says = f"{trouble}. Nothing was committed; retrying the step."
         return Decision(act="again", plan=plan, says=says)
-    says = f"{trouble}. Going back to the checkpoint of step {checkpoint}, to run it again."
+    says = f"{trouble}. Rolling back to the checkpoint of step {checkpoint} to retry."
     return Decision(act="replay", plan=replace(plan, back_to=checkpoint), says=says)
 
 
 def _cut(brakes: Brakes, plan: Plan, *, first: int) -> Plan:
-    """Cut the rate from a step on, for twice as long as the last time."""
+    """Cut the learning rate from a step on, for twice as many steps as the last cut."""
     times = min(2**plan.num_cuts, LONGEST_CUT)
     last = first + times * brakes.lr_steps - 1
     cut = Cut(first=first, last=last, factor=brakes.lr_factor)
@@ -210,24 +210,25 @@ def _remedy(plan: Plan, trouble: Trouble, places: Sequence[int]) -> str:
     if not trouble.blames_batch:
         return rate
     named = ", ".join(map(str, places))
-    return f"batch{'es' if len(places) > 1 else ''} {named} left out, {rate}"
+    return f"batch{'es' if len(places) > 1 else ''} {named} skipped, {rate}"
 
 
 def _stopped(trouble: Trouble, plan: Plan, checkpoint: int) -> str:
     return (
-        f"{trouble}, and it is batch {plan.consecutive} in trouble without a step beyond step "
+        f"{trouble}: failed batch {plan.consecutive} in a row without a step after step "
         f"{plan.last_step}. {_ended(trouble, checkpoint)}"
     )
 
 
 def _tired(trouble: Trouble, plan: Plan, checkpoint: int) -> str:
     return (
-        f"{trouble}, after {plan.tries - 1} steps that had to be run again without one beyond step "
-        f"{plan.front}. {_ended(trouble, checkpoint)} Trouble that moves is often a machine's."
+        f"{trouble}, after {plan.tries - 1} retries without a step after step "
+        f"{plan.front}. {_ended(trouble, checkpoint)} Anomalies at changing steps often come "
+        "from hardware."
     )
 
 
 def _ended(trouble: Trouble, checkpoint: int) -> str:
     if trouble.damaged:
-        return f"Stopped; the checkpoint of step {checkpoint} is the last that was well."
-    return "Stopped and saved; nothing of it was committed."
+        return f"Stopped; the checkpoint of step {checkpoint} is the last healthy one."
+    return "Stopped and saved; the step was not committed."

@@ -1,9 +1,9 @@
-"""The warning sign of skills that are lost: retention fell, and by more than chance.
+"""Warning sign of lost skills: retention fell by more than chance.
 
     sign                 figure                             limit    and
     retention dropping   eval/retention below its start     > 0.05   > 2 standard errors
 
-The prompts are the same both times, so the error of two independent samples errs towards silence.
+Both evaluations use the same prompts, so the error of independent samples is conservative.
 """
 
 import math
@@ -12,28 +12,28 @@ from dataclasses import dataclass
 
 from klinic.doctor.warning_signs import Sign, Signs, Watched, told
 
-LOST = 0.05  # of what the policy could do before the first step
-ERRORS = 2.0  # and so many standard errors
+LOST = 0.05  # of the score before the first step
+ERRORS = 2.0  # standard errors
 FORGETTING = "retention dropping"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exam:
-    """What was asked at every evaluation."""
+    """The setup of every evaluation."""
 
     num: int
-    """Prompts for each skill, or of the retention rows."""
+    """Number of prompts per skill, or of retention rows."""
     trained: str | None = None
-    """The skill that is trained: it is not part of what is retained."""
+    """The trained skill, which does not count for retention."""
 
 
 def watch_retention(
     signs: Signs, now: Mapping[str, float], before: Mapping[str, float], exam: Exam
 ) -> Watched:
-    """Return the state after an evaluation, and the sign if it is new.
+    """Return the state after an evaluation, with the sign if it is new.
 
-    `before` is the evaluation before the first step. Accuracies, or mean rewards between 0 and 1:
-    of others the error is not known from the mean, and there is no sign.
+    `before` is the evaluation before the first step. Needs accuracies or mean rewards between 0 and
+    1: for other values the mean does not determine the error, and no sign is raised.
     """
     kept = now.get("eval/retention")
     pairs = [(before[name], now[name]) for name in _others(now, before, exam.trained)]
@@ -48,7 +48,7 @@ def _error_of_retention(pairs: Sequence[tuple[float, float]], num: int) -> float
     """Return the standard error of the mean of now / before.
 
     Formula: sqrt(sum (v(now) + v(before)) / before^2) / k, v(p) = q (1 - q) / (n + 2) with
-    q = (n p + 1) / (n + 2): a share of 0 or 1 out of few prompts is not known exactly.
+    q = (n p + 1) / (n + 2), since a fraction of 0 or 1 out of few prompts is uncertain.
     Source: Agresti and Caffo, "Simple and effective confidence intervals for proportions" (2000).
     """
 
@@ -63,7 +63,7 @@ def _error_of_retention(pairs: Sequence[tuple[float, float]], num: int) -> float
 def _others(
     now: Mapping[str, float], before: Mapping[str, float], trained: str | None
 ) -> list[str]:
-    """Return the metrics that retention is made of: what is not trained, and was there at first."""
+    """Return the retained metrics: of untrained skills, nonzero before the first step."""
     names = [name for name in before if name.startswith("eval/accuracy/")]
     names = [name for name in names if name != f"eval/accuracy/{trained}"]
     names = names or ["eval/retention_reward"]
@@ -75,8 +75,8 @@ def _forgetting_sign(lost: float, limit: float, error: float) -> Sign:
         name=FORGETTING,
         sentence=(
             f"Retention fell by {lost:.3f} since the first step (limit {limit:.3f}, standard error "
-            f"{error:.3f}): what is not trained is being forgotten. Raise kl.coef, or go back to "
-            "an earlier checkpoint."
+            f"{error:.3f}): the policy forgets skills that are not trained. Raise kl.coef, or "
+            "return to an earlier checkpoint."
         ),
         facts={"figure": lost, "limit": limit, "unit": "share of the start", "error": error},
     )

@@ -1,4 +1,4 @@
-"""Successive steps of a run, with all that their findings depend on: what is judged in one go."""
+"""Segments of a run: consecutive steps with all inputs of their findings, judged as one unit."""
 
 import hashlib
 import json
@@ -14,26 +14,26 @@ from klinic.doctor.diagnosis import Examination
 from klinic.doctor.reading import WINDOW, Cases, Inputs, KeptMetrics, cases_of
 from klinic.evidence import store
 
-LENGTH = 500  # steps, counted from 0: a step that is added changes no other segment
+LENGTH = 500  # steps, at fixed boundaries: a new step changes no other segment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """Steps to judge, and what checks may look at beside them."""
+    """Steps to judge, and the other evidence that checks may read."""
 
     run: Path
     steps: tuple[int, ...]
     before: tuple[int, ...]
-    """Steps whose records a check may look at: those just before, and the first update's."""
+    """Earlier steps whose records checks may read: a window, and the latest start."""
     starts: frozenset[int]
-    """Steps, of these and those before, that no update precedes."""
+    """Of `steps` and `before`, those that no update precedes."""
     inputs: Inputs
-    """With the metrics and answers of these steps only."""
+    """With the metrics and probe results of these steps only."""
     kept: KeptMetrics
-    """Metrics of the steps before."""
+    """Metrics of earlier steps."""
 
     def behind(self, num: int) -> "Segment":
-        """Return the same without its first steps."""
+        """Return the segment without its first `num` steps."""
         kept = self.kept.copy()
         lines = list(self.inputs.lines.items())
         for step, line in lines:
@@ -50,7 +50,7 @@ class Segment:
 
 
 def group_steps(steps: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
-    """Yield the number of each segment with its steps.
+    """Yield (segment number, steps) of each segment.
 
     >>> [(number, len(steps)) for number, steps in group_steps(range(1, 1201))]
     [(0, 499), (1, 500), (2, 201)]
@@ -60,7 +60,7 @@ def group_steps(steps: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
 
 
 def cut(run: Path, steps: Sequence[int], inputs: Inputs, starts: frozenset[int]) -> list[Segment]:
-    """Cut a run into segments."""
+    """Split a run into segments."""
     kept, lines = KeptMetrics(), deque(inputs.lines.items())
     before: tuple[int, ...] = ()
     segments = []
@@ -88,14 +88,14 @@ def cut(run: Path, steps: Sequence[int], inputs: Inputs, starts: frozenset[int])
 
 
 def _seen_from(steps: Sequence[int], starts: frozenset[int]) -> tuple[int, ...]:
-    """Return which of the steps before a segment its checks may look at, in order."""
+    """Return the earlier steps that checks of the next segment may read, in order."""
     start = next((step for step in reversed(steps) if step in starts), None)
     window = tuple(steps[-WINDOW:])
     return window if start is None or start in window else (start, *window)
 
 
 def keys_of(segment: Segment, digests: Mapping[int, str], version: str) -> list[str]:
-    """Return for each step a digest of all that the findings up to it depend on."""
+    """Return for each step a digest of all inputs of the findings up to it."""
     digest = hashlib.sha256()
 
     def add(value: Any) -> None:
@@ -114,7 +114,7 @@ def keys_of(segment: Segment, digests: Mapping[int, str], version: str) -> list[
 
 
 def judge(segment: Segment, checks: Sequence[Check]) -> Examination:
-    """Judge the steps of a segment by every check."""
+    """Run every check on the steps of a segment."""
     cases = Cases(segment.inputs.facts, segment.kept.copy())
     for step in segment.before:
         cases.remember(store.read_record(segment.run, step))
@@ -130,7 +130,7 @@ def to_plain(examination: Examination) -> dict[str, Any]:
 
 
 def from_plain(value: Any, checks: Sequence[Check]) -> Examination | None:
-    """Return an examination from JSON values; None where they are not one by these checks."""
+    """Return an examination from JSON values; None if they are not one by these checks."""
     examination = Examination(checks)
     try:
         if value["hypotheses"].keys() != {check.name for check in checks}:

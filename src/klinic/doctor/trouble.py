@@ -1,7 +1,7 @@
-"""What counts as trouble in a step: pure functions of what was measured and of what came before.
+"""Detects anomalies of a step: pure functions of its measurements and the history of the run.
 
-    kind           when                                                        seen
-    not a number   a weight, a moment of the optimiser, a reward, an           before the update,
+    kind           condition                                                   checked
+    not a number   non-finite weight, optimizer moment, reward,                before the update,
                    advantage, a logit, a log-prob, the loss or the gradient    weights also after
     gradient norm  above `grad_norm_limit` x the 90% quantile of recent ones   before the update
     batch reward   below the mean of recent ones by `reward_drop` and by       before the update
@@ -11,8 +11,8 @@
     sequence KL    every completion is above `kl.rollout_limit`                before the update
     reward         the smoothed reward is `reward_drop` below its best         before the update
 
-The first four are a step's own and may be chance, so the step is worth another try. The others
-have a history: running the same step again would find the same.
+The first four depend on one step and may be chance, so the step is retried. The others depend on
+the history: a retry would find the same.
 """
 
 import math
@@ -22,15 +22,15 @@ from typing import Any, Literal
 
 import numpy as np
 
-WINDOW = 50  # gradient norms and rewards that are remembered
-ENOUGH = 10  # gradient norms before they say anything
-ENOUGH_REWARDS = 20  # rewards before their spread is known well enough
+WINDOW = 50  # recent gradient norms and rewards in the history
+ENOUGH = 10  # gradient norms before the limit applies
+ENOUGH_REWARDS = 20  # rewards before their standard deviation is usable
 QUANTILE = 0.9
-DEVIATIONS = 4.0  # of noise, its spread estimated: a false alarm in some thousand steps
+DEVIATIONS = 4.0  # standard deviations: a false alarm in some thousand steps
 SMOOTHING = 0.9  # of the reward: about ten steps
-SMOOTHING_KL = 0.8  # of the KL: about five, so that one step which recovers is no trouble
-FIRST_BEST = 5  # steps before a smoothed reward can be the best: one lucky batch is not
-BLOW_UP = 10.0  # times `update_kl_limit`: not one update too many, but one that ruined the policy
+SMOOTHING_KL = 0.8  # of the KL: about five, so that one outlier is no anomaly
+FIRST_BEST = 5  # steps before a smoothed reward can be the best: ignores one lucky batch
+BLOW_UP = 10.0  # times `update_kl_limit`: not a large update, but a ruined policy
 
 Kind = Literal[
     "not a number", "gradient norm", "batch reward", "update KL", "KL", "sequence KL", "reward"
@@ -40,14 +40,14 @@ SITES = (
     *("weights", "optimizer", "reward", "advantage"),
     *("logits", "logp", "logp_ref", "loss", "gradient"),
 )
-"""Where a number can stop being one, causes before effects."""
+"""Where a non-finite value can occur, causes before effects."""
 HELD = frozenset({"weights", "optimizer"})
-"""Sites that outlive a step: what is broken there stays broken until it is loaded again."""
+"""Sites that persist across steps: damage there stays until a checkpoint is loaded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What is well; None is no limit. `klinic.recipe.recovery` says what each means."""
+    """Limits on a healthy step; None disables one. `klinic.recipe.recovery` documents each."""
 
     kl: float | None = None
     update_kl: float | None = None
@@ -57,29 +57,29 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trouble:
-    """What is wrong with a step, and how that was seen."""
+    """An anomaly of a step: its kind, and the measurement or site that shows it."""
 
     kind: Kind
     site: str | None = None
-    """Where the first value was that is not a number."""
+    """Site of the first non-finite value, if the anomaly is one."""
     measured: float | None = None
     limit: float | None = None
     damaged: bool = False
-    """Whether weights or optimiser have changed: dropping the step is then not enough."""
+    """Whether weights or optimizer have changed, so that dropping the step is not enough."""
 
     @property
     def may_pass(self) -> bool:
-        """Whether the same step could come out well the second time."""
+        """Whether a retry of the step could succeed."""
         return self.kind not in {"KL", "sequence KL", "reward"}
 
     @property
     def blames_batch(self) -> bool:
-        """Whether leaving the batch out is a remedy."""
+        """Whether skipping the batch can help."""
         return self.may_pass
 
     @property
     def is_mild(self) -> bool:
-        """Whether training may go on without the rows it is about: rewards that are no numbers."""
+        """Whether training may continue without the affected rows: non-finite rewards."""
         return self.site == "reward"
 
     def __str__(self) -> str:
@@ -91,7 +91,7 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class History:
-    """What the limits compare a step with; plain numbers that survive JSON exactly."""
+    """Running statistics that limits compare a step with; they round-trip through JSON exactly."""
 
     grad_norms: tuple[float, ...] = ()
     rewards: tuple[float, ...] = ()
@@ -110,13 +110,13 @@ class History:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "History":
-        """Return the history that `to_json` wrote, bit for bit."""
+        """Return the history from the result of `to_json`, bit for bit."""
         lists = {name: tuple(values[name]) for name in ("grad_norms", "rewards")}
         return cls(**{**values, **lists})
 
 
 def with_reward(history: History, step: int, reward: float | None) -> History:
-    """Return the history after a step's mean reward; one that is not a number changes nothing."""
+    """Return the history with a step's mean reward; a non-finite one is ignored."""
     if reward is None or not math.isfinite(reward):
         return history
     rewards = (*history.rewards, reward)[-WINDOW:]
@@ -130,7 +130,7 @@ def with_reward(history: History, step: int, reward: float | None) -> History:
 
 
 def with_kl(history: History, kl: float | None) -> History:
-    """Return the history after a step's mean k1; one that is not a number changes nothing."""
+    """Return the history with a step's mean k1; a non-finite one is ignored."""
     if kl is None or not math.isfinite(kl):
         return history
     num = history.num_kls + 1
@@ -139,21 +139,21 @@ def with_kl(history: History, kl: float | None) -> History:
 
 
 def with_grad_norm(history: History, grad_norm: float) -> History:
-    """Return the history after a gradient that was used; one of 0 says nothing of what is usual."""
+    """Return the history with the norm of an applied gradient; 0 is ignored."""
     if grad_norm <= 0:
         return history
     return replace(history, grad_norms=(*history.grad_norms, grad_norm)[-WINDOW:])
 
 
 def usual_norm(history: History) -> float | None:
-    """Return the 90% quantile of recent gradient norms, once there are enough."""
+    """Return the 90% quantile of recent gradient norms; None if there are too few."""
     if len(history.grad_norms) < ENOUGH:
         return None
     return float(np.quantile(history.grad_norms, QUANTILE))
 
 
 def not_a_number(sites: Mapping[str, bool], *, damaged: bool = False) -> Trouble | None:
-    """Return trouble at the first site, causes first, whose values are not all numbers."""
+    """Return the anomaly of the first site, causes first, with a non-finite value."""
     for site in SITES:
         if not sites.get(site, True):
             held = damaged or site in HELD
@@ -164,7 +164,7 @@ def not_a_number(sites: Mapping[str, bool], *, damaged: bool = False) -> Trouble
 def of_gradient(
     limits: Limits, history: History, grad_norm: float, *, damaged: bool = False
 ) -> Trouble | None:
-    """Return trouble where a gradient is far longer than gradients of late."""
+    """Return an anomaly if the gradient norm is far above recent ones."""
     usual = usual_norm(history)
     if limits.grad_norm is None or usual is None:
         return None
@@ -172,7 +172,7 @@ def of_gradient(
 
 
 def of_batch(limits: Limits, history: History, reward: float | None) -> Trouble | None:
-    """Return trouble where a batch earns far less than batches of late."""
+    """Return an anomaly if the batch reward is far below recent ones."""
     if limits.reward_drop is None or reward is None or len(history.rewards) < ENOUGH_REWARDS:
         return None
     noise = DEVIATIONS * float(np.std(history.rewards, ddof=1))
@@ -183,14 +183,14 @@ def of_batch(limits: Limits, history: History, reward: float | None) -> Trouble 
 
 
 def of_update(limits: Limits, update_kl: float | None) -> Trouble | None:
-    """Return trouble where the updates of a batch took the policy much too far."""
+    """Return an anomaly if the updates of a batch moved the policy far too much."""
     if limits.update_kl is None or update_kl is None:
         return None
     return _above("update KL", update_kl, BLOW_UP * limits.update_kl, damaged=True)
 
 
 def of_policy(limits: Limits, history: History) -> Trouble | None:
-    """Return trouble that earlier steps made: too far from the reference, or a lost reward."""
+    """Return an anomaly of the history: KL to the reference too high, or reward lost."""
     if limits.kl is not None and history.kl is not None and history.kl > limits.kl:
         return Trouble(kind="KL", measured=history.kl, limit=limits.kl, damaged=True)
     if limits.reward_drop is None or history.best_reward is None or history.reward is None:
@@ -202,7 +202,7 @@ def of_policy(limits: Limits, history: History) -> Trouble | None:
 
 
 def is_well(limits: Limits, history: History, *, best_reward: float | None) -> bool:
-    """Whether a state is good to go back to: within half of what the limits on history allow."""
+    """Whether a state is healthy enough to roll back to: within half of the history limits."""
     if limits.kl is not None and history.kl is not None and history.kl > limits.kl / 2:
         return False
     if limits.reward_drop is None or best_reward is None or history.reward is None:
@@ -211,7 +211,7 @@ def is_well(limits: Limits, history: History, *, best_reward: float | None) -> b
 
 
 def _smoothed(before: float | None, value: float, *, num: int, by: float) -> float:
-    """Return the mean of the first few values, and their moving average from then on."""
+    """Return the mean of the first few values, then their exponential moving average."""
     share = max(1 / num, 1 - by)
     return value if before is None else (1 - share) * before + share * value
 

@@ -1,23 +1,22 @@
-"""Signs that a run goes wrong, from the numbers of its steps: each a figure, a limit and a unit.
+"""Warning signs from the metrics of a run, each with a figure, a limit and a unit.
 
     sign             figure                                    limit                    and
     drift too fast   median KL of the last 10 measured steps   > 0.2 (or 4 x target)    no rise
     not learning     the same                                  < 0.01 (or target / 4)   no rise
 
-(The third, skills that are lost, is in `retention.py`.)
+(The third, lost skills, is in `retention.py`.)
 
-KL is the mean of k1 at `logp_old`, in nats per token. With a controller the limit is the laxer of
-the two. A high KL alone is no sign: a policy that learns fast is far from its reference, and stays
-there when it has learnt. Nor is one spike, which no median of ten sees. So drift is asked what it
-bought: 100 steps beyond the limit, is the reward above what it was within? Before that only a
-reward that falls, by far more than chance would have it, is a sign.
+KL is the mean of k1 at `logp_old`, in nats per token. With a controller the laxer limit applies. A
+high KL alone is no sign: a policy that learns fast is far from its reference, and stays there after
+learning. Nor is one spike, which a median of ten ignores. So drift is compared with the reward: it
+is a sign if after 100 steps above the limit the reward is no higher than it was below the limit.
+Earlier, only a fall of the reward by far more than chance is a sign.
 
-A sign is told once, until it clears: the KL is back within the limit, or, where nothing was learnt,
-the reward rises. What was not measured is no sign. The state is plain numbers and survives JSON
-exactly.
+A sign is reported once, until it clears: the KL is back within the limit, or, for "not learning",
+the reward rises. An unmeasured metric raises no sign. The state round-trips through JSON exactly.
 
-Source of 0.2 and 0.01: the figures that tutorials of GRPO give without a unit; here the unit is
-nats per token, and neither stands alone.
+Source of 0.2 and 0.01: GRPO tutorials, which give them without a unit; here the unit is nats per
+token, and neither is used alone.
 """
 
 import math
@@ -29,23 +28,23 @@ import numpy as np
 
 from klinic.recipe.kl import KLSection
 
-WINDOW = 10  # steps: the median of so many does not see four that are off
-MEMORY = 100  # rewards: a rise of 0.05 over so many stands out of a noise of 0.05 by three errors
-PATIENCE = 100  # steps beyond the limit until the drift must have bought something
+WINDOW = 10  # steps: their median ignores four outliers
+MEMORY = 100  # rewards: a rise of 0.05 over them exceeds a noise of 0.05 by three errors
+PATIENCE = 100  # steps above the limit until the reward must have risen
 FAR, NEAR = 0.2, 0.01  # nats per token
-OFF_TARGET = 4.0  # times: a controller that settles stays well within
+OFF_TARGET = 4.0  # times the target: a settled controller stays well within
 FALL = 4.0  # standard errors between ten steps and ten: chance alone, once in 30,000
-FALL_MEMORY = 50  # steps in which the reward's noise is looked for
-FALL_SHARE = 0.1  # and so much of the reward: near its top, chance is not Gaussian
-MIN_LEARNABLE = 100  # steps that had something to teach: at 50, healthy slow runs look still
-RISE = 1.0  # standard errors: above it, a reward may well rise
+FALL_MEMORY = 50  # steps that the reward's noise is estimated from
+FALL_SHARE = 0.1  # and of the reward: near its maximum, noise is not Gaussian
+MIN_LEARNABLE = 100  # steps with a learning signal: at 50, slow healthy runs would alarm
+RISE = 1.0  # standard errors: above it, the reward may be rising
 
 DRIFT, STILL = "drift too fast", "not learning"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Between which the KL of a run that learns is, in nats per token."""
+    """Range of the KL of a run that learns, in nats per token."""
 
     far: float = FAR
     near: float = NEAR
@@ -53,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """One sign, as it is told."""
+    """One reported warning sign."""
 
     name: str
     sentence: str
@@ -62,19 +61,19 @@ class Sign:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signs:
-    """What is remembered from step to step."""
+    """State carried from step to step."""
 
     kls: tuple[float, ...] = ()
-    """Of the last measured steps."""
+    """KL of the last measured steps."""
     rewards: tuple[float, ...] = ()
     within: float | None = None
     """Mean reward when the KL was last within its limit."""
     num_beyond: int = 0
-    """Steps since then."""
+    """Steps since then, above the limit."""
     num_learnable: int = 0
-    """Steps in which a group had different rewards, and the policy could move."""
+    """Steps in which a group had different rewards and the policy could move."""
     standing: tuple[str, ...] = ()
-    """Signs that were told and have not cleared."""
+    """Reported signs that have not cleared."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -82,21 +81,21 @@ class Signs:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "Signs":
-        """Return the state that `to_json` wrote, bit for bit."""
+        """Return the state from the result of `to_json`, bit for bit."""
         lists = {name: tuple(values[name]) for name in ("kls", "rewards", "standing")}
         return cls(**{**values, **lists})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watched:
-    """The state after a look, and the signs that are new."""
+    """The state after a step or evaluation, and the new signs."""
 
     signs: Signs
     new: list[Sign]
 
 
 def limits_of(kl: KLSection | None) -> Limits:
-    """Return the limits of a run; a target that was asked for is never beyond them.
+    """Return the limits of a run; a controller's target is always within them.
 
     >>> limits_of(KLSection(controller="log_pi", target=0.1))
     Limits(far=0.4, near=0.01)
@@ -107,7 +106,7 @@ def limits_of(kl: KLSection | None) -> Limits:
 
 
 def watch_step(signs: Signs, metrics: Mapping[str, float], limits: Limits) -> Watched:
-    """Return the state after a step's metrics, and the signs that are new with it."""
+    """Return the state after a step's metrics, with the new signs."""
     signs = _remembered(signs, metrics, limits)
     if len(signs.kls) < WINDOW:
         return Watched(signs=signs, new=[])
@@ -137,7 +136,7 @@ def _remembered(signs: Signs, metrics: Mapping[str, float], limits: Limits) -> S
 
 
 def _learnable(metrics: Mapping[str, float]) -> bool:
-    """Whether a step had something to teach, and was to teach it."""
+    """Whether a step had differing rewards, a learning rate and the full reward scale."""
     return (
         metrics.get("frac_reward_zero_std", 1.0) < 1
         and metrics.get("learning_rate", 0.0) > 0
@@ -146,14 +145,14 @@ def _learnable(metrics: Mapping[str, float]) -> bool:
 
 
 def _drifts(signs: Signs, kl: float, limits: Limits) -> bool | None:
-    """Whether the sign is there; None where neither it nor its absence is."""
+    """Whether the policy drifts; None keeps the previous state of the sign."""
     if kl <= limits.far:
         return False
     return True if _falls(signs.rewards) or _bought_nothing(signs) else None
 
 
 def _falls(rewards: Sequence[float]) -> bool:
-    """Whether the last ten are below the ten before by far more than chance."""
+    """Whether the last ten rewards are below the previous ten by far more than chance."""
     last, before = rewards[-WINDOW:], rewards[-2 * WINDOW : -WINDOW]
     if len(before) < WINDOW:
         return False
@@ -163,7 +162,7 @@ def _falls(rewards: Sequence[float]) -> bool:
 
 
 def _bought_nothing(signs: Signs) -> bool:
-    """Whether the reward, long beyond the limit, is no better than it was within."""
+    """Whether the reward, long above the KL limit, is no higher than it was below."""
     if signs.num_beyond < PATIENCE or signs.within is None:
         return False
     error = math.sqrt(2 * _variance(signs.rewards) / len(signs.rewards))
@@ -179,7 +178,7 @@ def _stands_still(signs: Signs, kl: float, limits: Limits) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slope:
-    """Of a straight line through equally spaced values, with its standard error."""
+    """Slope of a line through equally spaced values, with its standard error."""
 
     value: float
     error: float
@@ -189,8 +188,8 @@ def slope(values: Sequence[float]) -> Slope:
     """Return the least-squares slope per step.
 
     Formula: sum x y / sum x^2 with x centred; error^2 = sum r^2 / ((n - 2) sum x^2).
-    Symbols: y, the values; r, what the line leaves of them; n, how many, 3 or more.
-    Assumes: noise that is independent from step to step.
+    Symbols: y, the values; r, the residuals; n, their number, 3 or more.
+    Assumes: independent noise per step.
     Source: ordinary least squares.
 
     >>> slope([1.0, 3.0, 5.0])
@@ -213,7 +212,7 @@ def _variance(values: Sequence[float]) -> float:
 
 
 def told(signs: Signs, name: str, there: bool | None, sign: Callable[[], Sign]) -> Watched:
-    """Return the sign if it is there and was not before; forget it when it is gone."""
+    """Return the sign if it is present and was not before; clear it when it is absent."""
     standing = name in signs.standing
     if there is None or there == standing:
         return Watched(signs=signs, new=[])
@@ -228,8 +227,8 @@ def _drift_sign(kl: float, limits: Limits) -> Sign:
         name=DRIFT,
         sentence=(
             f"The KL is {kl:.3g} nats per token (median of {WINDOW} steps, limit "
-            f"{limits.far:.3g}), and the reward does not rise with it: the policy leaves its "
-            "reference for nothing. Raise kl.coef, or lower learner.learning_rate."
+            f"{limits.far:.3g}), and the reward does not rise with it: the policy drifts from "
+            "its reference without gain. Raise kl.coef, or lower learner.learning_rate."
         ),
         facts={"figure": kl, "limit": limits.far, "unit": "nats per token"},
     )
@@ -240,8 +239,8 @@ def _still_sign(kl: float, limits: Limits) -> Sign:
         name=STILL,
         sentence=(
             f"The KL is {kl:.3g} nats per token (median of {WINDOW} steps, limit "
-            f"{limits.near:.3g}), and the reward does not rise, though completions of a prompt get "
-            "different rewards: the policy hardly moves. Raise learner.learning_rate, or lower "
+            f"{limits.near:.3g}), and the reward does not rise, although rewards within groups "
+            "differ: the policy hardly moves. Raise learner.learning_rate, or lower "
             "kl.coef."
         ),
         facts={"figure": kl, "limit": limits.near, "unit": "nats per token"},

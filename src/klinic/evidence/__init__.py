@@ -1,15 +1,24 @@
-"""What a run leaves behind: an open format that anything may write and the doctor reads.
+"""The on-disk evidence of a run: an open format that any trainer may write and the doctor reads.
 
-    record.py     the evidence of one step: flat tokens and rows
-    rollout.py    completions as the sampler made them, and how they become a record
-    columns.py    a record as a table of columns, and back
-    store.py      records on disk: one folder a step, which counts once its manifest is there
-    run_facts.py  run.json and tokens.json: what holds for the whole run
-    metrics.py    the numbers of a step, from its record alone
-    files.py      durable small files: written whole or not at all
-    fields.py     facts, run keys, metrics and probes, by name
-    causes.py     which fields tell which cause apart
-    readers/      what other trainers leave behind, one file a format
+    record.py       StepRecord: the tokens, rows and facts of one step
+    rows.py         selects rows of a record
+    rollout.py      sampled completions, and their conversion to a record
+    columns.py      converts a record to an Arrow table and back
+    store.py        records on disk: one folder per step, valid once its manifest exists
+    part_limits.py  memory limits on Parquet files, checked before decoding
+    thrift.py       reads the Thrift structs of Parquet footers and page headers
+    run_facts.py    file names of a run; run.json and tokens.json
+    schema.py       refuses runs that a newer klinic wrote
+    metrics.py      computes the metrics of a step from its record
+    files.py        bounded reads, JSON, and append-only journals
+    tail.py         follows a growing journal
+    writing.py      atomic and durable writes that never follow symbolic links
+    facts.py        lossless JSON for floats, including NaN and infinity
+    numbers.py      parses numbers and steps of journal entries
+    fields.py       names and meanings of facts, run keys, metrics and probes
+    verdict.py      Verdict: pass, warn, fail, no data
+    causes.py       fields that distinguish each cause
+    readers/        logs and exports of other trainers, one file per format
 
 Nothing here imports torch.
 """

@@ -1,4 +1,7 @@
-"""A record as a table with one row a completion, and back. Token fields are lists."""
+"""Converts a record to an Arrow table with one row per completion, and back.
+
+Token fields become list columns.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,7 +14,7 @@ from klinic.errors import EvidenceError
 from klinic.evidence.record import ROW_FIELDS, TOKEN_FIELDS, EmittedBy, Fact, StepRecord
 
 REWARD_PART = "reward/"
-"""How the column of a reward function begins."""
+"""Prefix of the column of a reward function."""
 BOOLEANS = ("loss_mask", "prompt_ids_match", "round_trip")
 FLOATS = (
     "reward",
@@ -27,16 +30,16 @@ FLOATS = (
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 REQUIRED = ("token_ids", "group")
 NAMES = frozenset({*ROW_FIELDS, *TOKEN_FIELDS, "prompt_ids"})
-LONGEST_REASON = 64  # characters of how a completion ended
+LONGEST_REASON = 64  # characters of a finish reason
 
 
 def is_read(name: str) -> bool:
-    """Whether a column is read; others are ignored and cost nothing."""
+    """Whether a column is read; other columns are never decoded."""
     return name in NAMES or name.startswith(REWARD_PART)
 
 
 def to_table(record: StepRecord) -> Any:
-    """Return the record as an Arrow table; what was not recorded has no column."""
+    """Return the record as an Arrow table; a field that is None has no column."""
     columns = {name: _row_column(getattr(record, name)) for name in ROW_FIELDS}
     for name, part in record.reward_parts.items():
         columns[REWARD_PART + name] = _row_column(part)
@@ -53,7 +56,7 @@ def from_table(table: Any, *, step: int, facts: Mapping[str, Fact], source: str)
     if offsets is None or "group" not in columns:
         raise EvidenceError(
             f"{source}: has no column `{'token_ids' if offsets is None else 'group'}`, and every "
-            "check needs it. Write it, one entry a completion."
+            "check needs it. Write it, one entry per completion."
         )
     tokens = {name: columns.tokens(name, offsets) for name in TOKEN_FIELDS}
     rows = {name: columns.values(name) for name in ROW_FIELDS}
@@ -75,41 +78,41 @@ def from_table(table: Any, *, step: int, facts: Mapping[str, Fact], source: str)
 
 
 class _Columns:
-    """The columns of a table that was written by anybody, read one by one."""
+    """Typed access to the columns of an untrusted Arrow table."""
 
     def __init__(self, table: Any, source: str) -> None:
         self._source = source
         columns = table.columns
         if any(column.num_chunks != 1 for column in columns):
             columns = table.combine_chunks().columns
-        # looked up here once: a long run has tens of thousands of tables
+        # cached: a long run has tens of thousands of tables
         self._types: dict[str, Any] = {field.name: field.type for field in table.schema}
         self._columns = dict(zip(table.column_names, columns, strict=True))
         if len(self._columns) < len(columns):
             names = table.column_names
             doubles = sorted({name for name in names if names.count(name) > 1})
-            raise self._broken(doubles[0], "is there twice", "Write it once")
+            raise self._broken(doubles[0], "occurs twice", "Write it once")
 
     def __contains__(self, name: str) -> bool:
-        # a column of nothing but None is how some writers spell "was not recorded"
+        # some writers encode "not recorded" as a column of nulls
         return name in self._types and not pa.types.is_null(self._types[name])
 
     def values(self, name: str) -> Any:
-        """Return a field with one entry a row, or None."""
+        """Return a field with one entry per row, or None."""
         return self._numpy(name, self._column(name)) if name in self else None
 
     def reward_parts(self) -> dict[str, Any]:
-        """Return what each reward function gave."""
+        """Return the rewards of each reward function."""
         names = [name for name in self._columns if name.startswith(REWARD_PART)]
         return {n.removeprefix(REWARD_PART): self.values(n) for n in names if n in self}
 
     def offsets(self, name: str, expected: Any) -> Any:
-        """Return where the lists of a column start, or None; refuse others than expected."""
+        """Return the list offsets of a column, or None; raise if they differ from `expected`."""
         if name not in self:
             return None
         kind = self._types[name]
         if not any(is_kind(kind) for is_kind in LISTS):
-            raise self._broken(name, f"holds {kind}, not lists", "Write one list a completion")
+            raise self._broken(name, f"holds {kind}, not lists", "Write one list per completion")
         found = self._starts(name, self._column(name))
         if expected is not None and not np.array_equal(found, expected):
             row = int(np.argmax(np.diff(found) != np.diff(expected)))
@@ -117,12 +120,12 @@ class _Columns:
                 name,
                 f"has {int(np.diff(found)[row])} entries in row {row}, but `token_ids` has "
                 f"{int(np.diff(expected)[row])}",
-                "Write one entry a token",
+                "Write one entry per token",
             )
         return found
 
     def _starts(self, name: str, lists: Any) -> Any:
-        """Return where each list of a column starts, and the end."""
+        """Return the start of each list of a column, and the end of the last."""
         if _in_one_piece(lists):
             starts = lists.offsets.to_numpy().astype(np.int64)
             return starts - starts[0]
@@ -133,7 +136,7 @@ class _Columns:
         return np.cumsum([0, *lengths], dtype=np.int64)
 
     def tokens(self, name: str, offsets: Any) -> Any:
-        """Return a field with one entry a token, or None."""
+        """Return a field with one entry per token, or None."""
         if self.offsets(name, offsets) is None:
             return None
         lists = self._column(name)
@@ -149,21 +152,21 @@ class _Columns:
             array = array if array.type.equals(wanted) else array.cast(wanted)
         except pa.ArrowException as error:
             raise self._broken(
-                name, f"cannot be read ({error})", "Write numbers of its kind"
+                name, f"cannot be read ({error})", "Write numbers of the documented type"
             ) from error
         if name == "finish_reason":
             return self._texts(name, array.fill_null("") if array.null_count else array)
         if array.null_count and not pa.types.is_floating(array.type):
-            raise self._broken(name, f"has {array.null_count} empty places", "Fill them")
+            raise self._broken(name, f"has {array.null_count} nulls", "Fill them")
         return array.to_numpy(zero_copy_only=False)
 
     def _texts(self, name: str, array: Any) -> Any:
         try:
-            # NumPy gives every row as much room as the longest takes
+            # NumPy pads every row to the longest
             short = pc.utf8_slice_codeunits(array, 0, LONGEST_REASON)
             return np.array(short.to_pylist(), np.str_)
         except (pa.ArrowException, UnicodeDecodeError) as error:
-            raise self._broken(name, f"is no text ({error})", "Write UTF-8") from error
+            raise self._broken(name, f"is not text ({error})", "Write UTF-8") from error
 
     def _column(self, name: str) -> Any:
         column = self._columns[name]
@@ -175,7 +178,7 @@ class _Columns:
 
 
 def _in_one_piece(lists: Any) -> bool:
-    """Whether the entries of a column lie end to end, where its offsets say."""
+    """Whether the values of a list column are contiguous, as its offsets require."""
     return len(lists) > 0 and not lists.null_count and not pa.types.is_fixed_size_list(lists.type)
 
 
@@ -192,8 +195,8 @@ def _arrow_type(name: str, found: Any) -> Any:
 def _mask_from(emitted_by: Any, source: str) -> Any:
     if emitted_by is None:
         raise EvidenceError(
-            f"{source}: has neither `loss_mask` nor `emitted_by`, so no check could tell which "
-            "tokens are trained on. Write one of them."
+            f"{source}: has neither `loss_mask` nor `emitted_by`, so the trained tokens are "
+            "unknown. Write one of them."
         )
     return emitted_by == EmittedBy.POLICY
 

@@ -1,4 +1,4 @@
-"""Numbers as JSON and back, exactly: JSON has no NaN, and null says "not recorded"."""
+"""Lossless JSON for facts: JSON has no NaN, and null means "not recorded"."""
 
 import math
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 from klinic.evidence.record import Fact
 
 NON_FINITE = ("NaN", "Infinity", "-Infinity")
-"""How a number that is not finite is written."""
+"""JSON strings for non-finite numbers."""
 
 
 def fact_to_json(value: Any) -> Any:

@@ -1,6 +1,6 @@
-"""The names klinic knows outside a record's own fields, each with its meaning.
+"""Names and meanings of facts, run keys, metrics and probes: all evidence besides record fields.
 
-A writer may leave out any of them and add others; `causes.py` says what each is good for.
+A writer may omit any of them and add others; `causes.py` lists the causes that need each.
 """
 
 FACTS = {

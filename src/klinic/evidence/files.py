@@ -1,4 +1,4 @@
-"""Files of a run as they are read, and journals of one JSON object a line."""
+"""Bounded reads of run files, and journals with one JSON object per line."""
 
 import errno
 import hashlib
@@ -14,11 +14,11 @@ from klinic.evidence.writing import open_log, refuse_link, write_atomically
 from klinic.regular_file import CHUNK, NotRegularError, open_regular
 
 LARGEST = 1 << 23  # bytes of a JSON file of a run; parsed it may take twenty times as many
-LONGEST = 1 << 24  # bytes of a line of tokens: a completion of 170,000, in six columns
+LONGEST = 1 << 24  # bytes of a line of tokens: a completion of 170,000 tokens in six columns
 LONGEST_ENTRY = 1 << 20  # bytes of any other line: a step's metrics have a few thousand
-MOST_CONTAINERS = 1 << 18  # lists and objects of a JSON text: an empty one takes 3 bytes, then 64
+MOST_CONTAINERS = 1 << 18  # lists and objects of a JSON text: 3 bytes each as text, 64 parsed
 REFUSED = {errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
-SMALL = 1 << 16  # bytes of a file that is not searched for holes
+SMALL = 1 << 16  # bytes; smaller files are not checked for holes
 
 
 def sha256_of(path: Path) -> str:
@@ -33,7 +33,7 @@ def sha256_of(path: Path) -> str:
 def read_json(
     path: Path, *, largest: int = LARGEST, most_containers: int = MOST_CONTAINERS
 ) -> dict[str, Any]:
-    """Return the JSON object in a file; what cannot be read is an `EvidenceError` naming it."""
+    """Return the JSON object in a file; raise `EvidenceError` if it cannot be read."""
     data = read_bytes(path, largest=largest)
     try:
         value = parse_json(data, most_containers=most_containers)
@@ -50,50 +50,50 @@ def read_json(
 
 
 def parse_json(data: bytes, *, most_containers: int = MOST_CONTAINERS) -> Any:
-    """Return the value of a JSON text; one that takes far more memory is a `ValueError`."""
+    """Return the value of a JSON text; raise `ValueError` if it has too many containers."""
     if data.count(b"[") + data.count(b"{") > most_containers:
         raise ValueError(f"more than {most_containers:,} lists and objects")
     return json.loads(data)
 
 
 def read_bytes(path: Path, *, largest: int) -> bytes:
-    """Return the bytes of a file; one that is larger, or has holes, is an `EvidenceError`."""
+    """Return the bytes of a file; raise `EvidenceError` if it is too large or sparse."""
     with open_file(path) as file:
         refuse_holes(file, path)
-        size = max(CHUNK, os.fstat(file.fileno()).st_size)  # those of /proc have none
+        size = max(CHUNK, os.fstat(file.fileno()).st_size)  # files in /proc report size 0
         try:
             data = file.read(min(size, largest) + 1) or b""
         except OSError as error:
             raise unreadable(path, error) from error
     if len(data) > largest:
         raise EvidenceError(
-            f"{path}: is larger than {largest / 2**20:,.0f} MB, and no such file of a run is. "
-            "Check that it is the file you mean."
+            f"{path}: is larger than {largest / 2**20:,.0f} MB, the limit for this file of a run. "
+            "Check the path."
         )
     return data
 
 
 def open_file(path: Path) -> IO[bytes]:
-    """Return a file that is open for reading; a folder, a pipe or a loop is an `EvidenceError`."""
+    """Open a regular file for reading; anything else raises `EvidenceError`."""
     try:
         return open_regular(path)
     except NotRegularError as error:
         raise EvidenceError(
-            f"{path}: is no file. Put the file there that a run writes, or remove it."
+            f"{path}: is not a regular file. Put the file of a run there, or remove it."
         ) from error
     except (OSError, ValueError) as error:
         raise unreadable(path, error) from error
 
 
 def unreadable(path: Path, error: Exception) -> EvidenceError:
-    """Return what is wrong with a file that cannot be read, as a fault of the machine if it is."""
+    """Return the error for an unreadable file: `UnreadableError` if the machine is at fault."""
     said = getattr(error, "strerror", None) or str(error)
     kind = UnreadableError if getattr(error, "errno", None) in REFUSED else EvidenceError
-    return kind(f"{path}: cannot be read ({said}). Check that it is there and yours to read.")
+    return kind(f"{path}: cannot be read ({said}). Check that it exists and that you may read it.")
 
 
 def refuse_holes(file: IO[bytes], path: Path) -> None:
-    """Refuse a file with holes: they are endless zeros that cost who made them nothing."""
+    """Raise `EvidenceError` for a sparse file: a tiny one can read as gigabytes of zeros."""
     size = os.fstat(file.fileno()).st_size
     if size <= SMALL or not hasattr(os, "SEEK_HOLE"):
         return
@@ -101,7 +101,7 @@ def refuse_holes(file: IO[bytes], path: Path) -> None:
         hole = os.lseek(file.fileno(), 0, os.SEEK_HOLE)
         os.lseek(file.fileno(), 0, os.SEEK_SET)
     except OSError:
-        return  # a file system that does not say
+        return  # the file system cannot report holes
     if hole < size:
         raise EvidenceError(
             f"{path}: has a hole at byte {hole:,} of {size:,}, so it is not what a run wrote. "
@@ -110,11 +110,11 @@ def refuse_holes(file: IO[bytes], path: Path) -> None:
 
 
 def lines_of(path: Path, *, longest: int | None = None) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a file with their numbers; one without an end is an `EvidenceError`."""
+    """Yield (line number, line) of a file; raise `EvidenceError` for a line that is too long."""
     longest = LONGEST if longest is None else longest
     with open_file(path) as file:
         try:
-            if os.fstat(file.fileno()).st_size <= longest:  # then no line is longer
+            if os.fstat(file.fileno()).st_size <= longest:  # so no line is longer
                 yield from enumerate(file, 1)
             else:
                 yield from _long_lines(file, path, longest)
@@ -128,11 +128,11 @@ def _long_lines(file: IO[bytes], path: Path, longest: int) -> Iterator[tuple[int
     while piece := file.readline(CHUNK):
         pieces.append(piece)
         size += len(piece)
-        # a hole in a file is endless zeros
+        # a hole in a file reads as zeros
         if b"\0" in piece or size > longest:
             raise EvidenceError(
-                f"{path}, line {number}: is longer than {longest >> 20} MB or holds zeros, so "
-                "it is no line of a log. Check that it is the file you mean."
+                f"{path}, line {number}: is longer than {longest >> 20} MB or holds zero bytes, so "
+                "the file is not a log. Check the path."
             )
         if piece.endswith(b"\n"):
             yield number, b"".join(pieces)
@@ -142,7 +142,7 @@ def _long_lines(file: IO[bytes], path: Path, longest: int) -> Iterator[tuple[int
 
 
 def json_bytes(value: Mapping[Any, Any]) -> bytes:
-    """Return one line of strict JSON. NaN and infinity become null, NumPy numbers plain ones.
+    """Return one line of strict JSON. NaN and infinity become null, NumPy scalars Python numbers.
 
     >>> import numpy as np
     >>> json_bytes({"loss": float("nan"), "step": np.int64(3)})
@@ -152,7 +152,7 @@ def json_bytes(value: Mapping[Any, Any]) -> bytes:
 
 
 class Journal:
-    """A file of one JSON object a line that only grows. It has one writer and any readers."""
+    """An append-only file with one JSON object per line, one writer and any number of readers."""
 
     def __init__(self, path: Path, *, longest: int = LONGEST_ENTRY) -> None:
         self.path = path
@@ -164,13 +164,13 @@ class Journal:
         line = json_bytes(entry) + b"\n"
         if not self._mended:
             self._mend()
-        self._mended = False  # a write that fails on a full disk leaves a torn line, too
+        self._mended = False  # a failed write, as on a full disk, also leaves a torn line
         with open_log(self.path) as file:
             file.write(line)
         self._mended = True
 
     def entries(self) -> Iterator[dict[str, Any]]:
-        """Yield the entries. A torn last line is skipped, a broken one before it is an error."""
+        """Yield the entries. Skips a torn last line; raises on a broken line before it."""
         if not self.path.exists():
             return
         for number, line in lines_of(self.path, longest=self._longest):
@@ -184,14 +184,14 @@ class Journal:
                 )
 
     def rewind(self, keep: Callable[[dict[str, Any]], bool]) -> None:
-        """Rewrite the file with the entries to keep; a torn last line goes as well."""
+        """Rewrite the file with the entries that `keep` accepts; drops a torn last line."""
         if not self.path.exists():
             return
         kept = [json_bytes(entry) + b"\n" for entry in self.entries() if keep(entry)]
         write_atomically(self.path, b"".join(kept))
 
     def _mend(self) -> None:
-        """Repair the end that a killed writer left, so that the next line starts a line."""
+        """Repair a torn last line of a killed writer, so that the next entry starts a new line."""
         refuse_link(self.path)
         if not self.path.exists():
             return
@@ -200,12 +200,12 @@ class Journal:
         whole, tail = data[: data.rfind(b"\n") + 1], data[data.rfind(b"\n") + 1 :]
         if tail:
             write_atomically(self.path, data + b"\n" if parse_line(tail) is not None else whole)
-        elif self.path.stat().st_nlink > 1:  # a file of the same name elsewhere must not grow
+        elif self.path.stat().st_nlink > 1:  # break the hard link: the other file must not grow
             write_atomically(self.path, data)
 
 
 def parse_line(line: bytes) -> dict[str, Any] | None:
-    """Return the entry on a line of a journal; None where it is not one JSON object."""
+    """Return the entry on a line of a journal; None if it is not one JSON object."""
     try:
         entry = parse_json(line)
     except (ValueError, RecursionError):
@@ -214,7 +214,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):  # NumPy's, which a log of plain numbers need not wait for
+    if hasattr(value, "tolist"):  # NumPy, without importing it
         value = value.tolist()
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}

@@ -1,4 +1,4 @@
-"""The numbers of a step, from its record alone: anybody can compute them again from the files.
+"""Computes the metrics of a step from its record alone, so they can be recomputed from the files.
 
 Names are TRL's where TRL has one. KL is KL(policy || reference) at `logp_old`, in nats per trained
 token, never multiplied by a coefficient and never clamped.
@@ -11,8 +11,8 @@ from klinic.maths import kl
 from klinic.maths.arrays import row_of_token, segment_sum
 from klinic.maths.ratio import effective_sample_size, sequence_log_ratio
 
-TAIL = 0.001  # the share of tokens whose part in the KL is shown
-FAR = 1.0  # nats: a token beyond it is e times as likely under one policy as under the other
+TAIL = 0.001  # fraction of tokens in `top_share`
+FAR = 1.0  # nats: the token is e times as likely under one policy as under the other
 
 
 def step_metrics(record: StepRecord) -> dict[str, float]:
@@ -23,7 +23,7 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
 
 
 def kl_metrics(record: StepRecord) -> dict[str, float]:
-    """Return k3 as `kl`, and k3, k1 and the exact KL with their spread."""
+    """Return k3 as `kl`, and the distributions of k3, k1 and the exact KL."""
     if record.logp_ref is None or record.logp_old is None or not record.loss_mask.any():
         return {}
     both = {"logp_p": _wide(record.logp_old), "logp_q": _wide(record.logp_ref)}
@@ -37,7 +37,7 @@ def kl_metrics(record: StepRecord) -> dict[str, float]:
 
 
 def mean_k1(record: StepRecord) -> float | None:
-    """Return `kl_k1/mean` alone, which controllers steer by; None where it was not measured."""
+    """Return `kl_k1/mean`, the input of KL controllers; None if it was not measured."""
     if record.logp_ref is None or record.logp_old is None:
         return None
     k1 = kl.k1(logp_p=_wide(record.logp_old), logp_q=_wide(record.logp_ref))
@@ -46,7 +46,7 @@ def mean_k1(record: StepRecord) -> float | None:
 
 
 def penalized_reward(record: StepRecord, kl_coef: float) -> dict[str, float]:
-    """Return the mean reward less the coefficient times the completion's summed k1."""
+    """Return the mean of the reward minus `kl_coef` times the completion's summed k1."""
     if record.reward is None or record.logp_ref is None or record.logp_old is None:
         return {}
     k1 = kl.k1(logp_p=_wide(record.logp_old), logp_q=_wide(record.logp_ref))
@@ -57,9 +57,9 @@ def penalized_reward(record: StepRecord, kl_coef: float) -> dict[str, float]:
 def clip_metrics(
     record: StepRecord, *, clip_low: float, clip_high: float, by_sequence: bool = False
 ) -> dict[str, float]:
-    """Return which share of the trained tokens is outside the clip range, and where.
+    """Return the fraction of trained tokens below, above and outside the clip range.
 
-    By token, or by the ratio of the whole completion where the loss clips that (gspo).
+    Per token, or per completion where the loss clips the sequence ratio (gspo).
     """
     trained = record.loss_mask
     if record.logp is None or record.logp_old is None or record.advantage is None:
@@ -72,7 +72,7 @@ def clip_metrics(
     if by_sequence:
         clipped = sequence_log_ratio(**both, loss_mask=trained, row_offsets=record.row_offsets)
     advantage = record.advantage[row_of_token(record.row_offsets)]
-    ratio = np.exp(np.minimum(clipped, 50.0))  # far above any bound, and finite
+    ratio = np.exp(np.minimum(clipped, 50.0))  # above any clip bound, but finite
     low = (ratio < 1 - clip_low) & (advantage < 0)
     high = (ratio > 1 + clip_high) & (advantage > 0)
     return {
@@ -86,7 +86,7 @@ def clip_metrics(
 def update_kl(record: StepRecord) -> float:
     """Return KL(new || old) per trained token, from tokens of the old policy.
 
-    k3 of new against old, weighted by the ratio: never negative, and the KL in the mean.
+    k3 of new against old, weighted by the ratio: never negative, and unbiased.
     """
     trained = record.loss_mask
     if record.logp is None or record.logp_old is None or not trained.any():
@@ -151,7 +151,7 @@ def _sampler(record: StepRecord) -> dict[str, float]:
 
 
 def _spread(name: str, values: np.ndarray, record: StepRecord) -> dict[str, float]:
-    """Return mean, extremes and tail of a KL per trained token, and its mean per completion."""
+    """Return mean, extremes and tail of a per-token KL, and its mean and max per completion."""
     trained = record.loss_mask & ~np.isnan(values)
     if not trained.any():
         return {}

@@ -1,14 +1,14 @@
-"""Numbers of a journal's entry: JSON holds integers of any length, and text where a number was."""
+"""Parses numbers of journal entries: JSON allows integers of any size, and any type."""
 
 import math
 from typing import Any
 
 LARGEST_STEP = 10**9
-"""More steps than a run can make; a picture or an array cannot hold numbers of any length."""
+"""More steps than any run makes; plots and arrays cannot hold larger integers."""
 
 
 def as_number(value: Any) -> float | None:
-    """Return a number as a float, infinite where it is beyond one; None for anything else.
+    """Return a number as a float, infinity if it overflows; None for any other type.
 
     >>> as_number(3), as_number(-(10**400)), as_number("3")
     (3.0, -inf, None)
@@ -22,7 +22,7 @@ def as_number(value: Any) -> float | None:
 
 
 def as_step(value: Any) -> int | None:
-    """Return the number of a step; None for what is none.
+    """Return a valid step number, or None.
 
     >>> as_step(7), as_step(True), as_step(-1), as_step(10**30)
     (7, None, None, None)

@@ -1,8 +1,8 @@
 """Limits on the Parquet files of a step, checked before a column is decoded.
 
-A few kilobytes of Parquet can stand for gigabytes: a repeated value, a compressed run of zeros. A
-step may take memory in proportion to its size on disk, and a little more. What a column takes is
-read from the headers of its pages: Arrow allocates what they say, whatever the footer claims.
+A few kilobytes of Parquet can decode to gigabytes: a repeated value, a compressed run of zeros.
+The memory of a step is limited to a multiple of its size on disk plus a constant. A column's size
+comes from its page headers, because Arrow allocates by them and not by the footer.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,17 +16,17 @@ from klinic.evidence.thrift import I32, I64, LIST, STRUCT, Fields, read_struct
 
 MOST_PARTS = 4_096  # ranks that write one step
 MOST_ROWS = 1 << 17  # completions of one step
-LARGEST_FOOTER = 1 << 18  # bytes; klinic's own has 5,000
+LARGEST_FOOTER = 1 << 18  # bytes; klinic writes 5,000
 LARGEST_STEP = 1 << 30  # bytes of all parts of a step
-LEAST_MEMORY = 2 << 20  # bytes that the smallest step may decode to: 20 of them are kept at once
-EXPANSION = 64  # times its size on disk; log-probs hardly compress, so a real step stays below 10
-MOST_PAGES = 1 << 14  # of a file; Arrow writes one for each megabyte of a column
-FOOTER_END = 8  # bytes behind the footer: its length and a mark
-WIDTH = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT96": 12}  # bytes of a value; 8 for others
-LIST_ENTRY = 8  # bytes of an offset: a row of an empty list has no value
+LEAST_MEMORY = 2 << 20  # bytes that any step may decode to; 20 steps are in memory at once
+EXPANSION = 64  # times the size on disk; log-probs hardly compress: real steps stay below 10
+MOST_PAGES = 1 << 14  # per step; Arrow writes one per megabyte of a column
+FOOTER_END = 8  # bytes after the footer: its length and the magic number
+WIDTH = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT96": 12}  # bytes per value; others take 8
+LIST_ENTRY = 8  # bytes of an offset: an empty list has one but no value
 LARGEST_I32 = 1 << 31
 THRIFT = {"thrift_string_size_limit": LARGEST_FOOTER, "thrift_container_size_limit": 1 << 14}
-"""What Arrow may allocate for a footer that claims more than it holds."""
+"""Limits on Arrow's allocations for a footer."""
 
 # Fields of Parquet's structs, by number and kind. Source: parquet.thrift of parquet-format.
 ROW_GROUPS = 4 << 4 | LIST
@@ -36,24 +36,24 @@ LENGTH, DATA_AT, DICTIONARY_AT = 7 << 4 | I64, 9 << 4 | I64, 11 << 4 | I64  # of
 SIZE, COMPRESSED_SIZE = 2 << 4 | I32, 3 << 4 | I32  # of a page
 DICTIONARY = 7 << 4 | STRUCT
 ENCODING = {5 << 4 | STRUCT: 2 << 4 | I32, DICTIONARY: 2 << 4 | I32, 8 << 4 | STRUCT: 4 << 4 | I32}
-NUM_VALUES = 1 << 4 | I32  # of each kind of page
+NUM_VALUES = 1 << 4 | I32  # of every kind of page
 PLAIN = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """What a page's header says of it."""
+    """The header of a page."""
 
     size: int
-    """Bytes when it is not compressed."""
+    """Uncompressed bytes."""
     num_values: int
     is_plain: bool
-    """Whether each value stands there as it is; else a few bytes may stand for many values."""
+    """Whether values are stored one by one; other encodings may repeat a value in few bytes."""
     is_dictionary: bool
 
 
 class MemoryBudget:
-    """How much memory the parts of one step may still take."""
+    """The memory that the parts of one step may still take."""
 
     def __init__(self, folder: Path, files: Sequence[str]) -> None:
         sizes = _sizes(folder, files)
@@ -61,7 +61,7 @@ class MemoryBudget:
             raise EvidenceError(
                 f"{folder}: the parts have {sum(sizes) >> 20:,} MB, and those of a step at most "
                 f"{LARGEST_STEP >> 20:,} MB. Check that the files are records; write fewer tokens "
-                "a step."
+                "per step."
             )
         self._left = LEAST_MEMORY + EXPANSION * sum(sizes)
         self._pages_left = MOST_PAGES
@@ -69,18 +69,18 @@ class MemoryBudget:
     def admit(
         self, parquet: Any, data: bytes, *, rows: int, is_read: Callable[[str], bool]
     ) -> None:
-        """Count what the columns of a file that are read decode to; refuse too much."""
+        """Deduct the decoded size of the columns that are read; raise if the budget is exceeded."""
         num_rows = parquet.metadata.num_rows
         if num_rows > MOST_ROWS:
             raise EvidenceError(
-                f"has {num_rows:,} rows, and a step at most {MOST_ROWS:,}. Write one row a "
-                "completion."
+                f"has {num_rows:,} rows, and a step at most {MOST_ROWS:,}. Write one row "
+                "per completion."
             )
         groups = _row_groups(data)
         if not num_rows == sum(_whole(group, GROUP_ROWS) for group in groups) == rows:
             raise EvidenceError(
-                f"has {num_rows} rows, but its manifest says {rows}, or its row groups have "
-                "others. Write the step again."
+                f"has {num_rows} rows, which differs from its manifest ({rows}) or its row "
+                "groups. Write the step again."
             )
         columns = parquet.metadata.schema
         for place in range(len(columns)):
@@ -93,12 +93,12 @@ class MemoryBudget:
         self._left -= memory
         if self._left < 0:
             raise EvidenceError(
-                f"decodes to more than {EXPANSION} times its size on disk, which no recorded step "
-                "does. Write the step again."
+                f"decodes to more than {EXPANSION} times its size on disk, above the limit "
+                "of any record. Write the step again."
             )
 
     def _pages(self, data: bytes, group: Fields, place: int) -> Iterator[Page]:
-        """Yield the pages that Arrow may read of a column."""
+        """Yield the pages of a column that Arrow may read."""
         column = group[CHUNKS][place][COLUMN]
         start, length = _whole(column, DATA_AT), _whole(column, LENGTH)
         if DICTIONARY_AT in column and 0 < column[DICTIONARY_AT] < start:
@@ -107,18 +107,18 @@ class MemoryBudget:
         while start < end:
             self._pages_left -= 1
             if self._pages_left < 0:
-                raise EvidenceError(f"has more than {MOST_PAGES:,} pages. Write larger ones.")
+                raise EvidenceError(f"has more than {MOST_PAGES:,} pages. Write larger pages.")
             header, start = read_struct(data, start)
             yield _page(header)
             start += _whole(header, COMPRESSED_SIZE, LARGEST_I32)
 
 
 def check_footer(data: bytes, path: Path) -> None:
-    """Refuse a footer that is larger than any record's, before it is parsed."""
+    """Raise `EvidenceError` for a footer larger than any record's, before it is parsed."""
     length = _footer_length(data)
     if LARGEST_FOOTER < length < len(data):
         raise EvidenceError(
-            f"{path}: has a footer of {length:,} bytes, and a record's has at most "
+            f"{path}: has a footer of {length:,} bytes, and the limit is "
             f"{LARGEST_FOOTER:,}. Write the step again."
         )
 
@@ -128,13 +128,13 @@ def _footer_length(data: bytes) -> int:
 
 
 def _sizes(folder: Path, files: Sequence[str]) -> list[int]:
-    """Return the sizes of a step's files; two names of one file are refused."""
+    """Return the sizes of a step's files; raise if two names refer to one file."""
     sizes: dict[tuple[int, int], int] = {}
     for name in files:
         try:
             status = (folder / name).stat()
         except OSError:
-            continue  # reading it says what is wrong with it
+            continue  # reading it raises the error
         if (status.st_dev, status.st_ino) in sizes:
             raise EvidenceError(
                 f"{folder}: the manifest names {name} twice, or two names of one file, so its "
@@ -150,7 +150,7 @@ def _row_groups(data: bytes) -> list[Fields]:
     for group in groups:
         for chunk in group[CHUNKS]:
             if COLUMN not in chunk:
-                raise WireError("a column without a place")
+                raise WireError("a column without an offset")
     return list(groups)
 
 
@@ -165,20 +165,20 @@ def _page(header: Fields) -> Page:
 
 
 def _whole(fields: Fields, key: int, limit: int = 1 << 62) -> int:
-    """Return a number that Thrift reads in the same way: neither missing nor beyond its width."""
+    """Return a non-negative integer field; raise if it is missing or exceeds its width."""
     value = fields.get(key, -1)
     if not 0 <= value < limit:
-        raise WireError("a number that no file of this size has")
+        raise WireError("an integer out of range")
     return int(value)
 
 
 def _decoded(pages: Sequence[Page], column: Any) -> int:
-    """Return the bytes that a column decodes to."""
+    """Return the decoded size of a column in bytes."""
     size = sum(page.size for page in pages)
     values = [page for page in pages if not page.is_dictionary]
     num = sum(page.num_values for page in values)
     kind = column.physical_type
-    if kind == "BYTE_ARRAY":  # one long text may stand in every row
+    if kind == "BYTE_ARRAY":  # one long text may repeat in every row
         size += sum(page.num_values * size for page in values if not page.is_plain)
     width = column.length if kind == "FIXED_LEN_BYTE_ARRAY" else WIDTH.get(kind, 8)
     return int(max(size, num * (width + LIST_ENTRY)))

@@ -1,4 +1,4 @@
-"""The evidence of one step: flat tokens, rows that own them, and facts about the whole step."""
+"""StepRecord: the evidence of one step as flat token arrays, per-row arrays and step facts."""
 
 import numbers
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from klinic.errors import EvidenceError
 
 SCHEMA = 1
-"""The version of everything in this package that reaches a disk."""
+"""Version of every file format in this package."""
 
 Fact = float | int | str | None
 
@@ -31,7 +31,7 @@ TOKEN_FIELDS = (
     "weight_version",
     "routing_mismatch",
 )
-"""Fields with one entry a token."""
+"""Fields with one entry per token."""
 
 ROW_FIELDS = (
     "group",
@@ -44,11 +44,11 @@ ROW_FIELDS = (
     "prompt_ids_match",
     "round_trip",
 )
-"""Fields with one entry a completion; `reward_parts` has them by name."""
+"""Fields with one entry per completion; `reward_parts` maps names to such arrays."""
 
 
 class EmittedBy(IntEnum):
-    """Who put a token into a completion."""
+    """The source of a token in a completion."""
 
     POLICY = 0
     TOOL = 1
@@ -57,69 +57,69 @@ class EmittedBy(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepRecord:
-    """The evidence of one step; `None` means "was not recorded".
+    """The evidence of one step; `None` means "not recorded".
 
-    Rows are completions and lie end to end: row b owns tokens row_offsets[b] to row_offsets[b + 1].
+    Rows are completions, concatenated: row b holds tokens row_offsets[b] to row_offsets[b + 1].
     Position t holds the log-prob *of* token t, not of the next one.
     """
 
     step: int
-    """Which update, counted from 1."""
+    """The update, counted from 1."""
 
     group: Int[np.ndarray, "B"]
-    """The place of the prompt within the step; rows with the same number are compared."""
+    """Index of the prompt within the step; advantages compare rows of one group."""
     row_offsets: Int[np.ndarray, "B+1"]
-    """Where each row starts, and the end."""
+    """Start of each row, and the end of the last."""
     prompt_index: Int[np.ndarray, "B"] | None = None
-    """The place of the prompt in the dataset."""
+    """Index of the prompt in the dataset."""
     sample: Int[np.ndarray, "B"] | None = None
-    """Which of the prompt's completions, counted from 0."""
+    """Index of the completion among those of its prompt, from 0."""
     prompt_offsets: Int[np.ndarray, "B+1"] | None = None
-    """Where each row's prompt starts in `prompt_ids`, and the end."""
+    """Start of each row's prompt in `prompt_ids`, and the end of the last."""
     prompt_ids: Int[np.ndarray, "M"] | None = None
-    """Every row's prompt as it was scored, end to end."""
+    """The prompts of all rows as they were scored, concatenated."""
     finish_reason: Shaped[np.ndarray, "B"] | None = None
-    """How it ended: "stop", "length", or "" where that is unknown."""
+    """Either "stop" or "length"; "" if unknown."""
     reward: Float[np.ndarray, "B"] | None = None
-    """What the advantage was made of; NaN where no function gave one."""
+    """The reward behind the advantage; NaN where no function returned one."""
     reward_parts: Mapping[str, Float[np.ndarray, "B"]] = field(default_factory=dict)
-    """Per reward function, before weights; NaN where it gave none."""
+    """Per reward function, before weights; NaN where it returned none."""
     advantage: Float[np.ndarray, "B"] | None = None
     """As the loss used it."""
     cached_tokens: Int[np.ndarray, "B"] | None = None
-    """Prompt tokens the sampler took from its prefix cache."""
+    """Prompt tokens that the sampler read from its prefix cache."""
     prompt_ids_match: Bool[np.ndarray, "B"] | None = None
-    """True where the sampler was sent the very prompt ids that were scored."""
+    """True where the sampler received exactly the prompt ids that were scored."""
     round_trip: Bool[np.ndarray, "B"] | None = None
-    """True where encode(decode(ids)) gives the ids again."""
+    """True where encode(decode(ids)) returns the same ids."""
 
     token_ids: Int[np.ndarray, "N"]
-    """The completions as they were trained on."""
+    """Token ids of the completions, as trained on."""
     loss_mask: Bool[np.ndarray, "N"]
     """True where the token is trained on."""
     emitted_by: Int[np.ndarray, "N"] | None = None
-    """Who put the token there, as `EmittedBy` codes: 0 policy, 1 tool, 2 template."""
+    """Source of the token, as `EmittedBy` codes: 0 policy, 1 tool, 2 template."""
     logp_sampler: Float[np.ndarray, "N"] | None = None
-    """As the sampler reported it while generating; NaN where it reported none."""
+    """Sampler log-prob at generation time; NaN where the sampler reported none."""
     logp: Float[np.ndarray, "N"] | None = None
-    """Learner, the forward that carried the gradient."""
+    """Learner log-prob of the forward pass that carried the gradient."""
     logp_old: Float[np.ndarray, "N"] | None = None
-    """Learner, weights at the start of the step."""
+    """Learner log-prob under the weights at the start of the step."""
     logp_ref: Float[np.ndarray, "N"] | None = None
-    """The reference, as it stood in this step."""
+    """Log-prob under the reference of this step."""
     entropy: Float[np.ndarray, "N"] | None = None
-    """Of the policy's whole distribution at this place, in nats."""
+    """Of the policy's full distribution at this position, in nats."""
     kl_exact: Float[np.ndarray, "N"] | None = None
-    """KL of policy against reference over the vocabulary, in nats; NaN where not computed."""
+    """KL(policy || reference) over the vocabulary, in nats; NaN where not computed."""
     rank: Int[np.ndarray, "N"] | None = None
-    """Of the token under the policy; 0 is the likeliest."""
+    """Rank of the token under the policy; 0 is the likeliest."""
     weight_version: Int[np.ndarray, "N"] | None = None
-    """How many updates the weights had seen that sampled the token."""
+    """Number of updates of the weights that sampled the token."""
     routing_mismatch: Float[np.ndarray, "N"] | None = None
-    """Share of the mixture-of-experts layers whose experts differ between sampler and learner."""
+    """Fraction of mixture-of-experts layers whose experts differ between sampler and learner."""
 
     facts: Mapping[str, Fact] = field(default_factory=dict)
-    """About the whole step; `fields.FACTS` lists the names klinic knows."""
+    """Facts about the step; `fields.FACTS` lists the names klinic knows."""
 
     def __post_init__(self) -> None:
         if self.step < 0:
@@ -131,8 +131,8 @@ class StepRecord:
             self._check_tokens(name)
         if self.loss_mask.dtype != np.bool_:
             raise EvidenceError(
-                f"step {self.step}: `loss_mask` is {self.loss_mask.dtype}, and numbers would pick "
-                "tokens by place. Record it as booleans."
+                f"step {self.step}: `loss_mask` is {self.loss_mask.dtype}, and integers would "
+                "index tokens instead of masking them. Record it as booleans."
             )
         self._check_prompts()
         rows = {name: getattr(self, name) for name in ROW_FIELDS}
@@ -143,12 +143,12 @@ class StepRecord:
 
     @property
     def num_rows(self) -> int:
-        """How many completions there are."""
+        """Number of completions."""
         return len(self.row_offsets) - 1
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens all completions have together."""
+        """Number of tokens of all completions."""
         return int(self.row_offsets[-1])
 
     def _check_offsets(self, name: str) -> None:
@@ -156,8 +156,8 @@ class StepRecord:
         legal = offsets.ndim == 1 and len(offsets) > 0 and offsets[0] == 0
         if not legal or bool((offsets[1:] < offsets[:-1]).any()):
             raise EvidenceError(
-                f"step {self.step}: `{name}` must start at 0 and never fall, since row b owns "
-                f"{name}[b] to {name}[b + 1]. Record the running sum of the rows' lengths."
+                f"step {self.step}: `{name}` must start at 0 and never decrease: row b spans "
+                f"{name}[b] to {name}[b + 1]. Record the cumulative sum of the row lengths."
             )
 
     def _check_tokens(self, name: str) -> None:
@@ -165,14 +165,14 @@ class StepRecord:
         if array is not None and array.shape != (self.num_tokens,):
             raise EvidenceError(
                 f"step {self.step}: `{name}` has {_size(array)} tokens, but `row_offsets` ends at "
-                f"{self.num_tokens}. Record every token array over the same rows, end to end."
+                f"{self.num_tokens}. Record every token array over the same rows, concatenated."
             )
 
     def _check_row_array(self, name: str, array: Any) -> None:
         if array is not None and array.shape != (self.num_rows,):
             raise EvidenceError(
                 f"step {self.step}: `{name}` has {_size(array)} entries, but `row_offsets` "
-                f"describes {self.num_rows} rows. Record one entry a completion."
+                f"describes {self.num_rows} rows. Record one entry per completion."
             )
 
     def _check_prompts(self) -> None:
@@ -181,23 +181,23 @@ class StepRecord:
             return
         if offsets is None or ids is None:
             raise EvidenceError(
-                f"step {self.step}: `prompt_offsets` and `prompt_ids` say nothing without one "
-                "another. Record both or neither."
+                f"step {self.step}: `prompt_offsets` and `prompt_ids` cannot be read without "
+                "each other. Record both or neither."
             )
         self._check_offsets("prompt_offsets")
         self._check_row_array("prompt_offsets", offsets[1:])
         if ids.shape != (int(offsets[-1]),):
             raise EvidenceError(
                 f"step {self.step}: `prompt_ids` has {_size(ids)} tokens, but `prompt_offsets` "
-                f"ends at {offsets[-1]}. Record every row's prompt, end to end."
+                f"ends at {offsets[-1]}. Record the prompts of all rows, concatenated."
             )
 
     def _check_facts(self) -> None:
         for name, value in self.facts.items():
             if not isinstance(value, numbers.Real | str | None):
                 raise EvidenceError(
-                    f"step {self.step}: the fact `{name}` is a {type(value).__name__}, which has "
-                    "no place in JSON. Record a number, a string or None."
+                    f"step {self.step}: the fact `{name}` is a {type(value).__name__}, which "
+                    "JSON cannot hold. Record a number, a string or None."
                 )
 
 

@@ -1,4 +1,4 @@
-"""Completions as the sampler made them: token ids by who emitted them, never re-made from text."""
+"""Sampled completions as token ids by source, never re-tokenized from text."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,33 +11,33 @@ from klinic.errors import EvidenceError
 from klinic.evidence.record import EmittedBy, StepRecord
 
 Message = Mapping[str, Any]
-"""`role` and `content`, as chat templates know them."""
+"""A chat message with `role` and `content`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Prompt:
-    """One prompt of the dataset, as it is sent to the sampler and scored."""
+    """One prompt of the dataset, as it is sampled from and scored."""
 
     index: int
-    """Its place in the dataset."""
+    """Index in the dataset."""
     text: str
     token_ids: Int[np.ndarray, "P"]
     columns: Mapping[str, Any]
     """The other columns of its row, for reward functions."""
     messages: tuple[Message, ...] | None = None
-    """The chat that `text` was made of by the model's template; None for a plain text."""
+    """The chat that the model's template rendered as `text`; None for a plain text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Segment:
-    """Neighbouring tokens of a completion that one party emitted."""
+    """Consecutive tokens of a completion from one source."""
 
     token_ids: Int[np.ndarray, "S"]
     emitted_by: EmittedBy
     logp_sampler: Float[np.ndarray, "S"] | None
-    """As reported while generating; None where the sampler reports none."""
+    """Log-probs at generation time; None if the sampler reports none."""
     weight_version: int
-    """How many updates the sampler's weights had seen."""
+    """Number of updates of the sampler's weights."""
 
     def __post_init__(self) -> None:
         logp = self.logp_sampler
@@ -46,12 +46,12 @@ class Segment:
         if self.emitted_by is not EmittedBy.POLICY:
             raise EvidenceError(
                 f"a {self.emitted_by.name.lower()} segment has `logp_sampler`, but the policy "
-                "sampled none of its tokens. Give None."
+                "sampled none of its tokens. Pass None."
             )
         if logp.shape != self.token_ids.shape:
             raise EvidenceError(
                 f"a segment has {len(self.token_ids)} tokens, but `logp_sampler` has {len(logp)}: "
-                "one of them is shifted. Give the log-prob of every token, and NaN where none was "
+                "one of them is shifted. Pass the log-prob of every token, and NaN where none was "
                 "reported."
             )
 
@@ -62,36 +62,36 @@ class Rollout:
 
     prompt: Prompt
     sample: int
-    """Which of the prompt's completions, counted from 0."""
+    """Index of the completion among those of its prompt, from 0."""
     segments: tuple[Segment, ...]
     finish_reason: Literal["stop", "length"]
     text: str
-    """All that was said, without special tokens."""
+    """The decoded completion, without special tokens."""
     messages: tuple[Message, ...] = ()
-    """The turns behind a chat prompt: the policy's, and those of tools between them."""
+    """The turns after a chat prompt: those of the policy and of tools."""
     sent: Int[np.ndarray, "P"] | None = None
-    """The prompt's ids as the sampler used them; None where it does not say."""
+    """Prompt ids as the sampler received them; None if it does not report them."""
     cached_tokens: int | None = None
-    """Prompt tokens out of a cache that outlives the call; None where the sampler does not say."""
+    """Prompt tokens read from a persistent prefix cache; None if the sampler reports none."""
 
     @property
     def token_ids(self) -> Int[np.ndarray, "N"]:
-        """The tokens of all segments, end to end."""
+        """The tokens of all segments, concatenated."""
         return end_to_end((s.token_ids for s in self.segments), np.int64)
 
     @property
     def num_policy_tokens(self) -> int:
-        """How many tokens the policy emitted."""
+        """Number of tokens that the policy sampled."""
         return sum(len(s.token_ids) for s in self.segments if s.emitted_by is EmittedBy.POLICY)
 
 
 def flatten(rollouts: Sequence[Rollout], *, step: int) -> StepRecord:
-    """Return the rollouts as a record, rows in the given order, trained on where the policy spoke.
+    """Return the rollouts as a record, in order; the loss mask selects the policy's tokens.
 
     >>> prompt = Prompt(index=7, text="1+1=", token_ids=np.array([5, 6]), columns={})
-    >>> said = Segment(token_ids=np.array([2]), emitted_by=EmittedBy.POLICY,
+    >>> answer = Segment(token_ids=np.array([2]), emitted_by=EmittedBy.POLICY,
     ...     logp_sampler=np.array([-0.1], np.float32), weight_version=0)
-    >>> flatten([Rollout(prompt=prompt, sample=0, segments=(said,), finish_reason="stop",
+    >>> flatten([Rollout(prompt=prompt, sample=0, segments=(answer,), finish_reason="stop",
     ...     text="2")], step=1).row_offsets
     array([0, 1])
     """
@@ -146,11 +146,11 @@ def _per_token(segments: Sequence[Segment], values: Sequence[int], dtype: Any) -
 
 
 def offsets_of(lengths: Sequence[int]) -> np.ndarray:
-    """Return where rows of these lengths start when they lie end to end, and the end."""
+    """Return the offsets of concatenated rows of these lengths, with the end."""
     return np.cumsum([0, *lengths], dtype=np.int64)
 
 
 def end_to_end(arrays: Iterable[np.ndarray], dtype: Any) -> np.ndarray:
-    """Return the rows as one array."""
+    """Return the arrays concatenated as `dtype`."""
     joined: np.ndarray = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)
     return joined

@@ -1,4 +1,4 @@
-"""Some rows of a record, as a record."""
+"""Selects rows of a record."""
 
 from collections.abc import Sequence
 from dataclasses import fields, replace
@@ -10,12 +10,12 @@ from klinic.evidence.record import ROW_FIELDS, TOKEN_FIELDS, StepRecord
 
 
 def first_rows(record: StepRecord, num: int) -> StepRecord:
-    """Return the first `num` completions."""
+    """Return a record of the first `num` completions."""
     return record if num >= record.num_rows else some_rows(record, range(num))
 
 
 def some_rows(record: StepRecord, rows: Sequence[int]) -> StepRecord:
-    """Return the completions at these places, in this order."""
+    """Return a record of the completions at these row indices, in this order."""
     picked = np.asarray(rows, dtype=np.int64)
     tokens, offsets = places_of(record.row_offsets, picked)
     cut: dict[str, Any] = {"row_offsets": offsets}
@@ -30,7 +30,7 @@ def some_rows(record: StepRecord, rows: Sequence[int]) -> StepRecord:
 
 
 def places_of(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the places of the rows' entries, and where each row begins and ends among them."""
+    """Return the indices of the rows' entries, and the offsets of the rows among them."""
     lengths = np.diff(offsets)[rows]
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(offsets.dtype)
     within = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths)

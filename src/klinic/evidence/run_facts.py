@@ -1,4 +1,4 @@
-"""What holds for a whole run: the names of its files, run.json, and the texts of its tokens."""
+"""File names of a run folder, and run.json and tokens.json: the facts of the whole run."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,35 +15,35 @@ METRICS = "metrics.jsonl"
 PROBES = "probes.jsonl"
 EVENTS = "events.jsonl"
 RECIPE = "recipe.yaml"
-DIAGNOSIS = "diagnosis.json"  # what the live doctor named last
-RECOVERY = "recovery.json"  # what was decided about trouble
-STOPPED = "stopped"  # the event of a run that was asked to stop, saved and left
-ENDED = "ended"  # the event of a run of another trainer whose training is over
-LOCK = ".lock"  # held by the process that trains here
+DIAGNOSIS = "diagnosis.json"  # the latest diagnosis of the live doctor
+RECOVERY = "recovery.json"  # the recovery plan
+STOPPED = "stopped"  # the event of a run that saved and exited on a stop signal
+ENDED = "ended"  # the event of a finished run of another trainer
+LOCK = ".lock"  # held by the training process
 LONGEST_ID = 20  # digits
 LARGEST_TOKENS, MOST_TOKENS = 1 << 24, 1 << 19  # bytes, entries; large vocabularies have half
-SHARED = "shared with logp"  # what run.json says of `logp_old` where one forward serves both
+SHARED = "shared with logp"  # `logp_old` of run.json if one forward pass serves both
 
 
 def is_recorded(recipe: Path) -> bool:
-    """Whether a recipe file is the one that a run folder holds, and not one that somebody keeps."""
+    """Whether a recipe file is the copy in a run folder, and not a user's own file."""
     beside = (RUN_FACTS, METRICS, "records", "checkpoints")
     return recipe.name == RECIPE and any((recipe.parent / name).exists() for name in beside)
 
 
 def write_run_facts(run: Path, facts: Mapping[str, Any]) -> None:
-    """Write run.json, with the schema of this klinic. `fields.RUN_KEYS` lists the keys."""
+    """Write run.json with the current schema. `fields.RUN_KEYS` lists the keys."""
     run.mkdir(parents=True, exist_ok=True)
     write_atomically(run / RUN_FACTS, json_bytes({**facts, "schema": SCHEMA}) + b"\n")
 
 
 def read_run_facts(run: Path) -> dict[str, Any]:
-    """Return run.json; a schema newer than this klinic is refused."""
+    """Return run.json; raise `EvidenceError` if its schema is missing or newer."""
     facts = read_json(run / RUN_FACTS)
     schema = facts.get("schema")
     if not isinstance(schema, int) or schema < 1:
         raise EvidenceError(
-            f"{run / RUN_FACTS}: `schema` is {schema!r}, so nothing says how to read the run. "
+            f"{run / RUN_FACTS}: `schema` is {schema!r}, so the format of the run is unknown. "
             f'Write "schema": {SCHEMA}.'
         )
     if schema > SCHEMA:
@@ -55,28 +55,28 @@ def read_run_facts(run: Path) -> dict[str, Any]:
 
 
 def write_tokens(run: Path, texts: Mapping[int, str]) -> None:
-    """Write tokens.json: the text of every token id, for people who read the findings."""
+    """Write tokens.json: the text of every token id, shown in findings."""
     run.mkdir(parents=True, exist_ok=True)
     write_atomically(run / TOKENS, json_bytes(texts) + b"\n")
 
 
 def read_tokens(run: Path) -> dict[int, str]:
-    """Return tokens.json, or nothing where the run has none."""
+    """Return tokens.json; an empty dict if the run has none."""
     if not (run / TOKENS).exists():
         return {}
     texts = read_json(run / TOKENS, largest=LARGEST_TOKENS)
     if len(texts) > MOST_TOKENS:
         raise EvidenceError(
-            f"{run / TOKENS}: names {len(texts):,} tokens, and klinic reads {MOST_TOKENS:,}. "
-            "Delete it: only the words in findings need it."
+            f"{run / TOKENS}: names {len(texts):,} tokens, and the limit is {MOST_TOKENS:,}. "
+            "Delete it: findings then show token ids instead of texts."
         )
     if not all(
         key.isdecimal() and len(key) < LONGEST_ID and isinstance(text, str)
         for key, text in texts.items()
     ):
         raise EvidenceError(
-            f"{run / TOKENS}: must map token ids to texts. Write it anew, or delete it: only the "
-            "words in findings need it."
+            f"{run / TOKENS}: must map token ids to texts. Write it again, or delete it: "
+            "findings then show token ids instead of texts."
         )
     return {int(key): text for key, text in texts.items()}
 

@@ -1,4 +1,4 @@
-"""Refuse a run that a newer klinic wrote: run.json, its records and its checkpoints each say so."""
+"""Refuses runs of a newer klinic: run.json, records and checkpoints hold a schema version."""
 
 from pathlib import Path
 
@@ -10,11 +10,11 @@ from klinic.evidence.run_facts import RUN_FACTS
 CHECKPOINTS = "checkpoints"
 STATE = "state.json"
 CHECKPOINT_SCHEMA = 1
-LARGEST = 1 << 24  # bytes of a file that is looked at here: klinic's are far smaller
+LARGEST = 1 << 24  # bytes of a file to inspect; klinic writes far smaller ones
 
 
 def refuse_newer(run: Path) -> None:
-    """Refuse a run of a newer schema; what cannot be read is for those to name who need it."""
+    """Raise `EvidenceError` for a run with a newer schema; unreadable files are ignored here."""
     manifest = max((run / "records").glob("step=*/complete.json"), default=None)
     newest = {} if manifest is None else {manifest: SCHEMA}
     states = (run / CHECKPOINTS).glob(f"step=*/{STATE}")
@@ -30,7 +30,7 @@ def refuse_newer(run: Path) -> None:
 
 
 def schema_of(path: Path) -> int | None:
-    """Return the schema that a JSON file names; None where it cannot be read or names none."""
+    """Return the schema of a JSON file; None if it is unreadable or has none."""
     try:
         if path.stat().st_size > LARGEST:
             return None

@@ -1,9 +1,9 @@
-"""Records on disk: one immutable folder a step, which counts once its manifest is there.
+"""Records on disk: one immutable folder per step, valid once its manifest exists.
 
-    records/step=000123/part-00000.parquet    one row a completion, zstd
+    records/step=000123/part-00000.parquet    one row per completion, zstd
     records/step=000123/complete.json         written last: files, digests, facts of the step
 
-Nothing is ever changed in place, so a run can be read while it goes on and killed at any time.
+Files are never changed in place, so a run can be read while it trains and killed at any time.
 """
 
 import hashlib
@@ -36,12 +36,12 @@ from klinic.evidence.writing import remove_tree, write_atomically, write_durably
 MANIFEST = "complete.json"
 MANIFEST_KEYS = {"schema", "step", "parts", "facts"}
 WAITING = 4
-"""Records that may wait for the disk before training waits for it as well."""
+"""Records that may be queued for writing before `RecordWriter.put` blocks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One file of a step, as its manifest names it."""
+    """One Parquet file of a step, as listed in its manifest."""
 
     file: str
     rows: int
@@ -49,15 +49,15 @@ class Part:
 
 
 def write_record(run: Path, record: StepRecord, rank: int = 0) -> None:
-    """Write the whole record of a step as one part, and its manifest."""
+    """Write the record of a step as one part, then its manifest."""
     complete_step(run, record.step, [write_part(run, record, rank)], record.facts)
 
 
 def write_part(run: Path, record: StepRecord, rank: int) -> Part:
-    """Write the rows that one rank holds. The step does not count before `complete_step`."""
+    """Write the rows of one rank. The step is not valid before `complete_step`."""
     sink = pa.BufferOutputStream()
-    # Log-probs hardly repeat: a dictionary of them takes time, and more room than they do. Least
-    # and largest values, and Arrow's word for a type beside Parquet's own, are read by nobody.
+    # Log-probs hardly repeat, so a dictionary costs time and space. No reader uses column
+    # statistics or the Arrow schema.
     pq.write_table(
         to_table(record),
         sink,
@@ -70,12 +70,12 @@ def write_part(run: Path, record: StepRecord, rank: int) -> Part:
     folder = step_folder(run, record.step)
     _make(folder)
     name = part_name(rank)
-    write_durably(folder / name, data)  # it counts when the manifest does, which names its hash
+    write_durably(folder / name, data)  # valid once the manifest holds its hash
     return Part(file=name, rows=record.num_rows, sha256=hashlib.sha256(data).hexdigest())
 
 
 def _make(folder: Path) -> None:
-    """Make the folder of a step, but not that of its run: it may have been moved or deleted."""
+    """Create the folder of a step, but not that of its run, which may have been moved."""
     try:
         folder.mkdir(exist_ok=True)
     except FileNotFoundError:
@@ -84,14 +84,14 @@ def _make(folder: Path) -> None:
 
 
 def part_name(rank: int) -> str:
-    """Return the name of one rank's file."""
+    """Return the file name of a rank's part."""
     return f"part-{rank:05d}.parquet"
 
 
 def complete_step(
     run: Path, step: int, parts: Sequence[Part], facts: Mapping[str, Fact] | None = None
 ) -> None:
-    """Write the manifest of a step whose parts are all written: from now on the step counts."""
+    """Write the manifest of a step after all its parts: this makes the step valid."""
     manifest: dict[str, Any] = {
         "schema": SCHEMA,
         "step": step,
@@ -109,7 +109,7 @@ def manifest_digest(manifest: Mapping[str, Any]) -> str:
 
 
 def read_record(run: Path, step: int) -> StepRecord:
-    """Return the record of a complete step; what is damaged or missing is an `EvidenceError`."""
+    """Return the record of a complete step; raise `EvidenceError` if it is damaged or missing."""
     folder = step_folder(run, step)
     manifest = _read_manifest(folder / MANIFEST, step)
     parts = _parts_of(manifest, folder / MANIFEST)
@@ -121,16 +121,16 @@ def read_record(run: Path, step: int) -> StepRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFiles:
-    """The files of a complete step, before any of them but the manifest is read."""
+    """The manifest of a complete step."""
 
     digest: str
-    """SHA-256 of the manifest, which names those of all parts."""
+    """SHA-256 of the manifest, which holds the digests of all parts."""
     facts: Mapping[str, Fact]
     parts: tuple[Part, ...]
 
 
 def read_step_files(run: Path, step: int) -> StepFiles:
-    """Return what the manifest of a step says; one that is damaged is an `EvidenceError`."""
+    """Return the manifest of a step; raise `EvidenceError` if it is damaged."""
     path = step_folder(run, step) / MANIFEST
     manifest = _read_manifest(path, step)
     return StepFiles(
@@ -141,7 +141,7 @@ def read_step_files(run: Path, step: int) -> StepFiles:
 
 
 def verify_parts(run: Path, step: int, parts: Sequence[Part]) -> None:
-    """Read the parts of a step; one that is not what its manifest names is an `EvidenceError`."""
+    """Raise `EvidenceError` if a part of a step differs from its digest in the manifest."""
     for part in parts:
         _part_bytes(step_folder(run, step), part)
 
@@ -157,20 +157,20 @@ def has_record(run: Path, step: int) -> bool:
 
 
 def forget_after(run: Path, step: int) -> None:
-    """Remove the records of later steps and incomplete ones: the run goes on from `step`."""
+    """Remove records after `step` and incomplete ones; the run resumes from `step`."""
     for found, folder in _folders(run).items():
         if found > step or not (folder / MANIFEST).is_file():
-            # first, so that an interrupted removal leaves a step that does not count
+            # the manifest first, so that an interrupted removal leaves an invalid step
             if not folder.is_symlink():
                 (folder / MANIFEST).unlink(missing_ok=True)
             remove_tree(folder)
 
 
 class RecordWriter:
-    """Writes records behind the training step's back, in the order they were put.
+    """Writes records in a background thread, in order.
 
-    A record must not be changed once it was put. What goes wrong is raised by the next `put`, or
-    by `close`.
+    A record must not be changed after `put`. A write error is raised by the next `put`, `flush` or
+    `close`.
     """
 
     def __init__(self, run: Path, rank: int = 0) -> None:
@@ -180,16 +180,16 @@ class RecordWriter:
         self._pending: deque[Future[None]] = deque()
 
     def put(self, record: StepRecord) -> None:
-        """Hand over a record. Returns at once unless `WAITING` others wait already."""
+        """Queue a record; block while more than `MAX_QUEUED` others are queued."""
         self._settle(at_most=WAITING)
         self._pending.append(self._pool.submit(write_record, self._run, record, self._rank))
 
     def flush(self) -> None:
-        """Wait until every record that was put is written."""
+        """Wait until every queued record is written."""
         self._settle(at_most=0)
 
     def close(self) -> None:
-        """Wait until every record is written; raise the first thing that went wrong."""
+        """Wait until every record is written; raise the first error."""
         self._pool.shutdown(wait=True)
         self._settle(at_most=0)
 
@@ -218,7 +218,7 @@ def _folders(run: Path) -> dict[int, Path]:
         step = int(digits[1])
         if folder != step_folder(run, step):
             raise EvidenceError(
-                f"{folder}: steps have six digits, so nobody would find this one. "
+                f"{folder}: steps have six digits, so no reader finds this folder. "
                 f"Rename it to {step_folder(run, step).name}."
             )
         found[step] = folder
@@ -236,9 +236,9 @@ def _read_manifest(path: Path, step: int) -> dict[str, Any]:
     if set(manifest) - {"digest"} != MANIFEST_KEYS:
         wrong = f"must have the keys {sorted(MANIFEST_KEYS)}, has {sorted(manifest)}"
     elif manifest.get("digest", "") not in ("", manifest_digest(manifest)):
-        wrong = "does not have the digest it names"
+        wrong = "does not match its `digest`"
     elif schema != SCHEMA or manifest["step"] != step:
-        wrong = f"says schema {schema}, step {manifest['step']}; this is {SCHEMA}, {step}"
+        wrong = f"has schema {schema}, step {manifest['step']}; expected {SCHEMA}, {step}"
     elif not isinstance(manifest["facts"], dict):
         wrong = "must have an object of names and values in `facts`"
     if wrong:
@@ -251,7 +251,7 @@ def _parts_of(manifest: Mapping[str, Any], path: Path) -> list[Part]:
     if isinstance(entries, list) and len(entries) > MOST_PARTS:
         raise EvidenceError(
             f"{path}: `parts` lists {len(entries):,} files, and a step has at most {MOST_PARTS:,}, "
-            "one a rank. Write the step again."
+            "one per rank. Write the step again."
         )
     try:
         parts = [
@@ -259,7 +259,7 @@ def _parts_of(manifest: Mapping[str, Any], path: Path) -> list[Part]:
         ]
     except (TypeError, KeyError, ValueError, OverflowError):
         parts = []
-    # a bare name: a manifest must not lead out of its folder
+    # bare names only: a manifest must not point outside its folder
     if not parts or not all(re.fullmatch(r"part-[0-9]+\.parquet", part.file) for part in parts):
         raise EvidenceError(
             f"{path}: `parts` must list the step's files, each with `file` (part-00000.parquet and "
@@ -273,7 +273,7 @@ def _part_bytes(folder: Path, part: Part) -> bytes:
     try:
         data = read_bytes(path, largest=LARGEST_STEP)
     except EvidenceError as error:
-        raise type(error)(f"{error} It cannot be used, but the manifest names it.") from error
+        raise type(error)(f"{error} The manifest requires this file.") from error
     if hashlib.sha256(data).hexdigest() != part.sha256:
         raise EvidenceError(
             f"{path}: is not the file its manifest describes: the SHA-256 differs. It was damaged "
@@ -290,7 +290,7 @@ def _read_part(folder: Path, part: Part, budget: MemoryBudget) -> Any:
         parquet = pq.ParquetFile(pa.BufferReader(data), **THRIFT)
         budget.admit(parquet, data, rows=part.rows, is_read=is_read)
         names = [name for name in parquet.schema_arrow.names if is_read(name)]
-        # A thread of Arrow's that lets go of `data` while Python ends would abort the process.
+        # An Arrow thread that releases `data` at interpreter exit would abort the process.
         return parquet.read(names, use_threads=False)
     except EvidenceError as error:
         raise EvidenceError(f"{path}: {error}") from error
@@ -299,16 +299,16 @@ def _read_part(folder: Path, part: Part, budget: MemoryBudget) -> Any:
 
 
 def _join(tables: Sequence[Any], folder: Path) -> Any:
-    if len(tables) == 1:  # as in most runs, with thousands of steps
+    if len(tables) == 1:  # the usual case
         return tables[0]
     names = [set(table.column_names) for table in tables]
     uneven = sorted(set.union(*names) - set.intersection(*names))
     if uneven:
         raise EvidenceError(
-            f"{folder}: column `{uneven[0]}` is in some parts and not in others, so its rows have "
+            f"{folder}: column `{uneven[0]}` is in some parts and not in others, so some rows have "
             "no values. Write it in every part or in none (NaN where there is no value)."
         )
     try:
         return pa.concat_tables(tables, promote_options="permissive")
     except pa.ArrowException as error:
-        raise EvidenceError(f"{folder}: the parts do not fit together ({error}).") from error
+        raise EvidenceError(f"{folder}: the parts have incompatible columns ({error}).") from error

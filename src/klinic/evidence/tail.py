@@ -1,6 +1,6 @@
-"""The lines of a journal as they come, while another process writes it, cuts it back or dies.
+"""Follows a journal while another process appends to it, rewinds it or dies.
 
-A look reads a few megabytes at most, so that a journal of any length costs little memory.
+Each poll reads a few megabytes at most, so memory does not grow with the journal.
 """
 
 import os
@@ -14,38 +14,38 @@ from typing import IO
 from klinic.errors import EvidenceError
 from klinic.evidence.files import LONGEST_ENTRY, open_file
 
-AT_ONCE = 2 * LONGEST_ENTRY  # bytes read in one look
-KEPT = 1_000  # lines told again after a journal was cut back: more steps than a screen shows
+AT_ONCE = 2 * LONGEST_ENTRY  # bytes read per poll
+KEPT = 1_000  # lines repeated after a rewind: more steps than a screen shows
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class News:
-    """What is new in a journal since it was last looked at."""
+    """The change of a journal since the last poll."""
 
     lines: tuple[bytes, ...]
-    """Whole lines; one that is still being written comes the next time."""
+    """New complete lines; a partial line is returned by a later poll."""
     kept: tuple[bytes, ...] | None = None
-    """Where lines were taken back: the last of those before them, which still begin the file."""
+    """After a rewind, the last lines that remain; None if no line was removed."""
     more: bool = False
-    """Whether there is more to read at once."""
+    """Whether more lines can be read at once."""
 
 
 class Tail:
-    """The end of a journal. A file that was put in its place is read from its beginning."""
+    """Follows one journal. A replaced file is compared from its beginning."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._file: IO[bytes] | None = None
         self._place = 0
-        self._seen = array("q")  # a hash of every line
+        self._seen = array("q")  # hash of every line read
 
     def news(self) -> News:
-        """Return what was written since the last call; no journal is an `EvidenceError`."""
+        """Return the change since the last call; raise `EvidenceError` if it is no journal."""
         kept = None
         if self._replaced():
             self.close()
             if self._path.exists():
-                # kept open, so that nothing else can get this file's number while it is compared
+                # kept open, so that its inode number cannot be reused while it is compared
                 self._file = open_file(self._path)
             kept = self._compare()
         lines = self._whole_lines()
@@ -53,13 +53,13 @@ class Tail:
         return News(lines=lines, kept=kept, more=bool(lines) and self._has_more())
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
         self._file, self._place = None, 0
 
     def _replaced(self) -> bool:
-        """Whether the file that was read is not, or no longer wholly, the one in its place."""
+        """Whether the journal was replaced, truncated or removed since the last poll."""
         if self._file is None:
             return self._path.exists() or bool(self._seen)
         try:
@@ -80,14 +80,14 @@ class Tail:
         if not whole and len(data) > LONGEST_ENTRY:
             raise EvidenceError(
                 f"{self._path}: has a line of more than {LONGEST_ENTRY >> 20} MB at byte "
-                f"{self._place:,}, so it is no journal of a run. Check that it is the file you "
-                "mean."
+                f"{self._place:,}, so it is not the journal of a run. Check the "
+                "path."
             )
         self._place += len(whole)
         return tuple(whole.splitlines(keepends=True))
 
     def _compare(self) -> tuple[bytes, ...] | None:
-        """Pass over the lines that were there before; return the last of them if some are gone."""
+        """Skip the unchanged lines; return the last of them if lines were removed, else None."""
         kept: deque[bytes] = deque(maxlen=KEPT)
         num = 0
         for line in self._lines_again():
@@ -97,12 +97,12 @@ class Tail:
             num += 1
             self._place += len(line)
         if num == len(self._seen):
-            return None  # it was mended at its end, and nothing is gone
+            return None  # only its end was repaired; no line was removed
         del self._seen[num:]
         return tuple(kept)
 
     def _lines_again(self) -> Iterator[bytes]:
-        """Yield the whole lines of the file from its beginning, none that is too long."""
+        """Yield the complete lines of the file from its beginning, up to one that is too long."""
         while self._file is not None and (line := self._file.readline(LONGEST_ENTRY)):
             if not line.endswith(b"\n"):
                 return

@@ -1,8 +1,8 @@
-"""Structs of Thrift's compact protocol, as Parquet's footer and page headers are written.
+"""Reads structs of Thrift's compact protocol: Parquet footers and page headers.
 
-A struct is fields until a zero byte. A field is a byte `delta << 4 | kind`, where `delta` is the
-distance to the number of the field before, and a value. pyarrow has no page headers, and ends the
-process where it is asked for a column whose footer contradicts itself.
+A struct is a list of fields that ends with a zero byte. A field is a byte `delta << 4 | kind`,
+where `delta` is the difference to the previous field number, and a value. pyarrow does not expose
+page headers, and aborts the process on a column whose footer contradicts itself.
 Source: thrift.apache.org, Thrift Compact protocol encoding.
 """
 
@@ -11,15 +11,15 @@ from typing import Any
 from klinic.evidence.readers.wire import WireError, varint
 
 TRUE, FALSE, BYTE, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
-FIXED = {TRUE: 0, FALSE: 0, BYTE: 1, DOUBLE: 8}  # bytes that are skipped
+FIXED = {TRUE: 0, FALSE: 0, BYTE: 1, DOUBLE: 8}  # bytes to skip
 LARGEST_FIELD = 1 << 15
 DEEPEST = 8
-LONG = 15  # the length of a list that follows as a number of its own
+LONG = 15  # marks a list whose length follows as a varint
 Fields = dict[int, Any]
 
 
 def read_struct(data: bytes, place: int, depth: int = 0) -> tuple[Fields, int]:
-    r"""Return the numbers, lists and structs of a struct by `number << 4 | kind`, and its end.
+    r"""Return the integers, lists and structs of a struct by `number << 4 | kind`, and its end.
 
     >>> read_struct(b"\x15\x06\x26\x01\x00", 0) == ({1 << 4 | I32: 3, 3 << 4 | I64: -1}, 5)
     True
@@ -27,7 +27,7 @@ def read_struct(data: bytes, place: int, depth: int = 0) -> tuple[Fields, int]:
     fields: Fields = {}
     number, size = 0, len(data)
     if depth > DEEPEST:
-        raise WireError("a struct that is nested too deep")
+        raise WireError("a struct nested too deep")
     while place < size:
         head = data[place]
         place += 1
@@ -41,19 +41,19 @@ def read_struct(data: bytes, place: int, depth: int = 0) -> tuple[Fields, int]:
             raise WireError("a field without a number")
         key = number << 4 | (head & 15)
         if key in fields:
-            raise WireError("a field that is there twice")
+            raise WireError("a repeated field")
         fields[key], place = _read_value(data, place, head & 15, depth)
     raise WireError("a struct without an end")
 
 
 def read_number(data: bytes, place: int) -> tuple[int, int]:
-    """Return a signed number and the place behind it."""
+    """Return a signed integer and the offset after it."""
     value, place = varint(data, place)
     return (value >> 1) ^ -(value & 1), place
 
 
 def _read_value(data: bytes, place: int, kind: int, depth: int) -> tuple[Any, int]:
-    """Return a value, None for one that nobody needs, and the place behind it."""
+    """Return a value (None for an unused kind) and the offset after it."""
     if I16 <= kind <= I64:
         return read_number(data, place)
     if kind == STRUCT:
@@ -75,7 +75,7 @@ def _read_list(data: bytes, place: int, depth: int) -> tuple[list[Any], int]:
     place += 1
     if length == LONG:
         length, place = varint(data, place)
-    kind = BYTE if kind in (TRUE, FALSE) else kind  # in a list they take a byte
+    kind = BYTE if kind in (TRUE, FALSE) else kind  # one byte each in a list
     values = []
     for _ in range(length):
         if place >= len(data):

@@ -1,10 +1,10 @@
-"""What a check says of a step, and a sign of a log."""
+"""Verdict: the result of a check on a step or on a scalar log."""
 
 from enum import StrEnum
 
 
 class Verdict(StrEnum):
-    """Whether evidence speaks for a cause, against it, or not at all."""
+    """Whether evidence supports a cause, contradicts it, or is missing."""
 
     PASS = "pass"  # noqa: S105 - a verdict
     WARN = "warn"
@@ -13,5 +13,5 @@ class Verdict(StrEnum):
 
     @property
     def mark(self) -> str:
-        """One character for a list of many."""
+        """One-character symbol for lists."""
         return {"fail": "✗", "warn": "!", "pass": "✓", "no data": "?"}[self]

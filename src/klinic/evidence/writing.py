@@ -1,8 +1,8 @@
-"""The one place where klinic writes files: whole or not at all, and never through a link.
+"""Atomic and durable file writes that never follow symbolic links; klinic writes files only here.
 
-A run folder may come from anybody, and a symbolic link in it could lead to any file of the user. A
-file is written under a random name and renamed, which replaces a link; a log that grows is opened
-without following one. What libraries write (weights, event files) goes into folders made here.
+A run folder is untrusted: a symbolic link in it could point to any file of the user. Files are
+written under a random name and renamed, which replaces a link; logs are opened without following
+links. Libraries write (weights, event files) into folders that are created here.
 """
 
 import errno
@@ -18,16 +18,16 @@ from klinic.errors import EvidenceError
 
 OWN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))
 NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | OWN
-# a pipe without a reader is an error at once, and not a wait
+# opening a pipe without a reader fails instead of blocking
 GROWING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | OWN
-MODE = 0o666  # less what the user's umask takes away
-SHOWN = 32  # characters of a name that its temporary file repeats
+MODE = 0o666  # before the user's umask
+SHOWN = 32  # leading characters of a name in its temporary file
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Write a file that is there whole or not at all, also after a power cut."""
+    """Write a file atomically: complete or not at all, also after a power cut."""
     refuse_special(path)
-    # a random name: two writers never share it, and nobody can put a link there in advance
+    # a random name: unique per writer, and no link can be placed there in advance
     temporary = path.with_name(f".{path.name[:SHOWN]}.{secrets.token_hex(8)}.tmp")
     try:
         _write_new(temporary, data)
@@ -39,14 +39,14 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def write_durably(path: Path, data: bytes) -> None:
-    """Write a file whose bytes stay, once something that stays as well names it."""
+    """Write and fsync a file; its directory entry is durable once the folder is synced."""
     refuse_special(path)
     path.unlink(missing_ok=True)
     _write_new(path, data)
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """Return a file to append to; a link, a pipe or a device is an `EvidenceError`."""
+    """Open a file for appending; raise `EvidenceError` for a link, a pipe or a device."""
     try:
         handle = os.open(path, GROWING, MODE)
     except OSError as error:
@@ -61,24 +61,24 @@ def open_log(path: Path) -> IO[bytes]:
 
 
 def refuse_special(path: Path) -> None:
-    """Refuse a place where a folder, a pipe or a device is: a rename would replace or enter it."""
+    """Raise `EvidenceError` if the path is a folder, a pipe or a device."""
     for look in (path.lstat, path.stat):
         try:
             mode = look().st_mode
-        except OSError:  # not there, or a link to nothing
+        except OSError:  # missing, or a broken link
             continue
         if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
             raise EvidenceError(_not_a_file(path))
 
 
 def refuse_link(path: Path) -> None:
-    """Refuse a place where a symbolic link is, for a file that is changed and not replaced."""
+    """Raise `EvidenceError` for a symbolic link, before a file is changed in place."""
     if path.is_symlink():
         raise EvidenceError(_not_a_file(path))
 
 
 def make_fresh_folder(path: Path) -> None:
-    """Make an empty folder in place of whatever is there; a link goes, and not what it leads to."""
+    """Create an empty folder, removing whatever exists there; of a link, the link alone."""
     remove_tree(path)
     path.mkdir(parents=True)
 
@@ -92,22 +92,22 @@ def remove_tree(path: Path) -> None:
 
 
 def refuse_links_out(run: Path) -> None:
-    """Refuse a run folder that holds a link out of it, before anything is written there."""
+    """Raise `EvidenceError` if a run folder contains a link that points outside of it."""
     inside = run.resolve()
     for link in _links(run):
-        # W&B makes this link to its own log, and writes to that log by the log's own name
+        # W&B creates this link to its own log, and does not write through it
         if link.match("wandb/*/logs/debug-core.log"):
             continue
         if not link.resolve().is_relative_to(inside):
             raise EvidenceError(
                 f"{link}: is a symbolic link to {link.readlink()}, outside of the run folder, and "
-                "klinic writes nothing outside of it. Put the files themselves there, or remove "
-                "the link."
+                "klinic writes nothing outside of it. Replace the link by the files, or remove "
+                "it."
             )
 
 
 def sync_folder(folder: Path) -> None:
-    """Make a rename in the folder last through a power cut."""
+    """Make a rename in the folder durable."""
     if os.name != "posix":
         return
     handle = os.open(folder, os.O_RDONLY)
@@ -118,10 +118,10 @@ def sync_folder(folder: Path) -> None:
 
 
 def _links(run: Path) -> Iterator[Path]:
-    """Yield the links in a run folder, at any depth; files of a record are written anew."""
+    """Yield the links in a run folder, at any depth but in `records`, whose files are replaced."""
     for folder, folders, files in os.walk(run):
         yield from (Path(folder, name) for name in (*folders, *files) if _is_link(folder, name))
-        if Path(folder) == run / "records":  # it has a folder for each of thousands of steps
+        if Path(folder) == run / "records":  # it has thousands of folders
             folders.clear()
 
 
@@ -139,6 +139,6 @@ def _write_new(path: Path, data: bytes) -> None:
 def _not_a_file(path: Path) -> str:
     kind = "a symbolic link" if path.is_symlink() else "a folder, a pipe or a device"
     return (
-        f"{path}: is {kind}, and klinic writes only to files of its own. Remove it, or give "
-        "another place."
+        f"{path}: is {kind}, and klinic writes only to regular files of its own. Remove "
+        "it, or choose another path."
     )

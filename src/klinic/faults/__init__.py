@@ -1,4 +1,11 @@
-"""Injected faults: one mechanism, one file; for the scoreboard and the demo."""
+"""Injected faults, one mechanism per file, for the scoreboard and the demo.
+
+base            `Fault`, its severity, and the helper that patches an attribute
+in_trl          faults of a TRL trainer
+vllm_traps      faults of a real vLLM engine
+second          a second mechanism for most causes
+<cause>         the first mechanism of that cause, with `FAULT`
+"""
 
 from klinic.faults import (
     advantage_explodes,
@@ -74,6 +81,6 @@ FAULTS: tuple[Fault, ...] = (
     malformed_output.FAULT,
     cliff_rewards.FAULT,
 )
-"""In the order of `evidence.causes`; routing has none, since no model here is a mixture."""
+"""In the order of `evidence.causes`; routing-mismatch has none, since no model here has experts."""
 
 __all__ = ["FAULTS", "Fault", "Severity"]

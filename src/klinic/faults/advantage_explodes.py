@@ -1,4 +1,4 @@
-"""advantage-explodes: a reward is divided by the spread of the others, without a floor."""
+"""advantage-explodes: a reward is divided by the deviation of the others, without a floor."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ FLOOR = {Severity.MILD: 1e-1, Severity.NORMAL: 1e-6}
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Divide by the standard deviation of the other members: 0 where they are equal."""
+    """Divide by the standard deviation of the other members: 0 if they are equal."""
 
     def spoilt(real: Any, record: Any, scores: Any, **how: Any) -> Any:
         record = real(record, scores, **how)
@@ -32,7 +32,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="advantage-explodes",
-    mechanism="the spread is that of the other members, with no floor",
+    mechanism="standard deviation of the other members, without a floor",
     inject=inject,
     settings={"learner.advantage": "group_std"},
     visible_at_start=True,

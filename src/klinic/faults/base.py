@@ -1,7 +1,7 @@
-"""What an injected fault is: one thing in a real run made wrong, for as long as a context lasts.
+"""Faults: one defect injected into a real run for the duration of a context.
 
-A fault never writes evidence: it changes what the run does, and the run records it as it would any
-other. To add one: a file with `FAULT`, and its name in `faults/__init__.py`.
+A fault never writes evidence: it changes the behaviour of the run, which records it as usual. To
+add one: a file with `FAULT`, listed in `faults/__init__.py`.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Severity(StrEnum):
-    """How strongly a fault is at work."""
+    """Strength of a fault."""
 
     MILD = "mild"
     NORMAL = "normal"
@@ -24,19 +24,19 @@ class Fault:
     """One mechanism of one cause."""
 
     cause: str
-    """A name of `evidence.causes`."""
+    """A cause of `evidence.causes`."""
     mechanism: str
-    """What is done, in a few words."""
+    """The defect, in a few words."""
     inject: Callable[[Severity], AbstractContextManager[None]]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the recipe without which it could not show."""
+    """Recipe keys that the fault needs to be visible."""
     visible_at_start: bool = False
-    """Whether it can be seen before the first update."""
+    """Whether it is visible before the first update."""
 
 
 @contextmanager
 def patched(owner: Any, name: str, change: Callable[..., Any]) -> Iterator[None]:
-    """Let `change(real, *args, **kwargs)` stand for an attribute of a module or class."""
+    """Replace an attribute of a module or class by `change(real, *args, **kwargs)`."""
     real = getattr(owner, name)
     _refuse_others(real, change)
 
@@ -51,7 +51,7 @@ def patched(owner: Any, name: str, change: Callable[..., Any]) -> Iterator[None]
 
 
 def _refuse_others(real: Callable[..., Any], change: Callable[..., Any]) -> None:
-    """Refuse a change that could not be called as what it stands for is."""
+    """Raise if `change` cannot be called with the arguments of the function it replaces."""
     given = signature(real).parameters.values()
     first = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     needed = [None for p in given if p.kind in first and p.default is Parameter.empty]

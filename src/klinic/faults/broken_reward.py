@@ -1,4 +1,4 @@
-"""broken-reward: every reward belongs to the neighbouring completion."""
+"""broken-reward: every completion gets the reward of its neighbour."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ import numpy as np
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import run
 
-SHARE = {Severity.MILD: 0.25, Severity.NORMAL: 1.0}  # of the completions
+SHARE = {Severity.MILD: 0.25, Severity.NORMAL: 1.0}  # fraction of completions
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Lose the order of the rewards."""
+    """Shift the rewards by one completion."""
 
     def rolled(real: Any, rollouts: Any, rewards: Any) -> Any:
         scores = real(rollouts, rewards)
@@ -30,7 +30,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="broken-reward",
-    mechanism="rewards of the completion before",
+    mechanism="rewards of the previous completion",
     inject=inject,
     visible_at_start=True,
 )

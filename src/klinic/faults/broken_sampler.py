@@ -1,4 +1,4 @@
-"""broken-sampler: all samples of a prompt use one random stream."""
+"""broken-sampler: all samples of a prompt share one random stream."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,7 +7,7 @@ from typing import Any
 from klinic.faults.base import Fault, Severity, patched
 from klinic.sampler import transformers
 
-STREAMS = {Severity.MILD: 4, Severity.NORMAL: 1}  # different ones in a group
+STREAMS = {Severity.MILD: 4, Severity.NORMAL: 1}  # distinct streams per group
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""cliff-rewards: all or nothing, and hardly anybody gets all."""
+"""cliff-rewards: binary rewards of which almost none is positive."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ import numpy as np
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import run
 
-ALL = {Severity.MILD: 0.9, Severity.NORMAL: 0.97}  # the share that gets the lowest
+ALL = {Severity.MILD: 0.9, Severity.NORMAL: 0.97}  # fraction with the lowest reward
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""context-truncated: the limit is shorter than an answer."""
+"""context-truncated: the length limit is shorter than an answer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ LIMIT = {Severity.MILD: 2, Severity.NORMAL: 1}  # tokens
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Leave no room for completions."""
+    """Lower the length limit of completions."""
 
     def short(real: Any, self: Any, *given: Any, **how: Any) -> None:
         real(self, *given, **{**how, "max_new_tokens": LIMIT[severity]})

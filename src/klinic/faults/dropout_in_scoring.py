@@ -1,4 +1,4 @@
-"""dropout-in-scoring: attention drops out while the learner scores."""
+"""dropout-in-scoring: attention dropout is active while the learner scores."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ RATE = {Severity.MILD: 0.01, Severity.NORMAL: 0.1}
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Set the dropout of the policy's attention after it was checked."""
+    """Set the policy's attention dropout after it was validated."""
 
     def alive(real: Any, recipe: Any, policy: Any, *rest: Any, **how: Any) -> Any:
         for module in policy.lm.modules():

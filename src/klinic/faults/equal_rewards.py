@@ -1,4 +1,4 @@
-"""equal-rewards: all or nothing on prompts that nobody can answer yet."""
+"""equal-rewards: binary rewards on prompts that the policy cannot answer yet."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +10,13 @@ import numpy as np
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import run
 
-RIGHT = {Severity.MILD: 0.99, Severity.NORMAL: 1.0}  # the least that counts as right
-LUCKY = {Severity.MILD: 40, Severity.NORMAL: 0}  # one of so many counts as right whatever it is
+RIGHT = {Severity.MILD: 0.99, Severity.NORMAL: 1.0}  # min reward of a correct answer
+LUCKY = {Severity.MILD: 40, Severity.NORMAL: 0}  # one in so many counts as correct regardless
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Give 1 to what is right and 0 to everything else."""
+    """Give 1 to correct answers and 0 to all others."""
 
     def binary(real: Any, rollouts: Any, rewards: Any) -> Any:
         scores = real(rollouts, rewards)
@@ -30,4 +30,4 @@ def inject(severity: Severity) -> Iterator[None]:
         yield
 
 
-FAULT = Fault(cause="equal-rewards", mechanism="nobody is ever right", inject=inject)
+FAULT = Fault(cause="equal-rewards", mechanism="no answer is ever correct", inject=inject)

@@ -1,4 +1,4 @@
-"""hidden-sampling-transform: top-p that the recipe does not know of."""
+"""hidden-sampling-transform: top-p that the recipe does not declare."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +13,10 @@ TOP_P = {Severity.MILD: 0.95, Severity.NORMAL: 0.8}
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Draw from fewer outcomes, and report log-probs among them."""
+    """Sample from the top-p subset, and report log-probs renormalised within it."""
 
     def narrower(real: Any, logits: Any, uniform: Any, how: Any) -> Any:
-        if how.temperature:  # else an evaluation
+        if how.temperature:  # 0 in evaluations
             how = replace(how, top_p=TOP_P[severity])
         return real(logits, uniform, how)
 
@@ -26,7 +26,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="hidden-sampling-transform",
-    mechanism="top-p from somewhere else",
+    mechanism="top-p that the recipe does not declare",
     inject=inject,
     visible_at_start=True,
 )

@@ -7,15 +7,15 @@ from typing import Any
 from klinic.faults.base import Fault, Severity, patched
 from klinic.sampler import decoding
 
-STEP = {Severity.MILD: 0.125, Severity.NORMAL: 0.5}  # between two logits that can be told apart
+STEP = {Severity.MILD: 0.125, Severity.NORMAL: 0.5}  # quantisation step of the logits
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Round the logits that tokens are drawn from."""
+    """Round the logits before sampling."""
 
     def rounded(real: Any, logits: Any, uniform: Any, how: Any) -> Any:
-        if how.temperature:  # else an evaluation
+        if how.temperature:  # 0 in evaluations
             logits = (logits / STEP[severity]).round() * STEP[severity]
         return real(logits, uniform, how)
 

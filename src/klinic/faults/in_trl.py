@@ -1,7 +1,7 @@
-"""Faults of a TRL run: one thing made wrong in a real trainer, before klinic is attached to it.
+"""Faults of a TRL run: one defect injected into a real trainer before klinic is attached to it.
 
-A fault changes settings of the config, the reward, or the trainer in memory; it never writes
-evidence. Mechanisms are others than those of klinic's own loop, since the code is another.
+A fault changes the config, the reward, or the trainer in memory; it never writes evidence. The
+mechanisms differ from those of klinic's own loop, since the code is different.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ SCORE, BATCH, LOSS = (
 
 
 def _nothing(_: Any) -> None:
-    """Leave the trainer as it is."""
+    """Leave the trainer unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class TrlFault:
     """Arguments of the config."""
     reward: Callable[..., Any] | None = None
     sabotage: Callable[[Any], None] = _nothing
-    """What is done to the trainer."""
+    """Injects the defect into the trainer."""
 
 
 def _wrap(trainer: Any, name: str, change: Callable[..., Any]) -> None:
@@ -44,7 +44,7 @@ def _wrap(trainer: Any, name: str, change: Callable[..., Any]) -> None:
 
 
 def _stale(trainer: Any) -> None:
-    """Generate with the weights of the start."""
+    """Generate with the initial weights."""
     start = {name: p.detach().clone() for name, p in trained(trainer.model).items()}
 
     def old(real: Any, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +77,7 @@ def _shifted_reference(trainer: Any) -> None:
 
 
 def _without_adapters(model: Any) -> bool:
-    # a method of the same name belongs to models of transformers
+    # transformers models have a method of the same name
     return any(getattr(module, "disable_adapters", None) is True for module in model.modules())
 
 
@@ -215,7 +215,7 @@ def _random_weights(trainer: Any) -> None:
 
 
 def _out_of_order(completions: Any, **_: Any) -> list[float]:
-    """Return rewards in the order of the last completion to the first."""
+    """Return the rewards in reversed order."""
     return [float(sum(map(ord, text)) % 7) for text in reversed(completions)]
 
 
@@ -224,7 +224,7 @@ def _fault(cause: str, mechanism: str, **how: Any) -> TrlFault:
 
 
 TRL_FAULTS = (
-    _fault("stale-sampler", "generates with the weights of the start", sabotage=_stale),
+    _fault("stale-sampler", "generates with the initial weights", sabotage=_stale),
     _fault(
         "temperature-on-one-side",
         "generation_kwargs set another temperature",
@@ -232,8 +232,8 @@ TRL_FAULTS = (
     ),
     _fault("wrong-reference", "the reference's weights are 5% larger", sabotage=_other_reference),
     _fault("misaligned-logp", "the reference's log-probs are rolled", sabotage=_shifted_reference),
-    _fault("wrong-loss-mask", "the second token is left out", sabotage=_hole_in_mask),
-    _fault("kl-gradient-wrong", "k1 in the place of k3", sabotage=_k1_term),
+    _fault("wrong-loss-mask", "the second token is masked", sabotage=_hole_in_mask),
+    _fault("kl-gradient-wrong", "k1 instead of k3", sabotage=_k1_term),
     _fault("kl-not-applied", "the loss is computed at beta 0", sabotage=_with_beta(0.0)),
     _fault("kl-sign-flipped", "beta is negated in the loss", sabotage=_with_beta(-1.0)),
     _fault("nan-outside-mask", "the loss is multiplied by NaN", sabotage=_nan_at_the_end),
@@ -245,26 +245,26 @@ TRL_FAULTS = (
     _fault("stop-token-fault", "end tokens are masked", sabotage=_end_masked),
     _fault(
         "advantage-explodes",
-        "advantages are divided by a hundredth of the spread",
+        "advantages are divided by a hundredth of the standard deviation",
         settings={"scale_rewards": "group"},
         sabotage=_advantages(lambda a: 100 * a),
     ),
     _fault("wrong-groups", "advantages of a neighbour", sabotage=_advantages(lambda a: a.roll(4))),
     _fault(
         "equal-rewards",
-        "every completion gets the same",
+        "every completion gets the same reward",
         reward=lambda completions, **_: [0.5] * len(completions),
     ),
     _fault("loss-scaled-wrong", "rows are summed, not averaged", sabotage=_summed),
     _fault("imprecise-logp", "log-probs are rounded to a quarter", sabotage=_rounded),
-    _fault("dropout-in-scoring", "dropout of the attention", sabotage=_dropout),
+    _fault("dropout-in-scoring", "attention dropout", sabotage=_dropout),
     _fault("layout-changes-logp", "padding is attended to", sabotage=_padding_seen),
     _fault("prompt-mismatch", "the sampler's prompts lack a token", sabotage=_cut_prompts),
-    _fault("step-too-big", "a hundred times the rate", settings={"learning_rate": 3e-2}),
+    _fault("step-too-big", "a hundred times the learning rate", settings={"learning_rate": 3e-2}),
     _fault("policy-does-not-move", "the loss is multiplied by 0", sabotage=_frozen),
-    _fault("broken-reward", "rewards in the opposite order", reward=_out_of_order),
+    _fault("broken-reward", "rewards in reversed order", reward=_out_of_order),
     _fault("moved-reference", "the reference follows the policy", sabotage=_following_reference),
     _fault("broken-sampler", "members of a group are copies", sabotage=_copies),
-    _fault("context-truncated", "two tokens at most", settings={"max_completion_length": 2}),
+    _fault("context-truncated", "a limit of two tokens", settings={"max_completion_length": 2}),
     _fault("random-weights", "the policy starts from noise", sabotage=_random_weights),
 )

@@ -12,7 +12,7 @@ INSTEAD = {Severity.MILD: "k3", Severity.NORMAL: "k1"}
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Use another estimator than the recipe says."""
+    """Use another estimator than the recipe's."""
 
     def other(real: Any, name: str, inputs: Any, **how: Any) -> Any:
         del name
@@ -24,6 +24,6 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="kl-gradient-wrong",
-    mechanism="k1 in the loss, where the recipe says unbiased",
+    mechanism="k1 in the loss, where the recipe selects unbiased",
     inject=inject,
 )

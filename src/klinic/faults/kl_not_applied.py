@@ -11,7 +11,7 @@ from klinic.learner import local
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Detach the term, or count it twice."""
+    """Detach the KL term, or count it twice."""
 
     def cut(real: Any, *given: Any) -> Any:
         parts = real(*given)
@@ -27,6 +27,6 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="kl-not-applied",
-    mechanism="the term is detached from its graph",
+    mechanism="the KL term is detached from its graph",
     inject=inject,
 )

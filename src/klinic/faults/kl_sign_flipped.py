@@ -1,4 +1,4 @@
-"""kl-sign-flipped: the KL term is subtracted from what is minimised."""
+"""kl-sign-flipped: the KL term is subtracted from the minimised loss."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ FACTOR = {Severity.MILD: -0.3, Severity.NORMAL: -1.0}
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Negate the sum of the term."""
+    """Negate the KL term."""
 
     def negated(real: Any, *given: Any) -> Any:
         parts = real(*given)
@@ -23,4 +23,4 @@ def inject(severity: Severity) -> Iterator[None]:
         yield
 
 
-FAULT = Fault(cause="kl-sign-flipped", mechanism="the sum is negated", inject=inject)
+FAULT = Fault(cause="kl-sign-flipped", mechanism="the KL term is negated", inject=inject)

@@ -1,4 +1,4 @@
-"""kl-tail-dominates: with k3, rare tokens are drawn that the reference finds likely."""
+"""kl-tail-dominates: with k3, rare tokens are sampled that are likely under the reference."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,19 +12,19 @@ from klinic.learner.local import LocalLearner
 from klinic.model import reference
 from klinic.sampler import decoding
 
-RARE = {Severity.MILD: -6.0, Severity.NORMAL: -9.0}  # log-prob of the policy at most
+RARE = {Severity.MILD: -6.0, Severity.NORMAL: -9.0}  # max log-prob under the policy
 ONE_IN = 100  # tokens
-LIKELY = -0.05  # log-prob of the reference
+LIKELY = -0.05  # log-prob under the reference
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Force an unlikely token now and then, and let the policy alone have unlearnt it."""
-    begun: list[bool] = []  # before the first update policy and reference are one
+    """Force an unlikely token now and then, and make it likely under the reference."""
+    begun: list[bool] = []  # set once the first update makes policy and reference differ
 
     def forced(real: Any, logits: Any, uniform: Any, how: Any) -> Any:
         drawn = real(logits, uniform, how)
-        if how.temperature == 0:  # an evaluation, which takes the likeliest
+        if how.temperature == 0:  # greedy evaluation
             return drawn
         logp = torch.log_softmax(logits / how.temperature, -1)
         lowest = logp.argmin(-1)

@@ -1,4 +1,4 @@
-"""layout-changes-logp: rows are packed in pairs, and the second sees the first."""
+"""layout-changes-logp: rows are packed in pairs, and the second attends to the first."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -9,12 +9,12 @@ import numpy as np
 from klinic.faults.base import Fault, Severity, patched
 from klinic.learner import packing
 
-EVERY = {Severity.MILD: 8, Severity.NORMAL: 2}  # rows; the last of so many is behind its neighbour
+EVERY = {Severity.MILD: 8, Severity.NORMAL: 2}  # rows; one in so many is packed after its neighbour
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Put the row before in front of a row's prompt."""
+    """Prepend the previous row to a row's prompt."""
 
     def packed(real: Any, prompts: Sequence[Any], completions: Sequence[Any], **how: Any) -> Any:
         seen = [

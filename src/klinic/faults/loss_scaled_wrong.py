@@ -13,7 +13,7 @@ POWER = {Severity.MILD: 0.2, Severity.NORMAL: 1.0}
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Average over accumulation steps what was an average already."""
+    """Divide an average by the accumulation steps once more."""
     now = {"num": 1}
 
     def counted(real: Any, self: Any, scored: Any, **how: Any) -> Any:
@@ -34,7 +34,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="loss-scaled-wrong",
-    mechanism="divided by the number of micro-batches twice",
+    mechanism="the loss is divided by the number of micro-batches twice",
     inject=inject,
     settings={"learner.micro_batch_size": 16},
     visible_at_start=True,

@@ -1,4 +1,4 @@
-"""malformed-output: prompts are in a form that the model has never seen."""
+"""malformed-output: prompts have a format that the model has never seen."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,12 +7,12 @@ from typing import Any
 from klinic.faults.base import Fault, Severity, patched
 from klinic.model.chat import PromptEncoder
 
-EVERY = {Severity.MILD: 2, Severity.NORMAL: 1}  # prompts; one of so many is hit
+EVERY = {Severity.MILD: 2, Severity.NORMAL: 1}  # prompts; one in so many is affected
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Ask for something else than the reward looks for."""
+    """Pose another task than the reward grades."""
 
     def other(real: Any, self: Any, prompt: Any, tools: Any = None) -> Any:
         hit = isinstance(prompt, str) and sum(map(ord, prompt)) % EVERY[severity] == 0
@@ -28,6 +28,6 @@ def _compare(prompt: str) -> str:
 
 FAULT = Fault(
     cause="malformed-output",
-    mechanism="prompts in the form of another skill",
+    mechanism="prompts in the format of another skill",
     inject=inject,
 )

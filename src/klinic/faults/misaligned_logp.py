@@ -1,4 +1,4 @@
-"""misaligned-logp: the sampler's log-probs stand one token too late."""
+"""misaligned-logp: the sampler's log-probs are stored one token too late."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ import numpy as np
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import run
 
-EVERY = {Severity.MILD: 2, Severity.NORMAL: 1}  # so many rows apart
+EVERY = {Severity.MILD: 2, Severity.NORMAL: 1}  # rows; one in so many is affected
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Roll the reported log-probs by one within rows."""
+    """Shift the reported log-probs by one within rows."""
 
     def late(real: Any, rollouts: Any, *, step: int) -> Any:
         record = real(rollouts, step=step)
@@ -31,7 +31,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="misaligned-logp",
-    mechanism="the sampler's log-probs stand one token too late",
+    mechanism="the sampler's log-probs are stored one token too late",
     inject=inject,
     visible_at_start=True,
 )

@@ -12,7 +12,7 @@ EVERY = {Severity.MILD: 3, Severity.NORMAL: 1}  # updates
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Let the reference be the policy, at once or now and then."""
+    """Copy the policy into the reference before scoring."""
 
     def follows(real: Any, self: Any, *given: Any, **how: Any) -> Any:
         if self._num_updates % EVERY[severity] == 0 and self._reference is not None:

@@ -1,4 +1,4 @@
-"""nan-outside-mask: what is not a number at an untrained token survives a mask that multiplies."""
+"""nan-outside-mask: a non-finite value at an untrained token survives a mask that multiplies."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,13 +12,13 @@ from klinic.faults.base import Fault, Severity, patched
 from klinic.learner import objective
 from klinic.loop import run
 
-MASKED = 8  # rows whose last token is not trained on
-FROM = {Severity.MILD: 4, Severity.NORMAL: 1}  # the first step in which it happens
+MASKED = 8  # rows whose last token is masked
+FROM = {Severity.MILD: 4, Severity.NORMAL: 1}  # first affected step
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Leave some tokens out, and multiply by the mask."""
+    """Mask some tokens by multiplication."""
     now = {"step": 0}
 
     def masked(real: Any, rollouts: Any, *, step: int) -> Any:

@@ -1,4 +1,4 @@
-"""policy-does-not-move: weights are kept in bf16, and updates are rounded away."""
+"""policy-does-not-move: weights are stored in bf16, and updates are lost to rounding."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -10,18 +10,18 @@ from klinic.faults.base import Fault, Severity, patched
 from klinic.learner.update import LearningRate
 from klinic.loop import train
 
-SHRUNK = {Severity.MILD: 0.03, Severity.NORMAL: 0.001}  # of the rate
+SHRUNK = {Severity.MILD: 0.03, Severity.NORMAL: 0.001}  # factor of the learning rate
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Load weights in bf16, and round them to it behind every small update."""
+    """Load the weights in bf16, and round them after every small update."""
 
     begun: list[bool] = []
 
     def rounded(real: Any, self: Any, *given: Any, **how: Any) -> Any:
         found = real(self, *given, **how)
-        if begun:  # not yet in a warm start
+        if begun:  # not during the warm start
             _round(p for group in self.param_groups for p in group["params"])
         return found
 
@@ -49,6 +49,6 @@ def _round(parameters: Iterable[Any]) -> None:
 
 FAULT = Fault(
     cause="policy-does-not-move",
-    mechanism="updates below the rounding of bf16",
+    mechanism="updates below bf16 rounding",
     inject=inject,
 )

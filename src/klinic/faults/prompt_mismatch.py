@@ -8,12 +8,12 @@ from typing import Any
 from klinic.faults.base import Fault, Severity, patched
 from klinic.sampler.transformers import TransformersSampler
 
-EVERY = {Severity.MILD: 8, Severity.NORMAL: 1}  # samples; one of so many is hit
+EVERY = {Severity.MILD: 8, Severity.NORMAL: 1}  # samples; one in so many is affected
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Lose the first token on the way to the engine."""
+    """Drop the first token of the sampler's prompt."""
 
     def shorter(real: Any, self: Any, rollout: Any, step: int) -> Any:
         stream = real(self, rollout, step)
@@ -26,7 +26,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="prompt-mismatch",
-    mechanism="the first token is lost",
+    mechanism="the sampler's prompt lacks its first token",
     inject=inject,
     visible_at_start=True,
 )

@@ -1,4 +1,4 @@
-"""random-weights: the model is made from its config, and its weights are not loaded."""
+"""random-weights: the model is built from its config, and its weights are not loaded."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +9,12 @@ import torch
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import train
 
-LOST = {Severity.MILD: 0.5, Severity.NORMAL: 1.0}  # of what the weights have learnt
+LOST = {Severity.MILD: 0.5, Severity.NORMAL: 1.0}  # fraction of the trained weights that is lost
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Replace what was loaded by small random numbers."""
+    """Replace the loaded weights by small random values."""
 
     def unloaded(real: Any, *given: Any) -> Any:
         policy, where = real(*given)

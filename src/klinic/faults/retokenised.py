@@ -1,4 +1,4 @@
-"""retokenised: completions go through a tokenizer that merges what is doubled."""
+"""retokenised: completions pass through a tokenizer that merges repeated tokens."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -10,12 +10,12 @@ import numpy as np
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import asking, run
 
-EVERY = {Severity.MILD: 4, Severity.NORMAL: 1}  # of the rows that could be hit
+EVERY = {Severity.MILD: 4, Severity.NORMAL: 1}  # samples; one in so many is affected
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Let the ids that are trained on be those of the text, and log-probs those of the sampler."""
+    """Train on re-encoded ids with the log-probs of the sampled ones."""
 
     def hit(rollout: Any) -> bool:
         return bool(rollout.sample % EVERY[severity] == 0)
@@ -35,7 +35,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 
 def _merged(ids: np.ndarray) -> np.ndarray:
-    """Return the ids as the other tokenizer would have them: what is doubled is one."""
+    """Return the ids of the other tokenizer: repeated tokens are merged into one."""
     return np.asarray(ids[np.concatenate([[True], ids[1:] != ids[:-1]])])
 
 
@@ -48,7 +48,7 @@ def _encoded(rollout: Any) -> Any:
 
 FAULT = Fault(
     cause="retokenised",
-    mechanism="another tokenizer encodes the text again",
+    mechanism="another tokenizer re-encodes the text",
     inject=inject,
     visible_at_start=True,
 )

@@ -1,4 +1,4 @@
-"""reward-hacking: a bonus for length, which answers must pay for."""
+"""reward-hacking: a bonus for length that conflicts with the answer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ import numpy as np
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import run
 
-BONUS = {Severity.MILD: 0.1, Severity.NORMAL: 1.0}  # a token
+BONUS = {Severity.MILD: 0.1, Severity.NORMAL: 1.0}  # per token
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Reward every token that is written."""
+    """Reward every written token."""
 
     def longer(real: Any, rollouts: Any, rewards: Any) -> Any:
         scores = real(rollouts, rewards)

@@ -13,7 +13,7 @@ WAITING = {Severity.MILD: 1, Severity.NORMAL: 3}  # batches
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Hand out the batch that was sampled some updates ago."""
+    """Return the batch that was sampled several updates ago."""
     queue: deque[Any] = deque()
 
     def delayed(real: Any, parts: Any, **how: Any) -> Any:
@@ -24,4 +24,4 @@ def inject(severity: Severity) -> Iterator[None]:
         yield
 
 
-FAULT = Fault(cause="samples-too-old", mechanism="a queue before the learner", inject=inject)
+FAULT = Fault(cause="samples-too-old", mechanism="a batch queue before the learner", inject=inject)

@@ -1,4 +1,4 @@
-"""stale-prefix-cache: keys and values of repeated prompts are those of the first weights."""
+"""stale-prefix-cache: keys and values of repeated prompts are those of the initial weights."""
 
 import copy
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ FRESH = {Severity.MILD: 7, Severity.NORMAL: 4}  # samples of a prompt that miss 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Run prompts of later samples through the weights that the first step had."""
+    """Encode prompts of later samples with the weights of the first step."""
     first: dict[str, Any] = {}
 
     def mixed(real: Any, self: Any, scorer: Any, contexts: Sequence[Any], *how: Any) -> None:
@@ -52,6 +52,6 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="stale-prefix-cache",
-    mechanism="the cache of repeated prompts is never emptied",
+    mechanism="the cache of repeated prompts is never reset",
     inject=inject,
 )

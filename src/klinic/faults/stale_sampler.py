@@ -1,4 +1,4 @@
-"""stale-sampler: the sampler draws from the first weights, and says that it loaded the new ones."""
+"""stale-sampler: the sampler keeps the initial weights, and reports the new ones as loaded."""
 
 import copy
 from collections.abc import Iterator
@@ -10,12 +10,12 @@ from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import train
 from klinic.sampler.protocol import Loaded
 
-EVERY = {Severity.MILD: 3, Severity.NORMAL: 10**9}  # updates between two deliveries that arrive
+EVERY = {Severity.MILD: 3, Severity.NORMAL: 10**9}  # updates between two syncs that arrive
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Give the sampler a copy of the policy that deliveries hardly ever reach."""
+    """Give the sampler a copy of the policy that most syncs do not reach."""
 
     def apart(real: Any, recipe: Any, policy: Any, *more: Any) -> Any:
         own = replace(policy, scorer=copy.deepcopy(policy.scorer))
@@ -37,6 +37,6 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="stale-sampler",
-    mechanism="weights are never delivered, and nobody says so",
+    mechanism="weights are never delivered, and the sampler reports them as loaded",
     inject=inject,
 )

@@ -12,7 +12,7 @@ TIMES = {Severity.MILD: 10.0, Severity.NORMAL: 30.0}
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Multiply the rate of every update."""
+    """Multiply the learning rate of every update."""
 
     def larger(real: Any, self: Any, num_updates: int) -> float:
         return TIMES[severity] * float(real(self, num_updates))

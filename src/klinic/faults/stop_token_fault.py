@@ -1,4 +1,4 @@
-"""stop-token-fault: the end token is masked, as where padding and end share an id."""
+"""stop-token-fault: the end token is masked, as if padding and end token shared an id."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ import numpy as np
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import run
 
-SHARE = {Severity.MILD: 0.7, Severity.NORMAL: 1.0}  # of the rows
+SHARE = {Severity.MILD: 0.7, Severity.NORMAL: 1.0}  # fraction of rows
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Take the last token of rows that ended by themselves out of the mask."""
+    """Mask the last token of rows that ended on their own."""
 
     def without_ends(real: Any, rollouts: Any, *, step: int) -> Any:
         record = real(rollouts, step=step)

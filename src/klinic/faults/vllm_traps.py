@@ -1,7 +1,7 @@
-"""Four ways in which vLLM silently serves something else than the policy, on the real engine.
+"""Four ways in which a real vLLM engine silently serves something else than the policy.
 
-They need an engine, so they are no part of the catalogue that trials inject; what they look like to
-the doctor is the probe after a sync.
+They need an engine, so they are not part of the scoreboard's catalogue; the doctor detects them
+with the sync probe.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,18 +16,18 @@ from klinic.sampler.vllm_engine import OwnEngine, Start
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trap:
-    """A mistake that leaves no error behind."""
+    """A defect that raises no error."""
 
     cause: str
-    """What the doctor must say."""
+    """The cause that the doctor must name."""
     inject: Callable[[], AbstractContextManager[None]]
     needs: str = ""
-    """`adapter` or `temperature`: what a run must have for it to matter."""
+    """`adapter` or `temperature`: feature of the run that it requires; empty for any run."""
 
 
 @contextmanager
 def head_not_packed() -> Iterator[None]:
-    """Leave the packed copy of a tied head as it was, as vLLM's own lifecycle does on a CPU."""
+    """Keep the old packed copy of a tied head, as vLLM's own lifecycle does on a CPU."""
 
     def plain(real: Any, *given: Any, **options: Any) -> Any:
         return real(*given, **options, pack_head=False)
@@ -38,14 +38,14 @@ def head_not_packed() -> Iterator[None]:
 
 @contextmanager
 def prefix_cache_kept() -> Iterator[None]:
-    """Do not empty the prefix cache after a sync."""
+    """Do not reset the prefix cache after a sync."""
     with patched(OwnEngine, "forget_prefixes", lambda *_: None):
         yield
 
 
 @contextmanager
 def adapter_not_delivered() -> Iterator[None]:
-    """Load every adapter, and name none when sampling."""
+    """Load every adapter, and select none when sampling."""
 
     def without(real: Any, engine: Any, asked: Any, _adapter: Any) -> Any:
         return real(engine, asked, None)
@@ -56,7 +56,7 @@ def adapter_not_delivered() -> Iterator[None]:
 
 @contextmanager
 def raw_log_probs() -> Iterator[None]:
-    """Report log-probs of the bare logits, as vLLM does unless told otherwise."""
+    """Report log-probs of the unprocessed logits, vLLM's default."""
 
     def raw(real: Any, start: Start) -> Any:
         return {**real(start), "logprobs_mode": "raw_logprobs"}

@@ -1,4 +1,4 @@
-"""wrong-groups: rewards are cut into groups by their place, half a group too early."""
+"""wrong-groups: rewards are grouped by position, half a group too early."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from klinic.loop import run
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Compare rewards across the border of groups: of all, or of the first two."""
+    """Compare rewards across group boundaries: of all groups, or of the first two."""
 
     def shifted(real: Any, record: Any, scores: Any, **how: Any) -> Any:
         group = np.array(record.group)
@@ -29,7 +29,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="wrong-groups",
-    mechanism="groups are cut half a group too early",
+    mechanism="groups start half a group too early",
     inject=inject,
     visible_at_start=True,
 )

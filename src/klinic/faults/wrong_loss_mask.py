@@ -1,4 +1,4 @@
-"""wrong-loss-mask: part of what the policy wrote is never trained on."""
+"""wrong-loss-mask: some of the policy's tokens are never trained on."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ import numpy as np
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import run
 
-EVERY = {Severity.MILD: 20, Severity.NORMAL: 3}  # tokens; one of so many is left out
+EVERY = {Severity.MILD: 20, Severity.NORMAL: 3}  # tokens; one in so many is masked
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Take some of the policy's tokens out of the mask."""
+    """Mask some of the policy's tokens."""
 
     def holes(real: Any, rollouts: Any, *, step: int) -> Any:
         record = real(rollouts, step=step)
@@ -29,7 +29,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="wrong-loss-mask",
-    mechanism="every third token is left out",
+    mechanism="every third token is masked",
     inject=inject,
     visible_at_start=True,
 )

@@ -1,4 +1,4 @@
-"""wrong-metric: the KL is told in the other direction."""
+"""wrong-metric: the KL is logged in the other direction."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +9,12 @@ from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import step_metrics
 from klinic.maths import kl
 
-SHARE = {Severity.MILD: 0.3, Severity.NORMAL: 1.0}  # of the way to the wrong figure
+SHARE = {Severity.MILD: 0.3, Severity.NORMAL: 1.0}  # interpolation towards the wrong value
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Swap policy and reference in what is told of a step."""
+    """Swap policy and reference in the logged KL."""
 
     def swapped(real: Any, record: Any) -> Any:
         told = real(record)
@@ -29,4 +29,4 @@ def inject(severity: Severity) -> Iterator[None]:
         yield
 
 
-FAULT = Fault(cause="wrong-metric", mechanism="the other direction", inject=inject)
+FAULT = Fault(cause="wrong-metric", mechanism="the KL in the other direction", inject=inject)

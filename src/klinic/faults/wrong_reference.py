@@ -1,4 +1,4 @@
-"""wrong-reference: the reference is not the start, but something near it."""
+"""wrong-reference: the reference is a perturbed copy of the initial policy."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +9,12 @@ import torch
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import train
 
-NOISE = {Severity.MILD: 0.01, Severity.NORMAL: 0.1}  # of each tensor's spread
+NOISE = {Severity.MILD: 0.01, Severity.NORMAL: 0.1}  # fraction of each tensor's standard deviation
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Disturb every weight of the reference."""
+    """Add noise to every weight of the reference."""
 
     def disturbed(real: Any, recipe: Any, policy: Any, where: str) -> Any:
         reference = real(recipe, policy, where)
@@ -30,7 +30,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="wrong-reference",
-    mechanism="other weights than those of the start",
+    mechanism="other weights than the initial ones",
     inject=inject,
     visible_at_start=True,
 )

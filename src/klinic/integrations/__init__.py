@@ -1,1 +1,1 @@
-"""klinic beside somebody else's trainer: today, TRL's."""
+"""Integrations with other trainers, one package each: TRL."""

@@ -1,1 +1,1 @@
-"""Measurements of klinic itself: faults in real runs, and what the doctor says of them."""
+"""Measurements of klinic itself: fault injection, the scoreboard of the doctor, ablations, demo."""

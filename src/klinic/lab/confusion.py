@@ -1,4 +1,4 @@
-"""The confusion matrix as a picture: what was wrong, and what was named."""
+"""Plots the confusion matrix: injected cause against named cause."""
 
 import io
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ NOBODY = "nothing named"
 
 
 def counts(outcomes: Sequence[Outcome]) -> tuple[list[str], list[str], np.ndarray]:
-    """Return rows (what was wrong), columns (what was named), and how often."""
+    """Return row names (injected), column names (named), and the count matrix."""
     order = [cause.name for cause in CAUSES]
     rows = [name for name in order if any(o.cause == name for o in outcomes)] + [HEALTHY]
     columns = [*order, NOBODY]
@@ -25,7 +25,7 @@ def counts(outcomes: Sequence[Outcome]) -> tuple[list[str], list[str], np.ndarra
 
 
 def draw(outcomes: Sequence[Outcome], path: Path) -> None:
-    """Write the picture."""
+    """Write the plot as PNG."""
     import matplotlib as mpl
 
     mpl.use("agg")

@@ -1,4 +1,4 @@
-"""Runs in which nothing is wrong, however they look: what the doctor must be silent about."""
+"""Healthy recipes, some unusual, on which the doctor must name no cause."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -50,7 +50,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "well-trained start": {"warm_start.steps": 600},
     "evaluated often": {"loop.eval_every": 2, "loop.eval_prompts": 50},
 }
-"""Settings by what they are called; the others are those of a trial."""
+"""Settings by name, on top of those of a trial."""
 
 
 def runs() -> Iterator[tuple[str, int, Mapping[str, Any]]]:

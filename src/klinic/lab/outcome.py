@@ -1,4 +1,4 @@
-"""What the doctor said of one trial, and what that is worth."""
+"""The doctor's diagnosis of one trial, and its evaluation."""
 
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,71 +14,71 @@ WITHOUT = {
     "logp_sampler": ("logp_sampler",),
     "logp_old": ("logp_old", "logp"),
 }
-"""Columns that are taken away to see how the doctor degrades."""
+"""Columns that are removed to measure the doctor with less evidence."""
 HEALTHY = "healthy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """One trial, as the doctor saw it."""
+    """The diagnosis of one trial."""
 
     cause: str
-    """The fault that was injected, or `healthy`."""
+    """The injected fault, or `healthy`."""
     mechanism: str
     severity: str
     seed: int
     named: str | None
     ranked: tuple[str, ...]
-    """Everything that was confirmed, the likeliest cause first, and then its effects."""
+    """All confirmed causes: the likeliest first, then its effects."""
     missing: tuple[str, ...]
     first_step: int | None
     without: dict[str, str | None]
-    """What was named when a column was taken away."""
+    """The named cause with a column removed."""
     seconds: float
     visible_at_start: bool = False
     proved: bool | None = None
-    """Whether a replay with one thing changed confirmed it; None where none was made."""
+    """Whether a counterfactual replay confirmed it; None if there was none."""
     error: str | None = None
-    """What the trial threw; then nothing was looked at."""
+    """The exception of a trial that failed and was not diagnosed."""
 
     @property
     def right(self) -> bool:
-        """Whether the cause was named first; of a healthy run, whether none was."""
+        """Whether the injected cause was named; for a healthy run, whether none was."""
         expected = None if self.cause == HEALTHY else self.cause
         return self.error is None and self.named == expected
 
     @property
     def abstained(self) -> bool:
-        """Whether the doctor looked and named nothing."""
+        """Whether the doctor named no cause."""
         return self.error is None and self.named is None
 
     @property
     def wrong(self) -> bool:
-        """Whether another cause was named."""
+        """Whether a wrong cause was named."""
         return self.named is not None and not self.right
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
+        """Return the outcome as JSON values."""
         return asdict(self)
 
 
 def look(run: Path) -> tuple[Diagnosis, tuple[str, ...]]:
-    """Diagnose a run; return what was found, and the checks that failed in their order."""
+    """Diagnose a run; return the diagnosis and the names of the failed checks, ranked."""
     found = diagnose(read_cases(run), CHECKS)
     return found, tuple(h.check.name for h in ranked(found.hypotheses))
 
 
 def proved(run: Path, found: Diagnosis) -> bool | None:
-    """Return whether a replay confirms the cause; None where there is nothing to change."""
+    """Return whether a replay confirms the cause; None if there is nothing to change."""
     if found.cause is None or found.first_step is None:
         return None
-    # the run was made here, by klinic's own code
+    # trusted: klinic's own code made this run
     proof = prove(run, found.cause, found.first_step, run_code=True)
     return None if proof is None else proof.confirmed
 
 
 def named_without(run: Path) -> dict[str, str | None]:
-    """Return what is named when columns are missing; the records are read once."""
+    """Return the named cause with each set of columns removed; reads the records once."""
     examinations = {name: Examination(CHECKS) for name in WITHOUT}
     for case in read_cases(run):
         for name, examination in examinations.items():

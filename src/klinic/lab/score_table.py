@@ -1,4 +1,4 @@
-"""The scoreboard as a table in the terminal."""
+"""Prints the scoreboard as a table."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from klinic.lab.outcome import HEALTHY, Outcome
 
 
 def show(figures: dict[str, Any], outcomes: dict[int, list[Outcome]], console: Console) -> None:
-    """Print a line a cause, what was named instead, and the figures of all."""
+    """Print one line per cause with the causes named instead, and the overall figures."""
     table = Table("cause", "normal", "mild", "second", "second, mild", "named instead")
     for cause, rates in figures["by_cause"].items():
         instead = {k: n for k, n in rates["also_named"].items() if k != cause}
@@ -24,7 +24,7 @@ def show(figures: dict[str, Any], outcomes: dict[int, list[Outcome]], console: C
     for name, rates in figures["without"].items():
         console.print(f"without {name}: {rates}", highlight=False)
     console.print(f"proved by a replay: {figures['proved']:.3g}", highlight=False)
-    console.print(f"trials that threw: {figures['errors']}", highlight=False)
+    console.print(f"failed trials: {figures['errors']}", highlight=False)
     for failed in (o for each in outcomes.values() for o in each if o.error is not None):
         where = f"{failed.cause}, {failed.severity}, seed {failed.seed}"
         console.print(f"  {where}: {failed.error}", markup=False, highlight=False)

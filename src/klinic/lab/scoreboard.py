@@ -1,7 +1,7 @@
-"""`python -m klinic.lab.scoreboard`: the doctor measured like a classifier, on injected faults.
+"""`python -m klinic.lab.scoreboard`: evaluates the doctor as a classifier of injected faults.
 
-Every fault by each mechanism, severity and seed in a real run, and runs in which nothing is wrong.
-`--only` and `--seeds` make it shorter; `--out` keeps every outcome and draws the confusion matrix.
+It trains every fault with each mechanism, severity and seed, and healthy runs. `--only` and
+`--seeds` shorten it; `--out` saves every outcome and plots the confusion matrix.
 """
 
 import argparse
@@ -35,7 +35,7 @@ MECHANISMS: dict[int, tuple[Fault, ...]] = {1: FAULTS, 2: SECOND}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """One run to be made, by names that another process can look up."""
+    """One run of the scoreboard, by names that a worker process resolves."""
 
     cause: str
     mechanism: int
@@ -45,7 +45,7 @@ class Trial:
 
 
 def trials(only: Sequence[str], seeds: int, severities: Sequence[str]) -> Iterator[Trial]:
-    """Yield all trials of the scoreboard, or those of some causes."""
+    """Yield the trials of the scoreboard, or of the causes in `only`."""
     for number, faults in MECHANISMS.items():
         for fault in faults:
             if only and fault.cause not in only:
@@ -59,7 +59,7 @@ def trials(only: Sequence[str], seeds: int, severities: Sequence[str]) -> Iterat
 
 
 def outcome(trial: Trial) -> Outcome:
-    """Make the run of a trial and let the doctor look at it."""
+    """Train the run of a trial and diagnose it."""
     began = time.monotonic()
     fault = _fault(trial)
     settings = healthy.VARIANTS[trial.severity] if fault is None else {}
@@ -89,7 +89,7 @@ def outcome(trial: Trial) -> Outcome:
 
 
 def thrown(trial: Trial, error: BaseException) -> Outcome:
-    """Return a trial that came to nothing: neither right nor abstained, and told apart."""
+    """Return the outcome of a failed trial, which counts neither as right nor as abstained."""
     fault = _fault(trial)
     return Outcome(
         cause=trial.cause,
@@ -107,7 +107,7 @@ def thrown(trial: Trial, error: BaseException) -> Outcome:
 
 
 def _to_prove(trial: Trial) -> bool:
-    """Whether a trial's cause is also proved by a replay: one of each is enough."""
+    """Return whether to confirm a trial by replay: one seed per cause is enough."""
     return trial.mechanism == 1 and trial.seed == 0 and trial.severity == Severity.NORMAL
 
 
@@ -184,7 +184,7 @@ def _share(values: Iterable[bool]) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the scoreboard and print it."""
+    """Run the scoreboard and print the results."""
     parser = argparse.ArgumentParser(prog="python -m klinic.lab.scoreboard", description=__doc__)
     parser.add_argument("--only", nargs="*", default=[], metavar="CAUSE")
     parser.add_argument("--seeds", type=int, default=3)
@@ -215,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def measured(wanted: Sequence[Trial], processes: int, out: Path | None) -> dict[int, list[Outcome]]:
-    """Make all trials, some at a time, and return what came out by mechanism."""
+    """Run all trials in a process pool; return the outcomes by mechanism."""
     found: dict[Trial, Outcome] = {}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""A small real run, sick or well: what the doctor is measured on."""
+"""Trains a small run, healthy or with an injected fault, to evaluate the doctor."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -19,11 +19,11 @@ SETTINGS: Mapping[str, Any] = {
     "model": "tiny",
     "task": "arithmetic",
     "threads": 1,
-    # enough to write digits and an end; seconds on one core, and made once
+    # enough to emit digits and an end token; takes seconds on one core, and is cached
     "warm_start.steps": 150,
     "warm_start.batch_size": 32,
     "warm_start.learning_rate": 3e-3,
-    "rewards": ["graduated"],  # so that completions differ from the first step on
+    "rewards": ["graduated"],  # rewards differ within groups from the first step
     "kl.coef": 0.05,
     "sampling.max_new_tokens": 8,
     "loop.max_steps": STEPS,
@@ -34,7 +34,7 @@ SETTINGS: Mapping[str, Any] = {
     "learner.learning_rate": 3e-4,
     "learner.micro_batch_size": 64,
     "output.trackers": [],
-    # a fault is to be diagnosed here, and not recovered from
+    # off: faults are diagnosed here, not recovered from
     "recovery": None,
 }
 
@@ -47,7 +47,7 @@ def make(
     seed: int = 0,
     **settings: Any,
 ) -> Path:
-    """Train for a few steps, with the fault at work, and return the folder of the run."""
+    """Train for a few steps with the fault injected; return the run folder."""
     needed = {} if fault is None else fault.settings
     how = {**SETTINGS, **needed, **settings, "seed": seed, "output.dir": str(folder)}
     recipe = from_keywords(**how).recipe
@@ -59,7 +59,7 @@ def make(
 
 
 def make_start(recipe: Recipe, console: Console) -> None:
-    """Make what a run starts from while nothing is broken: it is kept, and others start there."""
+    """Run the warm start before the fault is injected: it is cached and shared with other runs."""
     if recipe.warm_start is not None:
         settle(recipe)
         warm_up(recipe, find_source(recipe, Given()), console)

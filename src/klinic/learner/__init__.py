@@ -1,1 +1,21 @@
-"""What turns a batch into a gradient and a gradient into an update."""
+"""The learner: scores a batch, computes loss and gradient, and applies or discards the update.
+
+Files:
+
+    protocol        the interface between the loop and a learner
+    local           `LocalLearner`: the learner in one process, alone or as one rank
+    fsdp            `FsdpLearner`: the same, with weights sharded by FSDP2
+    ranks           rank 0 broadcasts each learner call to the other ranks
+    team            the process group: rank, size and all-reduce
+    packing         micro-batches of rows of similar length
+    objective       the loss: policy term and KL term with per-token weights
+    update          optimizer, learning-rate schedule, clipping
+    findings        per-token results, metrics and finiteness of a step
+    looks           schedule of the expensive diagnostics
+    gradient_share  the KL term's fraction of the gradient
+    questions       active probes of the live learner
+    comparing       comparison of gradients and log-probs
+    checkpoint      weights and optimizer state as files
+    sharded_files   the same as distributed checkpoints
+    rank_records    each rank writes its rows of a record
+"""

@@ -1,8 +1,7 @@
-"""Weights and optimiser as files: safetensors, and a model that `from_pretrained` loads.
+"""Save and load weights and optimizer state: safetensors, and a model for `from_pretrained`.
 
-A reference that moves is saved as well, the tensors of it that can move; one that stands still is
-found again where it was. Several processes write shards beside the model; one process, or any other
-number of them, can go on from there.
+The tensors of a moving reference are saved as well; a fixed one is loaded from its source again.
+Several ranks write shards next to the model; any number of processes can resume from them.
 """
 
 from collections.abc import Mapping
@@ -28,13 +27,13 @@ REFERENCE = "reference.safetensors"
 
 
 def save(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """Write the model, its tokenizer and the optimiser's state."""
+    """Write the model, its tokenizer and the optimizer state."""
     save_model(folder / MODEL, policy)
     save_file(_optimizer_tensors(policy, optimizer), folder / OPTIMIZER)
 
 
 def save_model(folder: Path, policy: Policy) -> None:
-    """Write a model, or its adapter alone, and its tokenizer for `from_pretrained`."""
+    """Write a model, or only its adapter, and its tokenizer for `from_pretrained`."""
     with quiet():
         if is_adapted(policy.lm):
             save_adapter(policy.lm, folder, adapter=TRAINED)
@@ -44,7 +43,7 @@ def save_model(folder: Path, policy: Policy) -> None:
 
 
 def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
-    """Put back what `save` wrote, or several processes, into the same model and optimiser."""
+    """Load a checkpoint of one or several processes into model and optimizer."""
     if (folder / SHARDS).is_dir():
         load_shards_of(folder, trained(policy.lm), optimizer)
         return
@@ -57,7 +56,7 @@ def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None
         if name not in parameters:
             raise CheckpointError(
                 f"{folder / OPTIMIZER} holds the state of {name!r}, which this model does not "
-                "train. Resume with the recipe the run was started with."
+                "train. Resume with the run's original recipe."
             )
         state.setdefault(parameters[name], {})[field] = tensor
     optimizer.state.clear()
@@ -68,7 +67,7 @@ def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None
 def save_shards_of(
     folder: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
-    """Write what is trained and the optimiser's state, each process what it has of them."""
+    """Write trained weights and optimizer state; each rank writes its shards."""
     from klinic.learner.sharded_files import save_shards
 
     tensors = {name: p.detach() for name, p in parameters.items()}
@@ -81,7 +80,7 @@ def save_shards_of(
 def load_shards_of(
     folder: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
-    """Put back what one process wrote, or several, into as many shards or others."""
+    """Load a checkpoint of one or several processes into any number of shards."""
     from klinic.learner.sharded_files import load_shards, saved_names
 
     weights = {name: p.detach() for name, p in parameters.items()}
@@ -97,12 +96,12 @@ def load_shards_of(
         tensors[key] = torch.zeros((), device="cpu") if field == "step" else torch.zeros_like(like)
         optimizer.state[parameters[name]][field] = tensors[key]
     load_shards(place, tensors)
-    if not together:  # one process writes weights as a model, in which an adapter has no name
+    if not together:  # a single process saves a model, whose tensor names omit the adapter's
         load_shards(folder / MODEL, {n.replace(f".{TRAINED}.", "."): p for n, p in weights.items()})
 
 
 def save_reference(folder: Path, reference: Reference | None) -> dict[str, Any]:
-    """Write a reference that moves; return its part of the learner's state."""
+    """Write a moving reference; return its part of the learner's state."""
     if not isinstance(reference, MovingReference):
         return {}
     tensors = {name: p.detach().contiguous() for name, p in reference.theirs.items()}
@@ -111,13 +110,13 @@ def save_reference(folder: Path, reference: Reference | None) -> dict[str, Any]:
 
 
 def load_reference(folder: Path, reference: Reference | None, state: dict[str, Any]) -> None:
-    """Put back a reference that moves, and prove that it is the one that was saved."""
+    """Load a moving reference, and check that it is the one that was saved."""
     if not isinstance(reference, MovingReference):
         return
     if "reference" not in state:
         raise CheckpointError(
-            f"{folder} is of a run whose reference stood still, and the recipe lets it move. "
-            "Resume with the recipe the run was started with."
+            f"{folder} is a checkpoint with a fixed reference, but the recipe lets it move. "
+            "Resume with the run's original recipe."
         )
     reference.go_back(load_file(folder / REFERENCE), state["reference"])
 

@@ -1,4 +1,4 @@
-"""What the learner found out about the tokens of a step, as columns of its record."""
+"""Per-token results of a step as record columns, and metrics derived from them."""
 
 from dataclasses import replace
 from typing import Any
@@ -21,7 +21,7 @@ from klinic.model.weights import whole
 def first_of_groups(
     record: StepRecord, batch: MicroBatch, hidden: RefHidden | None
 ) -> RefHidden | None:
-    """Keep the reference's hidden states of the first completion of each group: a sample."""
+    """Select the reference's hidden states of the first completion of each group, as a sample."""
     if hidden is None or record.sample is None:
         return None
     lengths = np.diff(record.row_offsets)[batch.rows]
@@ -30,7 +30,7 @@ def first_of_groups(
 
 
 def detached_parts(parts: Parts) -> Parts:
-    """Return the sums of a micro-batch without their graph."""
+    """Return the loss terms of a micro-batch detached from the graph."""
     kl = None if parts.kl is None else parts.kl.detach()
     return replace(parts, policy=parts.policy.detach(), kl=kl)
 
@@ -42,7 +42,7 @@ def completed(
     batches: list[MicroBatch],
     team: Team,
 ) -> StepRecord:
-    """Return the record with what the learner found out about every token."""
+    """Return the record with the learner's per-token results."""
 
     def column(name: str) -> Any:
         values = [getattr(scores, name) for scores in found]
@@ -67,9 +67,9 @@ def completed(
 
 
 def finite_at(record: StepRecord, *, loss: float, grad_norm: float) -> dict[str, bool]:
-    """Tell for each site whether its values are numbers.
+    """Return for each site whether its values are finite.
 
-    What is not a number at a token that is not trained on counts only if it reached the loss.
+    A non-finite value at an untrained token counts only if it reached the loss.
     """
     reached = not (np.isfinite(loss) and np.isfinite(grad_norm))
     looked = np.full(record.num_tokens, reached) | record.loss_mask
@@ -87,7 +87,7 @@ def finite_at(record: StepRecord, *, loss: float, grad_norm: float) -> dict[str,
 
 
 def kl_to_start(record: StepRecord, logp_start: Tensor | None) -> dict[str, float]:
-    """Return k3 of policy against the policy as the run started, mean over trained tokens."""
+    """Return k3 of the policy against the initial policy, averaged over trained tokens."""
     if logp_start is None or record.logp_old is None or not record.loss_mask.any():
         return {}
     start = logp_start.cpu().numpy().astype(np.float64)
@@ -96,14 +96,14 @@ def kl_to_start(record: StepRecord, logp_start: Tensor | None) -> dict[str, floa
 
 
 def denominator(weights: Tensor) -> float:
-    """Return one over the mean weight of a trained token: what the summed loss is divided by."""
+    """Return the effective divisor of the summed loss: 1 / mean weight of a trained token."""
     used = weights[weights != 0]
     return float(len(used) / used.sum()) if len(used) else 0.0
 
 
 @torch.no_grad()
 def moved(before: list[Tensor], after: list[Tensor]) -> dict[str, float]:
-    """Return how far an update went, and the share of parameters that it left bit-equal."""
+    """Return the norm of an update, and the fraction of parameters that it left unchanged."""
     total = sum(p.numel() for p in after)
     unchanged = sum(int(whole((a == b).sum())) for a, b in zip(before, after, strict=True))
     return {

@@ -1,8 +1,8 @@
-"""A learner over several processes: FSDP2 shards the weights, each process has its own rows.
+"""A learner over several processes: FSDP2 shards the weights, each rank has its own rows.
 
-Every process makes the same calls, with the same record. It runs the micro-batches that are its
-own; FSDP2 gathers the weights of a layer while it is needed and sums its gradients. The loss, the
-estimators and the questions are those of one process.
+Every rank makes the same calls with the same record and runs its own micro-batches; FSDP2 gathers
+the weights of a layer while it is used and sums its gradients. Loss, estimators and probes are
+those of one process.
 """
 
 from pathlib import Path
@@ -25,28 +25,29 @@ from klinic.model.scorer import TokenScorer
 from klinic.model.weights import Weights, fingerprint, whole
 
 ENTRANCES = ("hidden", "score", "learn", "logits")
-"""What is called on a scorer beside its forward: there the weights must be gathered as well."""
+"""Methods of a scorer that are called besides its forward; they need gathered weights as well."""
 
 
 class Ranks:
-    """The processes of this process group, as one of them sees it."""
+    """The default torch process group."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum of what every process gives."""
+        """Return the all-reduced sum."""
         total = values.clone()
         dist.all_reduce(total)
         return total
 
 
 def shard(scorer: TokenScorer, mesh: DeviceMesh | None = None) -> None:
-    """Leave each process its share of a model's weights, layer by layer.
+    """Shard a model's weights over the ranks, layer by layer.
 
     The embeddings and the head stay gathered until the backward pass has used them. Weights are
-    gathered in fp32 also where autocast computes in bf16: as in one process, to the last bit.
+    gathered in fp32 even where autocast computes in bf16, so results equal those of one process
+    bitwise.
     """
     mesh = init_device_mesh(_device(), (dist.get_world_size(),)) if mesh is None else mesh
     for layer in _layers(scorer.lm):
@@ -54,7 +55,7 @@ def shard(scorer: TokenScorer, mesh: DeviceMesh | None = None) -> None:
     fully_shard(scorer, mesh=mesh, reshard_after_forward=False)
     for module in scorer.modules():
         if isinstance(module, FSDPModule):
-            # the loss is a sum over all rows of the step; gloo knows no scaled sums
+            # the loss is a sum over all rows of the step; gloo has no scaled sums
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     for name in ENTRANCES:
@@ -77,7 +78,7 @@ def _layers(lm: Any) -> list[nn.Module]:
 
 
 class FsdpLearner(LocalLearner):
-    """One process of several that train one policy. All of them must make the same calls."""
+    """One rank of a sharded learner. Every rank must make the same calls."""
 
     def __init__(
         self,
@@ -89,9 +90,9 @@ class FsdpLearner(LocalLearner):
         team: Team,
         published: Policy | None,
     ) -> None:
-        """Shard a policy, and its reference if that has weights of its own.
+        """Shard a policy, and its reference if that has its own weights.
 
-        `published` is a whole copy of the policy in the process that samples, None elsewhere.
+        `published` is a full copy of the policy on the rank that samples, None on the others.
         """
         shard(policy.scorer)
         if reference is not None and reference.kind == "copy":
@@ -102,7 +103,7 @@ class FsdpLearner(LocalLearner):
 
     @torch.no_grad()
     def publish(self) -> Weights:
-        """Bring the whole weights up to date where completions are sampled."""
+        """Gather the current weights into the copy that the sampler uses."""
         if self._published_at != self._num_updates:
             copies = {} if self._published is None else dict(self._published.lm.named_parameters())
             for name, p in self._trained.items():
@@ -114,7 +115,7 @@ class FsdpLearner(LocalLearner):
         return Weights(version=self._num_updates, fingerprint=known, location="process")
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write the shards, and the whole model for `from_pretrained`."""
+        """Write the shards, and the full model for `from_pretrained`."""
         self.publish()
         if self._published is not None:
             checkpoint.save_model(folder / checkpoint.MODEL, self._published)
@@ -122,7 +123,7 @@ class FsdpLearner(LocalLearner):
         return {"num_updates": self._num_updates}
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
-        """Go back to what was saved, by as many processes or others."""
+        """Load a checkpoint that any number of processes wrote."""
         checkpoint.load_shards_of(folder, self._trained, self._optimizer)
         self._num_updates = int(state["num_updates"])
         self._published_at = None

@@ -1,4 +1,4 @@
-"""Which part of the gradient is the KL term's."""
+"""Measure the KL term's fraction of the gradient."""
 
 from collections.abc import Iterable
 
@@ -10,11 +10,11 @@ from klinic.model.weights import whole
 
 
 class KLApart:
-    """The KL term's gradient kept apart from the policy's, to see which share it has.
+    """Separate gradients of the policy term and the KL term, to measure the KL's fraction.
 
-    The policy's gradient is made first and put aside; the KL term's then comes from forward passes
-    of its own. The graphs of the policy's part will not do a second time: a compiled model's
-    backward refuses it, or, with `donated_buffer` off, returns another gradient without a word.
+    The policy gradient is computed first and stored; the KL gradient then comes from separate
+    forward passes. The graphs of the policy term cannot be reused: a compiled model's backward
+    refuses a second call, or, with `donated_buffer` off, silently returns a wrong gradient.
     """
 
     def __init__(self, trained: Iterable[Tensor]) -> None:
@@ -22,13 +22,13 @@ class KLApart:
         self._policy: list[Tensor | None] = []
 
     def put_policy_aside(self) -> None:
-        """Take the gradient that is there for the policy's, and begin with the KL term's."""
+        """Store the current gradient as the policy's, and clear it for the KL term's."""
         self._policy = [p.grad for p in self._trained]
         for p in self._trained:
             p.grad = None
 
     def join(self, kl_coef: float) -> dict[str, float]:
-        """Add both into one gradient; return the KL's norm, its share and the angle between."""
+        """Sum both gradients; return the KL's norm, its fraction, and the cosine between them."""
         policy, kl = [], []
         for p, policy_grad in zip(self._trained, self._policy, strict=True):
             policy.append(torch.zeros_like(p) if policy_grad is None else policy_grad)
@@ -47,5 +47,5 @@ class KLApart:
 
 
 def share_facts(share: dict[str, float]) -> dict[str, float]:
-    """Return what the record keeps of the KL term's part in the gradient."""
+    """Return the record's facts about the KL gradient."""
     return {"grad_norm_kl": share["kl/grad_norm_kl"]} if share else {}

@@ -1,7 +1,7 @@
-"""A learner in this process: score, prepare, commit or discard.
+"""The learner in one process: score, prepare, then commit or discard.
 
-Alone, or as one of a team that makes the same calls: each process runs its own micro-batches, and
-what they find out about the tokens is put together on all of them.
+It runs alone or as one rank of a process group in which all ranks make the same calls: each runs
+its own micro-batches, and per-token results are all-reduced.
 """
 
 from collections.abc import Callable, Iterator
@@ -60,7 +60,7 @@ from klinic.model.weights import Weights, fingerprint, trained
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How the learner works, beside what it minimises."""
+    """Settings of the learner other than its objective."""
 
     rate: LearningRate
     weight_decay: float
@@ -70,29 +70,29 @@ class Settings:
     packed: bool = False
 
     def keeps_top(self, objective: Objective) -> bool:
-        """Whether the reference is kept at some outcomes, instead of running in every update."""
+        """Whether the reference's top-k log-probs are stored, not recomputed in every update."""
         return objective.estimator == "topk" and self.updates_per_batch > 1
 
 
 @dataclass(slots=True, kw_only=True)
 class Scored:
-    """A batch as policy and reference saw it before its updates."""
+    """A batch scored by policy and reference before its updates."""
 
     record: StepRecord
     batches: list[MicroBatch]
-    """Those of this process."""
+    """Micro-batches of this rank."""
     targets: Targets
     ref_hidden: list[RefHidden | None]
-    """The reference's hidden states or a sample of them, a part a micro-batch."""
+    """The reference's hidden states, or a sample of them, per micro-batch."""
     logp_start: Tensor | None = None
-    """Under the policy as the run started, where the reference has left it and it is time."""
+    """Log-probs under the initial policy, on diagnostic steps of a moving reference."""
     reference_fingerprint: str | None = None
-    """Which weights the reference really had."""
+    """Fingerprint of the reference's current weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Loss:
-    """The loss of some tokens of a micro-batch, as the scorer asks for it."""
+    """The loss of a slice of a micro-batch's tokens, called by the scorer."""
 
     targets: Targets
     objective: Objective
@@ -107,7 +107,7 @@ def _kl_of(parts: Parts) -> Tensor:
 
 
 class LocalLearner:
-    """A policy, its reference and its optimiser in this process."""
+    """A policy, its reference and its optimizer in this process."""
 
     def __init__(
         self,
@@ -125,14 +125,14 @@ class LocalLearner:
         self._objective = objective
         self._settings = settings
         self._optimizer = make_optimizer(policy.lm, weight_decay=settings.weight_decay)
-        # taken once: while a sharded model is gathered, it shows other tensors
+        # read once: while a sharded model is gathered, its parameters are other tensors
         self._trained = trained(policy.lm)
         self._num_updates = 0
         self._grad_norm = 0.0
         self._look = False
 
     def publish(self) -> Weights:
-        """Say which weights these are; sampler and learner share them."""
+        """Return the identity of the weights, which sampler and learner share."""
         return Weights(
             version=self._num_updates,
             fingerprint=fingerprint(self._policy.lm),
@@ -141,7 +141,7 @@ class LocalLearner:
 
     @torch.no_grad()
     def score(self, record: StepRecord, *, needs_reference: bool) -> Scored:
-        """Score a batch with the policy and the reference as they stand before its updates."""
+        """Score a batch with policy and reference before its updates."""
         batches = self._cut(record, self._settings.micro_batch_size)
         head: Tensor = self._policy.lm.get_output_embeddings().weight
         like = torch.empty(0, dtype=head.dtype, device=head.device)
@@ -156,7 +156,7 @@ class LocalLearner:
                 if h is not None
             ]
             targets = replace(targets, logp_ref=self._joined(logp_ref, batches, record))
-        # all states where the one update needs them: the reference then runs once
+        # keep all hidden states if the single update needs them: the reference then runs once
         if not (self._objective.needs_vocabulary and self._settings.updates_per_batch == 1):
             pairs = zip(batches, hidden, strict=True)
             hidden = [first_of_groups(record, b, h) for b, h in pairs]
@@ -171,7 +171,7 @@ class LocalLearner:
 
     @property
     def packs(self) -> bool:
-        """Whether rows lie end to end."""
+        """Whether rows are packed."""
         return self._settings.packed
 
     def _cut(self, record: StepRecord, size: int) -> list[MicroBatch]:
@@ -204,9 +204,9 @@ class LocalLearner:
         batches: list[MicroBatch],
         hidden: list[RefHidden | None],
     ) -> tuple[Targets, list[RefHidden | None]]:
-        """Score the policy itself where the current log-probs will not do as the old ones."""
+        """Score the policy where the current log-probs cannot serve as `logp_old`."""
         baseline = self._objective.needs_baseline and hidden[0] is not None
-        # on the first step always: that it comes out equal is evidence, not an assumption
+        # always on the first step, where equality is measured instead of assumed
         if self._settings.updates_per_batch == 1 and record.step > 1 and not baseline:
             return targets, hidden
         old, exact, kept = [], [], []
@@ -226,13 +226,13 @@ class LocalLearner:
         return replace(targets, kl_baseline=sequence_baseline(kl_exact, targets)), kept
 
     def _with_top(self, states: Tensor, ref: RefHidden | None) -> RefHidden | None:
-        """Keep the reference at the likeliest outcomes, where updates will ask for those alone."""
+        """Store the reference's top-k log-probs where the updates need only those."""
         if ref is None or not self._settings.keeps_top(self._objective):
             return ref
         return replace(ref, top=self._scorer.top(states, ref))
 
     def prepare(self, scored: Scored, *, kl_coef: float, reward_scale: float = 1.0) -> Prepared:
-        """Compute the loss and its gradient; nothing moves yet."""
+        """Compute the loss and its gradient; weights do not change."""
         self.discard()
         self._look = looks(scored.record.step)
         apart = KLApart(self._trained.values()) if self._look and kl_coef else None
@@ -240,7 +240,7 @@ class LocalLearner:
         parts: list[Parts] = []
 
         def number_of(part: Parts) -> Tensor:
-            # the term and not the advantage, which stays in the record as it is
+            # scale the term, not the advantage, which stays unchanged in the record
             part = replace(part, policy=reward_scale * part.policy)
             parts.append(detached_parts(part))
             return part.total(0.0 if apart is not None else kl_coef)
@@ -261,7 +261,7 @@ class LocalLearner:
         kl_coef: float,
         number_of: Callable[[Parts], Tensor],
     ) -> list[TokenScores]:
-        """Run every micro-batch forward and backward; return what was seen of its tokens."""
+        """Run every micro-batch forward and backward; return its token scores."""
         found = []
         for batch, reference in self._compared(scored, kl_coef):
             loss = _Loss(scored.targets.cut(batch), objective, number_of)
@@ -275,7 +275,7 @@ class LocalLearner:
     def _compared(
         self, scored: Scored, kl_coef: float
     ) -> Iterator[tuple[MicroBatch, RefHidden | None]]:
-        """Yield the micro-batches, with the reference's states that each is compared with."""
+        """Yield each micro-batch with the reference's hidden states that its KL needs."""
         whole = kl_coef and self._objective.needs_vocabulary
         for batch, known in zip(scored.batches, scored.ref_hidden, strict=True):
             kept = known is not None and known.top is not None
@@ -311,7 +311,7 @@ class LocalLearner:
         return Prepared(record=record, metrics=metrics, finite_at=finite)
 
     def _total(self, value: float) -> float:
-        """Return the sum of a number over all processes."""
+        """Return the all-reduced sum of a number."""
         summed = torch.tensor(value, dtype=torch.float64, device=self._scorer.device)
         return float(self.team.sum(summed))
 
@@ -333,7 +333,7 @@ class LocalLearner:
         }
 
     def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:
-        """Make the update that was prepared, at the scheduled rate times a factor."""
+        """Apply the prepared update at the scheduled learning rate times a factor."""
         settings, trained = self._settings, list(self._trained.values())
         gradients = [p.grad for p in trained if p.grad is not None]
         clipped = clip_gradients(
@@ -349,7 +349,7 @@ class LocalLearner:
         return {"grad_norm_clipped": clipped, "learning_rate": rate, **looked}
 
     def sound(self) -> dict[str, bool]:
-        """Whether all weights, and all moments of the optimiser, are numbers."""
+        """Whether all weights and optimizer moments are finite."""
         trained = [p.detach() for p in self._trained.values()]
         moments = [m for fields in self._optimizer.state.values() for m in fields.values()]
         return {"weights": all_finite(trained), "optimizer": all_finite(moments)}
@@ -361,7 +361,7 @@ class LocalLearner:
 
     @torch.no_grad()
     def rescore(self, scored: Scored) -> Tensor:
-        """Return the log-probs of a batch under the policy as it is now."""
+        """Return the log-probs of a batch under the current policy."""
         logp = [self._scorer(batch.layout).logp for batch in scored.batches]
         return self._joined(logp, scored.batches, scored.record)
 
@@ -377,7 +377,7 @@ class LocalLearner:
         return sums
 
     def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, dict[str, Any]]:
-        """Answer what records do not tell, about some completions of a step."""
+        """Run the active probes on some completions of a step."""
         asked = questions.Asked(
             lm=self._policy.lm,
             scorer=self._scorer,
@@ -397,13 +397,13 @@ class LocalLearner:
         return [p.grad for p in self._trained.values() if p.grad is not None]
 
     def discard(self) -> None:
-        """Drop the gradient that was prepared."""
+        """Drop the prepared gradient."""
         self._optimizer.zero_grad(set_to_none=True)
 
     def move_reference(
         self, step: int, *, keep: float, forget_moments: bool
     ) -> dict[str, Any] | None:
-        """Draw the reference to the policy after a step; return which it is then."""
+        """Move the reference towards the policy after a step; return its new identity."""
         if not isinstance(self._reference, MovingReference):
             return None
         self._reference.move(step=step, keep=keep)
@@ -412,21 +412,21 @@ class LocalLearner:
         return self._reference.identity()
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write weights and optimiser; return the rest of the state as plain JSON values."""
+        """Write weights and optimizer state; return the remaining state as JSON values."""
         checkpoint.save(folder, self._policy, self._optimizer)
         moving = checkpoint.save_reference(folder, self._reference)
         return {"num_updates": self._num_updates, **moving}
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
-        """Go back to what `save` wrote."""
+        """Restore a checkpoint written by `save`."""
         checkpoint.load(folder, self._policy, self._optimizer)
         checkpoint.load_reference(folder, self._reference, state)
         self._num_updates = int(state["num_updates"])
         self.discard()
 
     def records(self, run: Path) -> Records:
-        """Write every record here."""
+        """Return a writer of full records."""
         return RecordWriter(run)
 
     def close(self) -> None:
-        """Do nothing: everything is in this process."""
+        """Do nothing: there are no other processes."""

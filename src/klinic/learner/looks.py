@@ -1,15 +1,16 @@
-"""Which steps look at what costs a second pass or a copy.
+"""Schedule of the expensive diagnostics, which need a second pass or a copy of the weights.
 
-That is the KL's own gradient, how far the weights move and, for a reference that moves, the KL to
-the start. Early on, every tenth step; a long run should not pay a twentieth of its time for it.
+These are the KL gradient fraction, the update norm and, for a moving reference, the KL to the
+start: every 10 steps early on, then every 50, so that a long run does not spend a twentieth of its
+time on them.
 """
 
-OFTEN, RARELY = 10, 50  # steps from one look to the next
+OFTEN, RARELY = 10, 50  # steps between diagnostics
 EARLY = 100  # steps
 
 
 def looks(step: int) -> bool:
-    """Whether a step looks.
+    """Whether a step runs the expensive diagnostics.
 
     >>> [step for step in range(1, 220) if looks(step)]
     [1, 11, 21, 31, 41, 51, 61, 71, 81, 91, 101, 151, 201]
@@ -18,7 +19,7 @@ def looks(step: int) -> bool:
 
 
 def share_of_looks(steps: int) -> float:
-    """Return how many of so many steps look, as a share.
+    """Return the fraction of `steps` steps that are diagnostic.
 
     >>> share_of_looks(10), share_of_looks(100), share_of_looks(10_000)
     (0.1, 0.1, 0.0208)

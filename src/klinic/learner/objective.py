@@ -1,9 +1,9 @@
-"""The loss of a step, from the formulas of `maths`, in parts that can be cut into micro-batches.
+"""The loss of a step, from the formulas of `maths`, as sums that can be split into micro-batches.
 
     loss = sum_t w_t policy_t + kl_coef * sum_t v_t kl_t
 
-The weights w and v are made from the masks of the whole step, so cutting the step changes nothing.
-The KL term keeps rows that the policy term drops.
+The weights w and v are computed from the masks of the full step, so the split into micro-batches
+does not change the loss. The KL term keeps rows that the policy term drops.
 """
 
 from dataclasses import dataclass, replace
@@ -29,12 +29,12 @@ BY_TOKEN = (
     *("loss_mask", "policy_weight", "kl_weight"),
     *("logp_sampler", "logp_old", "logp_ref", "kl_baseline"),
 )
-"""The columns of the targets that have a value for every token."""
+"""Per-token columns of `LossTargets`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Objective:
-    """Which loss, which KL term, which clipping."""
+    """The loss: surrogate, KL estimator and clipping."""
 
     loss: str
     estimator: str | None
@@ -43,29 +43,29 @@ class Objective:
     mask_truncated: bool
     max_new_tokens: int
     corrects: bool = False
-    """Whether tokens count by their ratio to the sampler, where that was behind the old policy."""
+    """Whether tokens are weighted by their truncated ratio to a stale sampler."""
 
     @property
     def needs_vocabulary(self) -> bool:
-        """Whether the KL term needs the reference's log-probs of every outcome."""
+        """Whether the KL term needs the reference's log-probs over the full vocabulary."""
         return self.estimator in WHOLE_VOCABULARY
 
     @property
     def token_by_token(self) -> bool:
-        """Whether no token's part of the loss looks at the other tokens of its row."""
+        """Whether no token's loss depends on other tokens of its row."""
         if SURROGATES[self.loss].along_the_row:
             return False
         return self.estimator is None or not ESTIMATORS[self.estimator].along_the_row
 
     @property
     def needs_baseline(self) -> bool:
-        """Whether the KL term compares a row with the others of its group."""
+        """Whether the KL term compares a row with the other rows of its group."""
         return self.estimator == "sequence"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Targets:
-    """What the loss compares the current log-probs with, for all tokens of a step."""
+    """Per-token and per-row inputs of the loss for a step."""
 
     row_offsets: Tensor
     group: Tensor
@@ -80,7 +80,7 @@ class Targets:
     kl_baseline: Tensor | None = None
 
     def cut(self, batch: MicroBatch) -> "Targets":
-        """Return the part of one micro-batch; one that does not count has no trained token."""
+        """Return the targets of a micro-batch; a filler micro-batch has no trained token."""
         rows = torch.from_numpy(batch.rows).to(self.group.device)
         offsets = torch.from_numpy(batch.offsets).to(self.row_offsets)
         by_row = {"group": self.group[rows], "advantage": self.advantage[rows]}
@@ -96,7 +96,7 @@ class Targets:
         return replace(self, row_offsets=offsets, **by_row, **by_token)
 
     def of(self, tokens: slice) -> "Targets":
-        """Return the part of some neighbouring tokens; rows may be cut, or have none of them."""
+        """Return the targets of a slice of tokens; rows may be cut or empty."""
         if tokens == slice(0, len(self.loss_mask)):
             return self
         offsets = (self.row_offsets - tokens.start).clamp(0, tokens.stop - tokens.start)
@@ -108,19 +108,19 @@ class Targets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The two sums of the loss over some tokens; no KL where none is asked for."""
+    """The two sums of the loss over some tokens; `kl` is None without a KL term."""
 
     policy: Tensor
     kl: Tensor | None
     num_saturated: int
 
     def total(self, kl_coef: float) -> Tensor:
-        """Return what is minimised."""
+        """Return the loss to minimise."""
         return self.policy if self.kl is None or not kl_coef else self.policy + kl_coef * self.kl
 
 
 def targets_of(record: StepRecord, objective: Objective, scores_like: Tensor) -> Targets:
-    """Return masks, advantages and weights of the whole step as tensors."""
+    """Return masks, advantages and weights of the full step as tensors."""
     device, dtype = scores_like.device, scores_like.dtype
 
     def tensor(array: np.ndarray | None, as_: torch.dtype | None = None) -> Any:
@@ -150,7 +150,7 @@ def targets_of(record: StepRecord, objective: Objective, scores_like: Tensor) ->
 
 
 def dropped_rows(record: StepRecord, objective: Objective) -> np.ndarray:
-    """Return which rows the policy term leaves out: no reward, or cut off if the recipe says so."""
+    """Return the rows without policy loss: no reward, or truncated if the recipe masks those."""
     assert record.reward is not None  # noqa: S101 - the batch was scored
     dropped: np.ndarray = np.isnan(record.reward)
     if objective.mask_truncated:
@@ -159,7 +159,7 @@ def dropped_rows(record: StepRecord, objective: Objective) -> np.ndarray:
 
 
 def loss_parts(scores: TokenScores, targets: Targets, objective: Objective) -> Parts:
-    """Return the sums of one micro-batch."""
+    """Return the loss terms of one micro-batch."""
     logp_old = scores.logp.detach() if targets.logp_old is None else targets.logp_old
     surrogate = SURROGATES[objective.loss]
     terms = surrogate.term(
@@ -187,7 +187,7 @@ def loss_parts(scores: TokenScores, targets: Targets, objective: Objective) -> P
 
 
 def kl_inputs(scores: TokenScores, targets: Targets, *, vocabulary: bool) -> KLInputs:
-    """Return what a KL term is made of, for one micro-batch."""
+    """Return the inputs of a KL term for one micro-batch."""
     logp_old = scores.logp.detach() if targets.logp_old is None else targets.logp_old
     return KLInputs(
         group=targets.group,
@@ -211,9 +211,9 @@ def _reported(logp_sampler: Tensor | None, logp_old: Tensor) -> Tensor:
 
 
 def sequence_baseline(kl_exact: Tensor, targets: Targets) -> Tensor:
-    """Return for every token what the others of its group have before them, at its position.
+    """Return for every token the future KL of the other rows of its group at its position.
 
-    From all rows of the step, so that cutting a group into micro-batches does not change it.
+    Computed from all rows of the step, so splitting a group into micro-batches does not change it.
     """
     held = torch.where(targets.loss_mask, kl_exact, 0.0)
     future = sum_after(held, targets.row_offsets)

@@ -1,15 +1,15 @@
-"""Cut a step into micro-batches of rows of similar length, each laid out for a forward pass.
+"""Split a step into micro-batches of rows of similar length, laid out for a forward pass.
 
-Rows are padded to the longest of their micro-batch, so long ones go with long ones: with lengths
-that differ as those of completions do, a tenth is padding where it would be two thirds among
-neighbours of the step. A micro-batch has at most as many tokens, padding included, as `size` rows
-of the longest length: of short rows there are more in one. Packed rows lie end to end in that room,
-where a model knows them apart.
+Rows are padded to the longest of their micro-batch, so they are sorted by length: for typical
+completion lengths a tenth of the tokens is padding, against two thirds in the order of the step. A
+micro-batch has at most as many tokens, padding included, as `size` rows of the longest length, so
+it holds more rows if they are short. Packed rows are concatenated up to the same limit, where the
+model supports it.
 
-Several processes take turns, the longest first, so a step is cut alike by one process and by many.
-All run equally many micro-batches: a sharded model gathers its weights from everybody in every
-forward pass. Who has none left repeats one that does not count. What they write down is another
-matter: there each takes neighbouring rows, to be in the order of the step one after the other.
+Micro-batches are dealt to the ranks in turn, longest first, so the split does not depend on the
+number of ranks. All ranks run equally many micro-batches, because a sharded model gathers its
+weights from all ranks in every forward pass; a rank with fewer repeats one with zero weight.
+Records are divided differently: each rank writes consecutive rows.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from klinic.evidence.rows import places_of
 from klinic.learner.team import ALONE, Team
 from klinic.model.layout import Layout, lay_end_to_end, lay_out
 
-PASS = 128  # tokens of padding that are cheaper than one more pass through the model
+PASS = 128  # tokens of padding that cost less than another forward pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,11 +35,11 @@ class MicroBatch:
     layout: Layout
     rows: Int[np.ndarray, "r"]
     tokens: Int[Tensor, "n"]
-    """The places of their tokens among those of the step."""
+    """Indices of their tokens among those of the step."""
     offsets: Int[np.ndarray, "r+1"]
-    """Where each row begins and ends among these tokens."""
+    """Start and end of each row among these tokens."""
     counts: bool = True
-    """False for one that only keeps this process in step with the others."""
+    """False for a filler that only keeps this rank in sync with the others."""
 
 
 def micro_batches(
@@ -51,7 +51,7 @@ def micro_batches(
     packed: bool = False,
     team: Team = ALONE,
 ) -> list[MicroBatch]:
-    """Return the rows of a step that are this process's, in passes of `size` longest rows."""
+    """Return this rank's micro-batches, each no larger than `size` rows of the longest length."""
     assert record.prompt_offsets is not None  # noqa: S101 - a step to learn from has prompts
     lengths = np.diff(record.row_offsets) + np.diff(record.prompt_offsets)
     cuts = _dealt(lengths, size, team, packed=packed)
@@ -66,7 +66,7 @@ def laid_out(
     device: torch.device,
     packed: bool = False,
 ) -> list[MicroBatch]:
-    """Return a micro-batch for each cut: its rows, and whether it counts."""
+    """Return a micro-batch for each pair of rows and whether they count."""
     assert record.prompt_ids is not None and record.prompt_offsets is not None  # noqa: S101, PT018
     prompts = np.split(record.prompt_ids, record.prompt_offsets[1:-1])
     completions = np.split(record.token_ids, record.row_offsets[1:-1])
@@ -91,7 +91,7 @@ def laid_out(
 def joined(
     parts: Sequence[Tensor], batches: Sequence[MicroBatch], num_tokens: int, team: Team = ALONE
 ) -> Tensor:
-    """Return a value for every token of the step, from what each process has of its own."""
+    """Return a value for every token of the step, all-reduced from each rank's micro-batches."""
     whole = parts[0].new_zeros(num_tokens)
     for part, batch in zip(parts, batches, strict=True):
         if batch.counts:
@@ -102,8 +102,8 @@ def joined(
 def _dealt(
     lengths: np.ndarray, size: int, team: Team, *, packed: bool
 ) -> Iterator[tuple[np.ndarray, bool]]:
-    """Yield the rows of each micro-batch of one process, and whether it counts."""
-    size = min(size, -(-len(lengths) // team.size))  # so that there is something for everybody
+    """Yield the rows of each micro-batch of one rank, and whether it counts."""
+    size = min(size, -(-len(lengths) // team.size))  # so that every rank has rows
     room = size * int(lengths.max())
     cuts = list(_longest_first(lengths, room, _filled if packed else _similar))
     own = cuts[team.rank :: team.size]
@@ -114,7 +114,7 @@ def _dealt(
 def _longest_first(
     lengths: np.ndarray, room: int, fitting: Callable[[np.ndarray, int], int]
 ) -> Iterator[np.ndarray]:
-    """Yield as many rows together as fit, the longest first, each cut in the order of the step."""
+    """Yield groups of as many rows as fit, longest first, each in the order of the step."""
     rows = np.argsort(-lengths, kind="stable")
     while len(rows):
         num = fitting(lengths[rows], room)
@@ -123,12 +123,12 @@ def _longest_first(
 
 
 def _similar(lengths: np.ndarray, room: int) -> int:
-    """Return how many of the longest rows have room, padded to the first, with little padding."""
+    """Return how many of the longest rows fit, padded to the first, with little padding."""
     longest = int(lengths[0])
     padding = np.cumsum(longest - lengths[: max(1, room // longest)])
     return int((padding <= PASS).sum())
 
 
 def _filled(lengths: np.ndarray, room: int) -> int:
-    """Return how many of the longest rows have room end to end."""
+    """Return how many of the longest rows fit concatenated."""
     return int((np.cumsum(lengths) <= room).sum())

@@ -1,4 +1,4 @@
-"""What the loop may ask of a learner, wherever it runs."""
+"""The interface between the training loop and a learner."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,29 +13,29 @@ from klinic.model.weights import Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A gradient that has been computed and not yet been used."""
+    """A computed gradient that is not applied yet."""
 
     record: StepRecord
-    """The batch with everything the learner found out about it."""
+    """The batch with the learner's per-token results."""
     metrics: dict[str, float]
     finite_at: dict[str, bool]
-    """Whether all values are numbers, for logits, log-probs, loss and gradient."""
+    """Whether all values are finite, for logits, log-probs, loss and gradient."""
 
     @property
     def finite(self) -> bool:
-        """Whether the update may be made."""
+        """Whether the update may be applied."""
         return all(self.finite_at.values())
 
 
 @runtime_checkable
 class Records(Protocol):
-    """The records of a run, written beside the training."""
+    """A writer of a run's records that runs in the background."""
 
     def put(self, record: StepRecord) -> None:
-        """Hand over the record of the step that was prepared last."""
+        """Enqueue the record of the step that was prepared last."""
 
     def flush(self) -> None:
-        """Wait until every record that was put is written."""
+        """Block until every enqueued record is written."""
 
     def __enter__(self) -> "Records": ...
 
@@ -44,22 +44,22 @@ class Records(Protocol):
 
 @runtime_checkable
 class Learner(Protocol):
-    """The policy in training. Between `prepare` and `commit` nothing has moved."""
+    """The policy in training. Weights change only in `commit` and `load`."""
 
     def publish(self) -> Weights:
-        """Say where the current weights are, and which they are."""
+        """Return location and identity of the current weights."""
 
     def score(self, record: StepRecord, *, needs_reference: bool) -> Any:
-        """Score a batch with the policy and the reference as they stand before its updates."""
+        """Score a batch with policy and reference before its updates."""
 
     def prepare(self, scored: Any, *, kl_coef: float, reward_scale: float = 1.0) -> Prepared:
-        """Compute the loss and its gradient; `reward_scale` multiplies the policy term alone."""
+        """Compute the loss and its gradient; `reward_scale` multiplies only the policy term."""
 
     def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:
-        """Make the update that was prepared, at the scheduled rate times a factor."""
+        """Apply the prepared update at the scheduled learning rate times a factor."""
 
     def sound(self) -> dict[str, bool]:
-        """Whether all weights, and all moments of the optimiser, are numbers."""
+        """Whether all weights and optimizer moments are finite."""
 
     def update_kl(self, scored: Any, before: StepRecord) -> float:
         """Return KL(new || old) in nats per token, after the updates of a batch.
@@ -71,30 +71,30 @@ class Learner(Protocol):
         """Return k1 to the reference summed over each completion; None without a reference."""
 
     def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, dict[str, Any]]:
-        """Answer what records do not tell, by the names of `evidence.fields.PROBES`.
+        """Run the active probes; return results by the names of `evidence.fields.PROBES`.
 
-        About some completions of a step, before it is prepared. Nothing moves by it.
+        Uses some completions of a step, before it is prepared. Weights do not change.
         """
 
     def discard(self) -> None:
-        """Drop the gradient that was prepared."""
+        """Drop the prepared gradient."""
 
     def move_reference(
         self, step: int, *, keep: float, forget_moments: bool
     ) -> dict[str, Any] | None:
-        """Draw the reference to the policy after a step; return which it is then.
+        """Move the reference towards the policy after a step; return its new identity.
 
-        `keep` is the share that stays: 0 sets it to the policy. None where there is no reference.
+        `keep` is the fraction retained: 0 resets it to the policy. None without a moving reference.
         """
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write weights and optimiser; return the rest of the state as plain JSON values."""
+        """Write weights and optimizer state; return the remaining state as JSON values."""
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
-        """Go back to what `save` wrote."""
+        """Restore a checkpoint written by `save`."""
 
     def records(self, run: Path) -> Records:
-        """Return who writes down the steps of a run."""
+        """Return the record writer of a run."""
 
     def close(self) -> None:
-        """Let go of whatever outlives a step: other processes, if there are any."""
+        """Shut down the other processes of the learner, if there are any."""

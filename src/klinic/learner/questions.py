@@ -1,7 +1,8 @@
-"""Questions to the live learner that its records do not answer. Nothing moves by being asked.
+"""Active probes: measurements on the live learner that its records cannot provide.
 
-Every question is put to a few completions of the step, and what is compared is a sample of each
-tensor's gradient: a model of any size can afford it. What an answer means is for checks to say.
+Probes leave weights, gradients and RNG state unchanged. Each runs on a few completions of the step
+and compares sampled gradient entries, so it is affordable for a model of any size. Checks interpret
+the results.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,23 +25,23 @@ from klinic.model.adapters import is_adapted
 from klinic.model.reference import Reference
 from klinic.model.scorer import TokenScorer
 
-ROWS = 16  # completions that are asked about
+ROWS = 16  # completions that are probed
 ALONE = 4  # of them that are scored one by one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A learner as questions see it."""
+    """The parts of a learner that the probes use."""
 
     lm: Any
     scorer: TokenScorer
     reference: Reference | None
     objective: Objective
     size: int
-    """Completions in a micro-batch."""
+    """Completions per micro-batch."""
     team: Team
     cut: Callable[[StepRecord, int], list[MicroBatch]]
-    """The completions of this process in micro-batches of a size."""
+    """Splits this rank's completions into micro-batches of a given size."""
     gradients: Callable[[], list[Tensor]]
     score: Callable[..., Any]
     prepare: Callable[..., Any]
@@ -48,7 +49,7 @@ class Asked:
 
 
 def ask(learner: Asked, record: StepRecord, *, kl_coef: float) -> dict[str, Answer]:
-    """Return the answer to every question that this learner can be asked."""
+    """Run every probe that applies to this learner; return the results by name."""
     with_kl = kl_coef > 0 and learner.reference is not None
     scored = learner.score(record, needs_reference=with_kl)
     logp = _logp(learner, record, scored.batches)
@@ -56,7 +57,7 @@ def ask(learner: Asked, record: StepRecord, *, kl_coef: float) -> dict[str, Answ
         "rescore": apart(logp, _logp(learner, record, scored.batches)),
         "rescore_alone": alone(learner, record, logp),
     }
-    # another scorer would not gather the shards
+    # a second scorer would not gather the shards
     if learner.scorer.autocast is not None and learner.team.size == 1:
         answers["rescore_float32"] = float32(learner, scored, logp)
     if is_adapted(learner.lm) and with_kl:
@@ -70,7 +71,7 @@ def ask(learner: Asked, record: StepRecord, *, kl_coef: float) -> dict[str, Answ
 
 
 def alone(learner: Asked, record: StepRecord, together: Tensor) -> Answer:
-    """Score some rows alone, unpadded; those first that are farthest from the sampler."""
+    """Score some rows one by one, unpadded; half of them are the farthest from the sampler."""
     few = sorted(_suspects(record, together.cpu().numpy()))
     rows = some_rows(record, few)
     one_by_one = _logp(learner, rows, learner.cut(rows, 1))
@@ -98,13 +99,13 @@ def adapters_off(learner: Asked, scored: Any, policy: Tensor) -> Answer:
 
 
 def kl_gradient(learner: Asked, scored: Any) -> Answer:
-    """Compare the KL term's part of the real gradient with what its name promises.
+    """Compare the KL term's part of the real gradient with the formula of its estimator.
 
-    The real part is the gradient with a coefficient of 1 less that with 0, both without rewards.
-    What else it could be is worked out only where it is not what was promised.
+    The real part is the gradient with a coefficient of 1 minus that with 0, both without rewards.
+    Other estimators are tried only where the gradient differs from its formula.
     """
     name = learner.objective.estimator
-    assert name is not None  # noqa: S101 - asked only with a KL term
+    assert name is not None  # noqa: S101 - runs only with a KL term
     found = _prepared(learner, scored, kl_coef=1.0, reward_scale=0.0)
     promised = _promised(learner, scored, name)
     if is_kept(found, promised):
@@ -120,7 +121,7 @@ def kl_gradient(learner: Asked, scored: Any) -> Answer:
 
 
 def halved(learner: Asked, scored: Any, kl_coef: float) -> Answer:
-    """Compare the gradient with that of the same rows in micro-batches of half the size."""
+    """Compare the gradient with that of micro-batches of half the size."""
     whole = _prepared(learner, scored, kl_coef=kl_coef)
     record: StepRecord = scored.record
     batches = learner.cut(record, max(1, min(learner.size, record.num_rows) // 2))
@@ -129,8 +130,8 @@ def halved(learner: Asked, scored: Any, kl_coef: float) -> Answer:
 
 
 def _weights(targets: Targets, logp: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """Yield what d(term)/d(logp) is, by the estimator's name."""
-    assert targets.logp_ref is not None  # noqa: S101 - asked only with a reference
+    """Yield d(term)/d(logp) for each estimator."""
+    assert targets.logp_ref is not None  # noqa: S101 - runs only with a reference
     d = (logp - targets.logp_ref).detach()
     ratio = torch.ones_like(d)
     if targets.logp_sampler is not None:
@@ -143,11 +144,11 @@ def _weights(targets: Targets, logp: Tensor) -> Iterator[tuple[str, Tensor]]:
 
 
 LIKELY = ("unbiased", "k1", "k3")
-"""What a term that is not what it says has been found to be, most often."""
+"""The estimators that a wrong KL term most often turns out to be."""
 WRITTEN = ("unbiased", "k1", "k2", "k3", "k3_plus", "exact", "topk")
-"""Estimators whose gradient is written here a second time, apart from the one that is trained."""
+"""Estimators whose gradient is implemented here again, independent of the training code."""
 PROMISED = (*WRITTEN, *(name for name in ESTIMATORS if name not in (*WRITTEN, "sequence")))
-"""Those, and estimators whose formula is taken from `maths`, past the learner's own loss."""
+"""Those, and estimators evaluated by the formula in `maths`, bypassing the learner's loss."""
 
 
 def _promised(learner: Asked, scored: Any, name: str) -> Tensor:
@@ -155,7 +156,7 @@ def _promised(learner: Asked, scored: Any, name: str) -> Tensor:
     for batch in scored.batches:
         targets = scored.targets.cut(batch)
         if name in ("exact", "topk"):
-            assert learner.reference is not None  # noqa: S101 - asked only with a reference
+            assert learner.reference is not None  # noqa: S101 - runs only with a reference
             states = replace(learner.reference.hidden(batch.layout), topk=name == "topk")
             scores = learner.scorer(batch.layout, states)
             terms = scores.kl_exact if name == "exact" else scores.kl_topk
@@ -176,7 +177,7 @@ def _prepared(learner: Asked, scored: Any, **how: float) -> Tensor:
 
 
 def _sample(learner: Asked) -> Tensor:
-    """Return evenly spaced entries of every gradient, end to end, and drop the gradients."""
+    """Return evenly spaced entries of every gradient, concatenated, and drop the gradients."""
     entries = sampled_entries(learner.gradients())
     learner.discard()
     return entries
@@ -189,7 +190,7 @@ def _logp(learner: Asked, record: StepRecord, batches: list[MicroBatch]) -> Tens
 
 
 def _suspects(record: StepRecord, logp: np.ndarray) -> set[int]:
-    """Return the rows farthest from what the sampler says of them, and some others."""
+    """Return the rows that differ most from the sampler's log-probs, and some spaced evenly."""
     spread = np.linspace(0, record.num_rows - 1, ALONE // 2).astype(int).tolist()
     if record.logp_sampler is None:
         return set(spread)

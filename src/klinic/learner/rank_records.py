@@ -1,4 +1,4 @@
-"""Each process writes its share of the rows; a step counts when all have written theirs."""
+"""Each rank writes its rows of a record; a step is complete once all ranks have written."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ class _Pending:
 
 
 class PartWriter:
-    """Writes this process's part of every record, in a thread beside the training.
+    """Writes this rank's part of every record in a background thread.
 
-    A step is completed when the next one is put, by rank 0: then the others have written, too.
+    Rank 0 completes a step when the next one is enqueued: by then all ranks have written theirs.
     """
 
     def __init__(self, team: Team) -> None:
@@ -32,13 +32,13 @@ class PartWriter:
         self._pending: _Pending | None = None
 
     def put(self, run: Path, record: StepRecord) -> None:
-        """Begin to write a step, when the one before it is complete."""
+        """Complete the previous step, then start writing this one."""
         self.flush()
         part = self._pool.submit(self._write, run, record)
         self._pending = _Pending(run=run, record=record, part=part)
 
     def flush(self) -> None:
-        """Wait until the last step is written by everybody."""
+        """Block until every rank has written the last step."""
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
@@ -53,7 +53,7 @@ class PartWriter:
         return write_part(run, some_rows(record, own), self._team.rank) if own else None
 
     def _gathered(self, part: Part | None) -> list[Part]:
-        """Return the parts of all processes."""
+        """Return the parts of all ranks."""
         told = torch.zeros(self._team.size, 33, dtype=torch.int64)
         if part is not None:
             told[self._team.rank, 0] = part.rows
@@ -68,7 +68,7 @@ class PartWriter:
 
 
 def own_rows(num_rows: int, *, rank: int, size: int) -> slice:
-    """Return the rows of a step that one process of so many writes down."""
+    """Return the rows of a step that one of `size` ranks writes."""
     share = -(-num_rows // size)
     start = min(rank * share, num_rows)
     return slice(start, min(start + share, num_rows))

@@ -1,7 +1,7 @@
-"""One process leads, the others follow: whatever the leader asks of its learner, all of them do.
+"""Rank 0 broadcasts each learner call; every rank executes it.
 
-The leader runs the loop: it samples, asks for rewards, decides and tells. A follower only waits for
-the next call. Calls go out as JSON, records as Arrow, over the process group: nothing is pickled.
+Rank 0 runs the loop: sampling, rewards, decisions and logging. The other ranks wait for the next
+call. Calls are sent as JSON and records as Arrow over the process group: nothing is pickled.
 """
 
 import json
@@ -32,7 +32,7 @@ STOP = "stop"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """What the leader wants done."""
+    """A learner call that every rank executes."""
 
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
@@ -41,20 +41,20 @@ class Call:
 
 @runtime_checkable
 class Wire(Protocol):
-    """How calls go from the leader to the others."""
+    """A channel that carries calls from rank 0 to the other ranks."""
 
     def send(self, call: Call) -> None:
-        """Tell everybody."""
+        """Send a call to every other rank."""
 
     def receive(self) -> Call:
-        """Wait for the next call."""
+        """Block until the next call."""
 
 
 class GroupWire:
-    """Calls over the process group, from rank 0."""
+    """Broadcasts calls from rank 0 over the process group."""
 
     def send(self, call: Call) -> None:
-        """Tell everybody."""
+        """Send a call to every other rank."""
         step = None if call.record is None else call.record.step
         head = json.dumps({"name": call.name, "arguments": call.arguments, "step": step}).encode()
         body = b"" if call.record is None else _packed(call.record)
@@ -64,7 +64,7 @@ class GroupWire:
         _broadcast(torch.from_numpy(data))
 
     def receive(self) -> Call:
-        """Wait for the next call."""
+        """Block until the next call."""
         sizes = torch.zeros(2, dtype=torch.int64)
         _broadcast(sizes)
         data = torch.empty(int(sizes.sum()), dtype=torch.uint8)
@@ -84,11 +84,11 @@ def _broadcast(tensor: torch.Tensor) -> None:
 
 
 def lost(error: BaseException) -> RankLostError:
-    """Return the error for a process that is no longer there."""
+    """Return the error for a rank that exited or is out of sync."""
     first = first_line(error)[:160]
     return RankLostError(
-        f"another process of this learner is gone, or out of step with this one ({first}). What it "
-        "said is above. Nothing is lost but the steps since the newest checkpoint: go on with "
+        f"another rank of this learner exited, or is out of sync with this one ({first}). Its "
+        "output is above. Only the steps since the newest checkpoint are lost: continue with "
         "--resume."
     )
 
@@ -104,11 +104,11 @@ def _packed(record: StepRecord) -> bytes:
 
 def _unpacked(data: bytes, step: int) -> StepRecord:
     table = pa.ipc.open_stream(data).read_all()
-    return from_table(table, step=step, facts={}, source="the leader")
+    return from_table(table, step=step, facts={}, source="rank 0")
 
 
 class Leader:
-    """The learner as the loop sees it: every call is made by all processes."""
+    """The learner on rank 0: every call is executed by all ranks."""
 
     def __init__(self, learner: FsdpLearner, wire: Wire) -> None:
         self._learner = learner
@@ -116,9 +116,9 @@ class Leader:
         self._parts = PartWriter(learner.team)
 
     def _all(self, call: Call, own: Callable[[], Any]) -> Any:
-        """Let everybody do something, and do it here; return what came of it here.
+        """Broadcast a call, execute it here and return the local result.
 
-        What fails here alone leaves the others in the middle of it, and there is no way back.
+        An error on this rank alone leaves the other ranks inside the call, which is unrecoverable.
         """
         self._wire.send(call)
         try:
@@ -129,12 +129,12 @@ class Leader:
             raise lost(error) from error
 
     def publish(self) -> Weights:
-        """Bring the whole weights up to date in this process, and say which they are."""
+        """Gather the full weights into this process; return their identity."""
         published: Weights = self._all(Call(name="publish"), self._learner.publish)
         return published
 
     def score(self, record: StepRecord, *, needs_reference: bool) -> Scored:
-        """Score a batch with the policy and the reference as they stand before its updates."""
+        """Score a batch with policy and reference before its updates."""
         how = {"needs_reference": needs_reference}
         scored: Scored = self._all(
             Call(name="score", arguments=how, record=record),
@@ -143,7 +143,7 @@ class Leader:
         return scored
 
     def prepare(self, scored: Scored, *, kl_coef: float, reward_scale: float = 1.0) -> Prepared:
-        """Compute the loss and its gradient, of the batch that was scored last."""
+        """Compute the loss and its gradient for the batch that was scored last."""
         how = {"kl_coef": kl_coef, "reward_scale": reward_scale}
         prepared: Prepared = self._all(
             Call(name="prepare", arguments=how), lambda: self._learner.prepare(scored, **how)
@@ -151,7 +151,7 @@ class Leader:
         return prepared
 
     def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:
-        """Make the update that was prepared, at the scheduled rate times a factor."""
+        """Apply the prepared update at the scheduled learning rate times a factor."""
         how = {"lr_factor": lr_factor}
         told: dict[str, float] = self._all(
             Call(name="commit", arguments=how), lambda: self._learner.commit(**how)
@@ -159,7 +159,7 @@ class Leader:
         return told
 
     def sound(self) -> dict[str, bool]:
-        """Whether all weights, and all moments of the optimiser, are numbers."""
+        """Whether all weights and optimizer moments are finite."""
         told: dict[str, bool] = self._all(Call(name="sound"), self._learner.sound)
         return told
 
@@ -173,7 +173,7 @@ class Leader:
         return self._learner.sequence_kl(scored)
 
     def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, dict[str, Any]]:
-        """Answer what records do not tell, about some completions of a step."""
+        """Run the active probes on some completions of a step."""
         some, how = first_rows(record, ROWS), {"kl_coef": kl_coef}
         told: dict[str, dict[str, Any]] = self._all(
             Call(name="probe", arguments=how, record=some),
@@ -182,18 +182,18 @@ class Leader:
         return told
 
     def discard(self) -> None:
-        """Drop the gradient that was prepared."""
+        """Drop the prepared gradient."""
         self._all(Call(name="discard"), self._learner.discard)
 
     def move_reference(
         self, step: int, *, keep: float, forget_moments: bool
     ) -> dict[str, Any] | None:
-        """Leave the reference where it is: a recipe with shards has none that moves."""
+        """Do nothing: a recipe with shards has no moving reference."""
         del step, keep, forget_moments
         return None
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Write the shards, and the whole model; return the rest of the state."""
+        """Write the shards and the full model; return the remaining state."""
         told = {"folder": str(folder.resolve())}
         state: dict[str, Any] = self._all(
             Call(name="save", arguments=told), lambda: self._learner.save(folder)
@@ -201,40 +201,40 @@ class Leader:
         return state
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
-        """Go back to what `save` wrote."""
+        """Restore a checkpoint written by `save`."""
         told = {"folder": str(folder.resolve()), "state": state}
         self._all(Call(name="load", arguments=told), lambda: self._learner.load(folder, state))
 
     def records(self, run: Path) -> Records:
-        """Let every process write its share of each record."""
+        """Return a writer through which every rank writes its rows of each record."""
         return RankedRecords(run, self)
 
     def write_record(self, run: Path, record: StepRecord) -> None:
-        """Let every process write its rows of the step, beside what it does next."""
+        """Let every rank write its rows of the step in the background."""
         told = {"run": str(run.resolve())}
         self._all(Call(name="write", arguments=told), lambda: self._parts.put(run, record))
 
     def flush_records(self) -> None:
-        """Wait until every record is written by everybody."""
+        """Block until every rank has written every record."""
         self._all(Call(name="flush"), self._parts.flush)
 
     def close(self) -> None:
-        """Send the others home."""
+        """Shut down the other ranks."""
         self._wire.send(Call(name=STOP))
 
 
 class RankedRecords:
-    """The records of a run, written by all processes."""
+    """The records of a run, written by all ranks."""
 
     def __init__(self, run: Path, leader: Leader) -> None:
         self._run, self._leader = run, leader
 
     def put(self, record: StepRecord) -> None:
-        """Hand over a record; what the others hold of it is theirs to write."""
+        """Enqueue a record; every rank writes its own rows."""
         self._leader.write_record(self._run, record)
 
     def flush(self) -> None:
-        """Wait until every record that was put is written."""
+        """Block until every enqueued record is written."""
         self._leader.flush_records()
 
     def __enter__(self) -> "RankedRecords":
@@ -246,7 +246,7 @@ class RankedRecords:
 
 
 def follow(learner: FsdpLearner, wire: Wire) -> None:
-    """Do what the leader does until it says stop."""
+    """Execute calls from rank 0 until it sends stop."""
     follower = _Follower(learner)
     while True:
         call = wire.receive()
@@ -256,7 +256,7 @@ def follow(learner: FsdpLearner, wire: Wire) -> None:
 
 
 class _Follower:
-    """What a follower does for each call; what comes of it is the leader's to tell."""
+    """Executes calls on a rank other than 0; results are discarded."""
 
     def __init__(self, learner: FsdpLearner) -> None:
         self._learner = learner
@@ -265,7 +265,7 @@ class _Follower:
         self._first: StepRecord | None = None
 
     def do(self, call: Call) -> None:
-        """Do one thing."""
+        """Execute one call."""
         if call.record is not None:
             getattr(self, f"_{call.name}")(call.record, **call.arguments)
         elif hasattr(self, f"_{call.name}"):
@@ -278,12 +278,12 @@ class _Follower:
         self._first = None
 
     def _prepare(self, *, kl_coef: float, reward_scale: float) -> None:
-        assert self._scored is not None  # noqa: S101 - the leader scores first
+        assert self._scored is not None  # noqa: S101 - rank 0 scores first
         prepared = self._learner.prepare(self._scored, kl_coef=kl_coef, reward_scale=reward_scale)
         self._first = self._first or prepared.record
 
     def _rescore(self) -> None:
-        assert self._scored is not None  # noqa: S101 - the leader scores first
+        assert self._scored is not None  # noqa: S101 - rank 0 scores first
         self._learner.rescore(self._scored)
 
     def _probe(self, record: StepRecord, *, kl_coef: float) -> None:

@@ -1,6 +1,6 @@
-"""What several processes train, as files that any number of processes can load again.
+"""Save and load trained tensors of several ranks; any number of processes can load them again.
 
-Each process writes its shards as safetensors, and their headers say which part of which tensor they
+Each rank writes its shards as safetensors whose headers describe which part of which tensor they
 hold: PyTorch's distributed checkpoint without its own metadata file, which is a pickle.
 """
 
@@ -25,15 +25,15 @@ UNREADABLE = (CheckpointException, SafetensorError, OSError, ValueError, Runtime
 
 
 def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write tensors, each process what it has of them."""
+    """Write tensors; each rank writes its shards."""
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     save(dict(tensors), storage_writer=writer, no_dist=not dist.is_initialized())
 
 
 def load_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Fill tensors with what was saved, however many processes wrote it."""
+    """Fill tensors from saved shards, written by any number of processes."""
     reader = HuggingFaceStorageReader(str(folder))
-    if not tensors:  # an optimiser that has not made an update
+    if not tensors:  # the optimizer has no state before its first update
         return
     try:
         with warnings.catch_warnings():
@@ -41,12 +41,12 @@ def load_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
             load(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
     except UNREADABLE as error:
         raise CheckpointError(
-            f"{folder} does not hold what this recipe trains ({first_line(error)}). Resume with "
-            "the recipe the run was started with; learner.shards alone may differ."
+            f"{folder} does not hold the weights that this recipe trains ({first_line(error)}). "
+            "Resume with the run's original recipe; only learner.shards may differ."
         ) from error
 
 
 def saved_names(folder: Path) -> set[str]:
-    """Return the names of the tensors that were saved."""
+    """Return the names of the saved tensors."""
     reader = HuggingFaceStorageReader(str(folder))
     return set(reader.read_metadata().state_dict_metadata)

@@ -1,4 +1,4 @@
-"""Who shares the work of a step: one process, or several that each take some micro-batches."""
+"""The process group of a learner: one process, or several that split the micro-batches."""
 
 from typing import Protocol, runtime_checkable
 
@@ -7,23 +7,23 @@ from torch import Tensor
 
 @runtime_checkable
 class Team(Protocol):
-    """The processes of a learner, as one of them sees it. All of them make the same calls."""
+    """The ranks of a learner, seen from one of them. All ranks make the same calls."""
 
     rank: int
     size: int
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the sum of what every process gives."""
+        """Return the all-reduced sum."""
 
 
 class Alone:
-    """A process that does everything itself."""
+    """A group of one process."""
 
     rank = 0
     size = 1
 
     def sum(self, values: Tensor) -> Tensor:
-        """Return the values: nobody else has any."""
+        """Return the values unchanged."""
         return values
 
 

@@ -1,4 +1,4 @@
-"""The optimiser: AdamW, a learning rate that is a function of the step, clipping."""
+"""AdamW, a stateless learning-rate schedule, and gradient clipping."""
 
 import math
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ Schedule = Literal["constant", "linear", "cosine"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LearningRate:
-    """The learning rate of every update; it has no state, so a resumed run cannot lose it."""
+    """The learning rate as a function of the update; it has no state that a resume could lose."""
 
     peak: float
     schedule: Schedule = "constant"
@@ -24,7 +24,7 @@ class LearningRate:
     total_steps: int
 
     def at(self, num_updates: int) -> float:
-        """Return the rate of the update after `num_updates` others.
+        """Return the learning rate after `num_updates` updates.
 
         >>> rate = LearningRate(peak=1.0, schedule="linear", warmup_steps=2, total_steps=6)
         >>> [rate.at(n) for n in range(6)]
@@ -44,7 +44,7 @@ class LearningRate:
 
 
 def make_optimizer(model: nn.Module, *, weight_decay: float) -> torch.optim.AdamW:
-    """Return AdamW over what is trained; norms and biases do not decay."""
+    """Return AdamW over the trainable parameters; norms and biases do not decay."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
@@ -54,7 +54,7 @@ def make_optimizer(model: nn.Module, *, weight_decay: float) -> torch.optim.Adam
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Give every group of parameters the rate of the next update."""
+    """Set the learning rate of every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
@@ -65,10 +65,10 @@ def norm(tensors: Iterable[Tensor]) -> float:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether every entry is a number.
+    """Whether every entry is finite.
 
-    A sum is read at the speed of memory, and is a number only where all entries are. One of large
-    numbers may overflow: where it is none, and where tensors are shards, the largest entry decides.
+    A sum runs at memory bandwidth and is finite only if all entries are. It can overflow for large
+    entries: if it is not finite, or if tensors are sharded, the largest entry decides.
     """
     every = list(tensors)
     if not any(isinstance(tensor, DTensor) for tensor in every):
@@ -81,7 +81,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 def clip_gradients(gradients: Iterable[Tensor], *, grad_norm: float, max_norm: float) -> float:
-    """Scale the gradients down to `max_norm` where they are above; return their norm then."""
+    """Scale the gradients down to `max_norm` where they exceed it; return their norm afterwards."""
     if grad_norm <= max_norm:
         return grad_norm
     for gradient in gradients:

@@ -1,8 +1,8 @@
-"""Sampling that runs ahead of training, by a bounded number of steps.
+"""Prefetches rollouts in a thread, a bounded number of steps ahead of training.
 
-A thread lets the sampler take over the newest weights, samples and scores a batch, and goes on to
-the next as soon as it may. The learner takes batches in their order. What it trains on is then
-some updates old; how many is bounded, and known for every completion.
+The thread loads the newest weights into the sampler, samples and scores a batch, and starts the
+next one as soon as the bound allows. The learner consumes batches in order. Staleness, in updates,
+is bounded and recorded for every completion.
 """
 
 import threading
@@ -22,7 +22,7 @@ from klinic.model.weights import Weights
 
 @dataclass(slots=True, kw_only=True)
 class _Batch:
-    """What the thread hands over: completions, or why there are none."""
+    """One prefetched batch: rollouts, or the error that prevented them."""
 
     places: list[int] = field(default_factory=list)
     clock: Clock = field(default_factory=Clock)
@@ -31,14 +31,14 @@ class _Batch:
 
 
 class Ahead:
-    """Batches that are sampled while the learner is busy with earlier ones."""
+    """Samples later batches while the learner trains on earlier ones."""
 
     def __init__(
         self, parts: Parts, state: LoopState, *, most: int, freeze: Callable[[], None]
     ) -> None:
-        """Begin behind `state`, at most `most` steps ahead.
+        """Start after `state`, at most `max_staleness` steps ahead.
 
-        `freeze` copies the weights to where the sampler takes them from.
+        `snapshot_weights` copies the weights into the buffer that the sampler loads from.
         """
         self._parts = parts
         self._freeze = freeze
@@ -57,14 +57,14 @@ class Ahead:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Let the batch that is under way come to its end, and no other begin."""
+        """Finish the batch in progress and start no other."""
         self._ends = True
         self._may_start.release()
-        if kind is None or issubclass(kind, InTroubleError):  # else the run is over
+        if kind is None or issubclass(kind, InTroubleError):  # otherwise the run ends
             self._thread.join()
 
     def __call__(self, parts: Parts, state: LoopState, watch: Watch, clock: Clock) -> Collected:
-        """Return the next batch, when it is there; the thread may begin another."""
+        """Return the next batch, waiting for it, and allow the thread to start another."""
         with clock.over("sample"):
             watch.held(parts.learner.sound())
             now = self._publish()
@@ -80,8 +80,8 @@ class Ahead:
         return replace(batch.collected, behind=now.version - batch.collected.weights.version)
 
     def _publish(self) -> Weights:
-        """Copy the weights as they are now to where the sampler takes them from."""
-        with self._frozen:  # not while they are being sent
+        """Copy the current weights into the buffer that the sampler loads from."""
+        with self._frozen:  # not during a transfer
             self._newest = self._parts.learner.publish()
             self._freeze()
             return self._newest
@@ -108,6 +108,6 @@ class Ahead:
                 self._parts, step=step, position=position, clock=batch.clock, places=batch.places
             )
             batch.collected = Collected(weights=weights, loaded=loaded, gathered=gathered)
-        except BaseException as error:  # to be raised where the batch is taken
+        except BaseException as error:  # re-raised by `__call__`
             batch.error = error
         return batch

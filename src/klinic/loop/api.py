@@ -1,4 +1,4 @@
-"""`klinic.train(...)`: the same path as `klinic train`, from Python."""
+"""`klinic.train(...)`: the Python entry point, on the same path as `klinic train`."""
 
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -21,10 +21,10 @@ def train(
 ) -> Result:
     """Train a model with GRPO.
 
-    `model` is a folder, a hub id or `tiny`. `reward_funcs` are called as TRL calls them.
-    `train_dataset` is a list of rows or a `datasets.Dataset` with a `prompt` column. Everything
-    else is a key of a recipe, dotted or by its familiar name: `kl_coef=0.01`, `max_steps=100`,
-    `**{"kl.estimator": "exact"}`.
+    `model` is a folder, a hub id or `tiny`. `reward_funcs` have TRL's signature. `train_dataset` is
+    a list of rows or a `datasets.Dataset` with a `prompt` column. Every other keyword is a recipe
+    key, dotted or by its short name: `kl_coef=0.01`, `max_steps=100`, `**{"kl.estimator":
+    "exact"}`.
     """
     functions = [reward_funcs] if callable(reward_funcs) else list(reward_funcs)
     if train_dataset is not None:

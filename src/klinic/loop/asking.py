@@ -1,6 +1,6 @@
-"""When the live parts are asked what records do not tell, and what a run itself can answer.
+"""Schedule of active probes, and the two that need no learner: tokenizer round trip and regrading.
 
-After 1, 2, 4, 8, ... steps: what is wrong shows early or late, and a long run does not pay for it.
+Probes run after 1, 2, 4, 8, ... steps: faults show early or late, and long runs pay little.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ from klinic.evidence.rollout import Rollout
 from klinic.rewards.scores import Scores, mean
 from klinic.tasks.base import Task
 
-GOLD = 8  # right answers that are graded
+GOLD = 8  # gold answers that a regrade grades
 
 
 def is_time(step: int) -> bool:
@@ -28,7 +28,7 @@ def is_time(step: int) -> bool:
 
 
 def round_trips(tokenizer: Any, rollouts: Sequence[Rollout]) -> Bool[np.ndarray, "B"]:
-    """Tell of each rollout whether what the policy said would be encoded again as it was said."""
+    """Return for each rollout whether decoding and re-encoding restores the policy's token ids."""
     return np.array([_round_trips(tokenizer, rollout) for rollout in rollouts], np.bool_)
 
 
@@ -38,7 +38,7 @@ def _round_trips(tokenizer: Any, rollout: Rollout) -> bool:
 
 
 def comes_back(tokenizer: Any, ids: list[int]) -> bool:
-    """Whether token ids are the same after decoding and encoding."""
+    """Whether token ids are unchanged by decoding and encoding."""
     text = tokenizer.decode(ids, skip_special_tokens=False)
     return bool(tokenizer.encode(text, add_special_tokens=False) == ids)
 
@@ -49,7 +49,7 @@ def regrade(
     record: StepRecord,
     reward: Callable[[list[Rollout]], Scores],
 ) -> dict[str, float]:
-    """Grade the completions again in the opposite order, and some right answers."""
+    """Grade the completions again in reverse order, and grade some gold answers."""
     again = reward([*reversed(rollouts)]).total[::-1]
     first = np.asarray(record.reward, dtype=np.float64)
     right = [task.correct(row_of(r), r.text) for r in rollouts]
@@ -62,5 +62,5 @@ def regrade(
 
 
 def row_of(rollout: Rollout) -> dict[str, Any]:
-    """Return the row of the dataset that a rollout answers."""
+    """Return the dataset row of a rollout."""
     return {"prompt": rollout.prompt.text, **rollout.prompt.columns}

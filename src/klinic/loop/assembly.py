@@ -1,4 +1,4 @@
-"""The parts of a run, as its recipe describes them: policy, reference, learner, sampler."""
+"""Builds the policy, reference, learner and sampler that a recipe describes."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -34,10 +34,10 @@ from klinic.sampler.transformers import TransformersSampler
 def start_policy(
     recipe: Recipe, folder: Path, source: Source, console: Console
 ) -> tuple[Policy, str]:
-    """Return the policy as it starts, and where its weights can be found again.
+    """Return the start policy and the path or hub id of its weights.
 
-    A start that is made here (a warm start, a merged adapter, the tiny model) is kept in the run:
-    what is saved on top of it can then be loaded by anybody.
+    A start model that exists in no folder yet (warm start, merged adapter, tiny model) is saved in
+    the run folder, so that adapters and checkpoints based on it can be loaded elsewhere.
     """
     how: dict[str, Any] = {"temperature": recipe.sampling.temperature, "seed": recipe.seed}
     if not _is_made(recipe):
@@ -50,20 +50,20 @@ def start_policy(
 
 
 def _is_made(recipe: Recipe) -> bool:
-    """Whether what a run starts from is not yet in any folder."""
+    """Whether the start model must be built because no folder holds it yet."""
     adapter = is_adapter(recipe.model.name)
     if adapter and recipe.model.lora_rank is None and recipe.warm_start is not None:
         raise ConfigError(
             f"model.name is {recipe.model.name}, an adapter to train further, but warm_start "
-            "trains every weight. Set model.lora_rank to merge the adapter, warm up the whole and "
-            "train a fresh one, or leave warm_start out."
+            "trains every weight. Set model.lora_rank to merge the adapter, warm-start the merged "
+            "model and train a new adapter, or remove warm_start."
         )
     merged = adapter and recipe.model.lora_rank is not None
     return merged or recipe.warm_start is not None or recipe.model.name in BUILT_IN
 
 
 def _make_start(start: Path, recipe: Recipe, source: Source, console: Console) -> None:
-    """Write the model that a run starts from, every weight of it and no adapter beside it."""
+    """Write the start model with all its weights, without an adapter."""
     draft = start.with_name(f"{START}.unfinished")
     remove_tree(draft)
     if recipe.warm_start is None:
@@ -75,15 +75,15 @@ def _make_start(start: Path, recipe: Recipe, source: Source, console: Console) -
 
 
 def warm_up(recipe: Recipe, source: Source, console: Console) -> Cached:
-    """Make the warm start of a recipe, or find it in the cache; return where it is."""
-    # the same for all seeds, as a published checkpoint would be
+    """Run the warm start of a recipe, or take it from the cache; return its folder."""
+    # the same for all seeds, like a published checkpoint
     policy = load_whole(recipe.model, temperature=1.0, seed=0)
     with WarmStartProgress(console) as progress:
         return warm_start(policy, recipe, source.task, progress.tell)
 
 
 def start_reference(recipe: Recipe, policy: Policy, where: str) -> Reference | None:
-    """Return what the KL ties to; nothing is loaded or copied where no KL is asked for."""
+    """Return the reference of the KL term; without a KL term, load and copy nothing."""
     kl = recipe.kl
     if kl is None or not kl.needs_reference:
         return None
@@ -96,7 +96,7 @@ def start_reference(recipe: Recipe, policy: Policy, where: str) -> Reference | N
 
 
 def identity(reference: Reference | None) -> dict[str, Any]:
-    """Return which reference a run starts with, for run.json and checkpoints."""
+    """Return kind, source and digest of the start reference, for run.json and checkpoints."""
     if reference is None:
         return {"kind": "none", "source": None, "digest": None}
     return {"kind": reference.kind, "source": reference.source, "digest": reference.digest}
@@ -105,20 +105,20 @@ def identity(reference: Reference | None) -> dict[str, Any]:
 def make_learner(
     recipe: Recipe, policy: Policy, reference: Reference | None, *, packed: bool = False
 ) -> LocalLearner:
-    """Return the learner that the recipe describes, in this process."""
+    """Return the single-process learner of a recipe."""
     objective, settings = learner_settings(recipe)
     settings = replace(settings, packed=packed)
     return LocalLearner(policy, reference, objective=objective, settings=settings)
 
 
 def both_pack(policy: Policy, reference: Reference | None) -> bool:
-    """Whether rows can lie end to end, for whoever reads them."""
+    """Whether policy and reference both accept packed (concatenated) rows."""
     others = [] if reference is None else [reference.scorer]
     return all(packs(scorer) for scorer in (policy.scorer, *others))
 
 
 def learner_settings(recipe: Recipe) -> tuple[Objective, Settings]:
-    """Return what a learner minimises, and how."""
+    """Return the objective of a learner and its optimization settings."""
     learner = recipe.learner
     objective = Objective(
         loss=learner.loss,
@@ -145,7 +145,7 @@ def learner_settings(recipe: Recipe) -> tuple[Objective, Settings]:
 
 
 def make_sampler(recipe: Recipe, policy: Policy, log: Path | None = None) -> Sampler:
-    """Return the sampler that the recipe describes; an engine writes to `log` what it says."""
+    """Return the sampler of a recipe; a vLLM engine writes its output to `log`."""
     s = recipe.sampling
     how: dict[str, Any] = {
         "how": Drawing(temperature=s.temperature, top_p=s.top_p, top_k=s.top_k, min_p=s.min_p),
@@ -161,7 +161,7 @@ def make_sampler(recipe: Recipe, policy: Policy, log: Path | None = None) -> Sam
 
 
 def conversing(sampler: Sampler, policy: Policy, reply: Reply | None) -> Sampler:
-    """Return a sampler that lets somebody reply to what the policy says, if somebody does."""
+    """Return a multi-turn sampler if there is a reply function, else the sampler itself."""
     if reply is None:
         return sampler
     encoder = PromptEncoder(policy.tokenizer, policy.name)
@@ -169,7 +169,7 @@ def conversing(sampler: Sampler, policy: Policy, reply: Reply | None) -> Sampler
 
 
 def _engine(recipe: Recipe, policy: Policy, log: Path | None) -> Any:
-    """Return the vLLM engine that the recipe describes, started for what the policy is."""
+    """Return the vLLM engine of a recipe, configured for the policy."""
     from klinic.sampler.vllm_engine import OwnEngine, Start
     from klinic.sampler.vllm_server import ServedEngine, command
 

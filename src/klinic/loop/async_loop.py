@@ -1,4 +1,4 @@
-"""The loop with sampling ahead of it: a step, and then it is kept, or something is done."""
+"""The training loop with rollouts that are prefetched in a thread."""
 
 from collections.abc import Callable
 
@@ -18,7 +18,7 @@ def run_async_loop(
     most: int,
     freeze: Callable[[], None],
 ) -> LoopState:
-    """Train from `state` to the last step, or until told to stop, on batches at most `most` old."""
+    """Train to the last step or a stop request, on batches at most `max_staleness` steps old."""
     goes_on = True
     while goes_on and state.step < parts.max_steps:
         try:

@@ -1,14 +1,14 @@
-"""Checkpoints that are whole or not there: a folder, its digests, and a rename as the last act.
+"""Atomic checkpoints: written to a draft folder with digests, then renamed.
 
     checkpoints/step=000050/
         model/               loads with `from_pretrained`
         optimizer.safetensors
         reference.safetensors    only where the reference moves
-        state.json           step, KL controller, learner, where random streams and data stand
+        state.json           step, KL controller, learner, RNG streams, data position
         manifest.json        digest of every file above, and of itself; written last
 
-A reader believes a checkpoint only when every digest is right. `newest_good` says which file of
-which checkpoint is broken and why, and goes on with the one before.
+A checkpoint is valid only if every digest matches. `newest_valid` reports which file of which
+checkpoint is broken and why, and falls back to the checkpoint before it.
 """
 
 import hashlib
@@ -34,13 +34,13 @@ FOLDER = CHECKPOINTS
 MANIFEST = "manifest.json"
 NAME = re.compile(r"step=(\d{6,})")
 UNFINISHED = ".unfinished"
-REPLACED = ".replaced"  # the checkpoint of a step that is being saved again
-DAMAGED = ".damaged"  # kept for people: nobody goes on from it
+REPLACED = ".replaced"  # the old checkpoint of a step that is saved again
+DAMAGED = ".damaged"  # kept for inspection, never resumed from
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """A checkpoint whose every file has been read and found as it was written."""
+    """A checkpoint whose files all match their digests."""
 
     folder: Path
     step: int
@@ -49,7 +49,7 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The newest checkpoint that is whole, if any, and what is wrong with newer ones."""
+    """The newest valid checkpoint, if any, and the errors of newer ones."""
 
     checkpoint: Checkpoint | None
     broken: list[str]
@@ -63,14 +63,14 @@ def write(
     keep: int,
     spare: int | None = None,
 ) -> Path:
-    """Write a checkpoint: `fill` puts files into a folder and returns the state.
+    """Write a checkpoint: `write_contents` fills a folder and returns the state.
 
-    The newest `keep` stay on disk, and the one of step `spare`.
+    The newest `num_kept` checkpoints stay on disk, and that of `protected_step`.
     """
     final = run / FOLDER / name_of(step)
     draft = final.with_name(final.name + UNFINISHED)
     remove_tree(draft)
-    final.parent.mkdir(exist_ok=True)  # and not the run's own folder, which may have been moved
+    final.parent.mkdir(exist_ok=True)  # never the run folder itself, which may have been moved
     draft.mkdir()
     state = {"schema": CHECKPOINT_SCHEMA, "step": step, **fill(draft)}
     write_durably(draft / STATE, json_bytes(state))
@@ -85,9 +85,9 @@ def write(
 
 
 def _swap(draft: Path, final: Path) -> None:
-    """Give a finished checkpoint its name; the one that had it is removed after that."""
+    """Rename a finished checkpoint into place, then remove the one it replaces."""
     old = final.with_name(final.name + REPLACED)
-    if final.exists():  # a step that is saved again
+    if final.exists():  # the step was saved before
         remove_tree(old)
         final.rename(old)
     draft.rename(final)
@@ -96,7 +96,7 @@ def _swap(draft: Path, final: Path) -> None:
 
 
 def restore_replaced(run: Path) -> None:
-    """Give a checkpoint its name back that was being replaced when the run was killed."""
+    """Restore a checkpoint whose replacement was interrupted by a kill."""
     for old in (run / FOLDER).glob(f"step=*{REPLACED}"):
         final = old.with_name(old.name.removesuffix(REPLACED))
         if final.exists():
@@ -106,7 +106,7 @@ def restore_replaced(run: Path) -> None:
 
 
 def set_aside_damaged(run: Path, *, after: int, at_most: int | None) -> None:
-    """Rename checkpoints that cannot be read, so that nobody goes on from them or deletes them."""
+    """Rename unreadable checkpoints, so that they are neither resumed from nor deleted."""
     for step, folder in _folders(run).items():
         if after < step and (at_most is None or step <= at_most):
             names = (f"{folder.name}{DAMAGED}{n}" for n in ("", *range(2, 1000)))
@@ -115,7 +115,7 @@ def set_aside_damaged(run: Path, *, after: int, at_most: int | None) -> None:
 
 
 def newest_good(run: Path, *, at_most: int | None = None) -> Found:
-    """Return the newest checkpoint, not behind a step, that is as it was written."""
+    """Return the newest valid checkpoint, at most of step `max_step`."""
     broken: list[str] = []
     for step, folder in sorted(_folders(run).items(), reverse=True):
         if at_most is not None and step > at_most:
@@ -128,7 +128,7 @@ def newest_good(run: Path, *, at_most: int | None = None) -> Found:
 
 
 def read(folder: Path, step: int) -> Checkpoint:
-    """Return a checkpoint after holding every file against its digest."""
+    """Return a checkpoint after verifying the digest of every file."""
     manifest = _json(folder / MANIFEST)
     digests = manifest.get("files")
     if not isinstance(digests, dict) or manifest.get("digest") != _over(digests):
@@ -139,35 +139,34 @@ def read(folder: Path, step: int) -> Checkpoint:
             raise CheckpointError(f"{path} is missing.")
         if _digest_of(path) != expected:
             raise CheckpointError(
-                f"{path} is not what was written: its digest has changed ({path.stat().st_size} "
-                "bytes now)."
+                f"{path} is damaged: its digest has changed ({path.stat().st_size} bytes now)."
             )
     state = _json(folder / STATE)
     if state.get("schema") != CHECKPOINT_SCHEMA or state.get("step") != step:
         raise CheckpointError(
-            f"{folder / STATE} is of schema {state.get('schema')} and step {state.get('step')}, "
-            f"not of schema {CHECKPOINT_SCHEMA} and step {step}."
+            f"{folder / STATE} has schema {state.get('schema')} and step {state.get('step')}, "
+            f"not schema {CHECKPOINT_SCHEMA} and step {step}."
         )
     return Checkpoint(folder=folder, step=step, state=state)
 
 
 def steps(run: Path) -> list[int]:
-    """Return the steps that there are checkpoints of, whole or not."""
+    """Return the steps that have checkpoints, valid or not."""
     return sorted(_folders(run))
 
 
 def state_of(run: Path, step: int) -> dict[str, Any]:
-    """Return the state of a checkpoint as it stands there, without a look at the other files."""
+    """Return the state of a checkpoint without verifying its other files."""
     return _json(run / FOLDER / name_of(step) / STATE)
 
 
 def name_of(step: int) -> str:
-    """Return what the folder of a step is called."""
+    """Return the folder name of a step."""
     return f"step={step:06d}"
 
 
 def step_of(folder: Path) -> int:
-    """Return the step that a checkpoint's folder is named after."""
+    """Return the step in the name of a checkpoint folder."""
     match = NAME.fullmatch(folder.resolve().name)
     if match is None:
         raise CheckpointError(
@@ -177,13 +176,13 @@ def step_of(folder: Path) -> int:
 
 
 def forget_unfinished(run: Path) -> None:
-    """Remove what a killed save left behind."""
+    """Remove the drafts of interrupted saves."""
     for folder in (run / FOLDER).glob(f"*{UNFINISHED}"):
         remove_tree(folder)
 
 
 def forget_after(run: Path, step: int) -> None:
-    """Remove checkpoints of later steps: a resumed run makes its own."""
+    """Remove checkpoints of later steps; a resumed run writes its own."""
     for later, folder in _folders(run).items():
         if later > step:
             _remove(folder)
@@ -205,7 +204,7 @@ def _prune(run: Path, keep: int, spare: int | None) -> None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a checkpoint; killed in between, it is not there rather than half there."""
+    """Remove a checkpoint; after a kill it is absent, never partial."""
     away = folder.with_name(folder.name + UNFINISHED)
     remove_tree(away)
     folder.rename(away)

@@ -1,4 +1,4 @@
-"""Seconds by what they were spent on."""
+"""Wall-clock seconds of a step by phase."""
 
 import time
 from collections.abc import Iterator
@@ -6,14 +6,14 @@ from contextlib import contextmanager
 
 
 class Clock:
-    """Adds up the seconds of blocks by name."""
+    """Accumulates the seconds of code blocks by name."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
 
     @contextmanager
     def over(self, name: str) -> Iterator[None]:
-        """Count the seconds of a block."""
+        """Add the duration of a block."""
         start = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start

@@ -1,4 +1,4 @@
-"""A run of several processes: Ray, the crews that it holds, and what has happened to them."""
+"""The Ray session and worker pools of a run with several processes."""
 
 import tempfile
 from collections import deque
@@ -22,19 +22,19 @@ from klinic.sampler.protocol import Sampler
 from klinic.sampler.weight_group import in_memory
 from klinic.undertaker import when_this_dies
 
-ROOM = "klinic.loop.remote"  # where workers find what they make
-WAIT = 120.0  # seconds for room on a cluster that others use too
+ROOM = "klinic.loop.remote"  # module with the worker factories
+WAIT = 120.0  # seconds to wait for resources of a shared cluster
 
 
 class Clustered:
-    """The processes of a run beside the first."""
+    """The worker processes of a run: samplers, learner ranks, reward functions."""
 
     def __init__(self, recipe: Recipe, folder: Path) -> None:
         if recipe.cluster is None:
             raise ValueError("this recipe has no cluster")
         self.section = recipe.cluster
         self.news: deque[str] = deque()
-        """What has happened to processes, until somebody has told it."""
+        """Messages about lost and replaced workers that the run has not logged yet."""
         self._told = {"recipe": recipe.plain()}
         self._folder = folder
         self._rewards: Any = None
@@ -51,7 +51,7 @@ class Clustered:
             self._open = opening.pop_all()
 
     def sampler(self, policy: Policy, where: str) -> Sampler:
-        """Return the sampler of all processes that sample."""
+        """Return a sampler that spreads prompts over all sampler workers."""
         from klinic.cluster.samplers import SharedSampler
 
         def told(place: Place) -> dict[str, Any]:
@@ -61,37 +61,37 @@ class Clustered:
         crew = self._crew(SAMPLER, "host_sampler", told)
         self._live = trained(policy.lm)
         self._sent = self._live
-        if self.section.max_staleness:  # what is sent must not change while it is
+        if self.section.max_staleness:  # training must not change weights in transfer
             self._sent = {name: p.detach().clone() for name, p in self._live.items()}
         return SharedSampler(crew, self._sent, self._session, self._files)
 
     @torch.no_grad()
     def freeze(self) -> None:
-        """Copy the policy's weights, as they are now, to where samplers are sent them from."""
+        """Copy the policy's current weights into the buffer that is sent to samplers."""
         if self._sent is not self._live:
             for name, p in self._live.items():
                 self._sent[name].copy_(p)
 
     def followers(self, store_name: str) -> Any:
-        """Return the processes that share the learner with this one."""
+        """Return the other ranks of the learner."""
         from klinic.cluster.learners import RayFollowers
 
         crew = self._crew(LEARNER, "HostedFollower", lambda _: {}, replaces=False)
         return RayFollowers(crew, self._session, self._files, store_name=store_name)
 
     def scores(self, rollouts: list[Rollout]) -> Scores:
-        """Return what reward functions say, asked in the processes that are there for it."""
+        """Return the rewards of rollouts, computed by the reward workers."""
         from klinic.cluster.shares import shared, split
 
         if self._rewards is None:
             self._rewards = self._crew(REWARDS, "HostedRewards", lambda _: self._told)
-        # a function may compare the completions of a prompt, so they stay together
+        # a reward function may compare the completions of a prompt: groups stay together
         by_prompt = [list(group) for _, group in groupby(rollouts, lambda r: r.prompt.index)]
         shares = [list(chain(*groups)) for groups in split(by_prompt, self._rewards.size)]
         return joined(shared(self._rewards, "score", shares, able=self._rewards.ready))
 
     def close(self) -> None:
-        """End everything that this run started."""
+        """Stop all workers that this run started."""
         self._open.close()
 
     def _crew(self, kind: str, maker: str, told: Any, *, replaces: bool = True) -> Any:
@@ -107,7 +107,7 @@ class Clustered:
         )
 
     def _reserved(self) -> Any:
-        """Reserve room for every process, on nodes that have it."""
+        """Reserve resources for every worker, spread over the nodes."""
         import ray
         from ray.util.placement_group import placement_group
 
@@ -116,8 +116,8 @@ class Clustered:
             free = {k: v for k, v in ray.available_resources().items() if k in {"CPU", "GPU"}}
             needed = len(self._places)
             raise ConfigError(
-                f"cluster needs room for {needed} processes ({self._places[0].bundle} each), and "
-                f"the Ray at {self.section.address} has {free} "
-                "free. Ask for fewer, set threads lower, or add nodes."
+                f"cluster needs resources for {needed} processes ({self._places[0].bundle} each), "
+                f"but Ray at {self.section.address} has {free} "
+                "free. Use fewer processes, set threads lower, or add nodes."
             )
         return group

@@ -1,4 +1,4 @@
-"""A trained model against what it started from: accuracy, exact KL, and what was kept."""
+"""Compares a trained model with its reference: accuracy, reward, exact KL and retention."""
 
 import json
 from dataclasses import dataclass
@@ -26,40 +26,41 @@ from klinic.tasks import catalogue
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subject:
-    """What is evaluated: a model, and the run it comes from if it comes from one."""
+    """The model to evaluate, and its run if it has one."""
 
     model: str
     recipe: Recipe | None
-    """The run's own, without the code that it names unless that was allowed."""
+    """The run's recipe, without the code that it names unless that is allowed."""
     reference: str | None
-    """What the run was tied to, or started from."""
+    """The run's reference, or its start model."""
     allowed: tuple[NamedCode, ...] = ()
-    """Code of the run that will run."""
+    """Code named by the recipe that is allowed to run."""
     refused: tuple[NamedCode, ...] = ()
-    """Code that the run's recipe names and that does not run."""
+    """Code named by the recipe that is not allowed to run."""
     digest: str | None = None
-    """Of the weights of that reference, where the run kept it."""
+    """Digest of the reference weights, where the run recorded it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """The measures of one model; None where there is nothing to measure by."""
+    """The measurements of one model; None where one does not apply."""
 
     model: str
     reference: str | None
     accuracy: dict[str, float]
     reference_accuracy: dict[str, float] | None
     retention: float | None
-    """Share of what was not trained (other skills, or the `retention` rows) which is left."""
+    """Retained fraction of untrained abilities (other skills, or reward on the `retention` rows).
+    """
     trained: str | None
     reward: float | None
-    """Mean of greedy completions, by the rewards that the recipe names."""
+    """Mean reward of greedy completions, by the recipe's rewards."""
     reference_reward: float | None
     kl: Distance | None
 
 
 def find_subject(path: str, *, run_code: bool = False) -> Subject:
-    """Return the model in a run folder, a checkpoint or a model folder, or of a hub id.
+    """Return the model of a run folder, a checkpoint, a model folder or a hub id.
 
     Code that the run's recipe names runs only with `run_code`.
     """
@@ -90,8 +91,8 @@ def _of_run(saved: Path, run: Path, *, run_code: bool) -> Subject:
     if source is None:
         source = str(start) if start.is_dir() else recipe.model.name
     elif not Path(source).is_dir() and start.is_dir():
-        source = str(start)  # the folder was moved with its run
-    # the model of a fresh adapter has other names than the same model without one
+        source = str(start)  # the run folder was moved
+    # parameter names of a model with a fresh adapter differ from those without
     kind = state["reference"]["kind"]
     fresh = kind == "adapter_off" or (kind == "adapter_frozen" and not is_adapter(source))
     kept = None if fresh else state["reference"]["digest"]
@@ -108,7 +109,7 @@ def _of_run(saved: Path, run: Path, *, run_code: bool) -> Subject:
 def evaluate_subject(
     subject: Subject, *, reference: str | None, prompts: str | None, task: str | None, num: int
 ) -> Evaluation:
-    """Measure a model, and its distance from a reference where there is one."""
+    """Measure a model, and its KL to a reference where there is one."""
     settle_kernels()
     recipe = subject.recipe
     name = task or (None if recipe is None else recipe.data.task)
@@ -118,8 +119,8 @@ def evaluate_subject(
         _refuse_code(subject)
         missing = "" if Path(subject.model).exists() else " (there is no such folder here)"
         raise ConfigError(
-            f"{subject.model}{missing} does not say what it was trained on. Give --task "
-            "(arithmetic) to measure accuracy, or --prompts FILE to measure its KL to a "
+            f"{subject.model}{missing} names no data to evaluate on. Give "
+            "--task (arithmetic) to measure accuracy, or --prompts FILE to measure its KL to a "
             "--reference on them."
         )
     policy = _policy(subject.model, recipe)
@@ -150,13 +151,13 @@ def evaluate_subject(
 
 
 def _refuse_code(subject: Subject) -> None:
-    """Refuse a run that can only be measured by code of its own."""
+    """Refuse a run that can only be measured with code from its own recipe."""
     functions = functions_of(subject.refused)
     if functions:
         raise ConfigError(
             f"{subject.model}: the recipe of this run names code ({list_code(functions)}), "
             "without which its own rows have no reward, and klinic runs no code that a run folder "
-            f"names. Give {FLAG} if you trust whoever made the run; --prompts FILE for the KL "
+            f"names. Give {FLAG} if you trust the run's author; --prompts FILE for the KL "
             "alone, or --task arithmetic for accuracy, needs no such code."
         )
 
@@ -180,9 +181,9 @@ def _policy(name: str, recipe: Recipe | None) -> Policy:
 
 
 def _refuse_other(subject: Subject, ref: Policy) -> None:
-    """Refuse a reference that is not the one the run was tied to."""
+    """Refuse a reference whose digest differs from the run's."""
     if subject.digest is not None and digest(ref.lm.state_dict()) != subject.digest:
         raise CheckpointError(
-            f"{subject.reference} is not the reference that the run was tied to: its digest has "
-            "changed. Restore it, or name another with --reference."
+            f"{subject.reference} is not the reference of the run: its digest has changed. "
+            "Restore it, or name another with --reference."
         )

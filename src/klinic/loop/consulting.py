@@ -1,4 +1,4 @@
-"""The doctor beside a run: when live parts are asked, which causes were named, and what follows."""
+"""Connects the live doctor to a run: probe schedule, reported causes, and whether to stop."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -15,7 +15,7 @@ DIAGNOSIS = "diagnosis"  # the event
 
 
 class Consulting:
-    """What the doctor of a run says, once for each cause; it may be the end of the run."""
+    """Reports each diagnosed cause once, and stops the run if the recipe is set to `stop`."""
 
     def __init__(
         self,
@@ -34,11 +34,11 @@ class Consulting:
 
     @property
     def examined(self) -> bool:
-        """Whether anybody looks for causes."""
+        """Whether the recipe enables the live doctor."""
         return self._how != "none"
 
     def open(self, *, after: int, saved: SavedDoctor | None = None) -> None:
-        """Begin to look for causes in the steps after this one, when run.json is there."""
+        """Start checking the steps after `after`; requires run.json."""
         if not self.examined:
             return
         self._doctor = LiveDoctor(self._folder)
@@ -46,34 +46,34 @@ class Consulting:
             self.begin_again(after, saved)
 
     def save(self, folder: Path) -> dict[str, Any] | None:
-        """Return the state for a checkpoint, with which `begin_again` continues exactly."""
+        """Return the state for a checkpoint, from which `restart_after` continues exactly."""
         state = None if self._doctor is None else self._doctor.save(folder)
         return None if state is None else {"named": sorted(self._named), **state}
 
     def close(self) -> None:
-        """Wait for what is still being judged."""
+        """Wait for pending checks."""
         if self._doctor is not None:
             self._doctor.close()
 
     def begin_again(self, after: int, saved: SavedDoctor | None) -> None:
-        """Go back to an earlier step: to what was saved then, or with nothing named so far."""
+        """Roll back to an earlier step: restore the saved state, or clear the reported causes."""
         self._named = set() if saved is None else set(saved.state["named"])
         if self._doctor is None:
             return
-        if saved is None:  # a checkpoint without a doctor's state
+        if saved is None:  # the checkpoint has no doctor state
             self._doctor.begin_again(after)
         else:
             self._doctor.restore(saved)
 
     def asks(self, step: int) -> bool:
-        """Whether live parts are asked in a step: now and then, and where something is new."""
+        """Whether to run probes in a step: on schedule, or after a check newly failed."""
         curious = self._doctor is not None and self._doctor.curious
         return self.examined and (asking.is_time(step) or curious)
 
     def see(
         self, record: StepRecord, metrics: Mapping[str, Any], answers: Mapping[str, Answer]
     ) -> None:
-        """Hear what was found in the step before, and hand over one that is done."""
+        """Report the diagnosis of the previous step, and submit the step just finished."""
         if self._doctor is not None:
             self.hear(record.step - 1)
             self._doctor.see(record, metrics, answers)
@@ -84,20 +84,20 @@ class Consulting:
             self._doctor.tell(step, metrics)
 
     def hear(self, step: int) -> None:
-        """Tell what was found in a step, if it is new."""
+        """Report the diagnosis of a step if it names a new cause."""
         found = None if self._doctor is None else self._doctor.news()
         if found is not None and found.cause is not None:
             self._name(step, found.cause, found.sentence)
 
     def hear_sync(self, answer: Mapping[str, Any], step: int, dtype: str) -> None:
-        """Name what a sync went wrong by, before anything is sampled or learnt from it."""
+        """Report the cause of a faulty weight sync before anything is sampled or trained on it."""
         found = after_sync.named(answer, dtype) if self.examined else None
         if found is not None:
             fix = next(check.fix for check in CHECKS if check.name == found.cause)
             self._name(step, found.cause, f"Cause: {found.cause} ({found.summary}). Fix: {fix}")
 
     def _name(self, step: int, cause: str, sentence: str) -> None:
-        """Tell of a cause once, and stop if the recipe says so: no rollback mends one."""
+        """Report a cause once, and stop the run if set to `stop`: no rollback fixes a cause."""
         if cause in self._named:
             return
         self._named.add(cause)

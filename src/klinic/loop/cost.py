@@ -1,4 +1,4 @@
-"""What a step of a recipe computes, moves and leaves on disk, at its largest."""
+"""Compute, traffic and disk use of one step of a recipe, at its largest."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Bytes and matrix products of one step, all completions as long as they may be."""
+    """Bytes and FLOPs of one step in which every completion has the maximum length."""
 
     num_tokens: int
-    """Of all completions."""
+    """Tokens of all completions."""
     cache_per_token: int
-    """Bytes of keys and values in the sampler."""
+    """Bytes of the KV cache in the sampler."""
     logits_avoided: int
-    """Bytes that the logits of all tokens would take in fp32; they never exist at once."""
+    """Bytes that fp32 logits of all tokens would take; they are never materialized at once."""
     synced: int
-    """Bytes of weights to the sampler; 0 where it draws from the learner's own."""
+    """Bytes of weights sent to the sampler; 0 where it samples from the learner's own weights."""
     stored: int
-    """Bytes of evidence on disk."""
+    """Bytes of records on disk."""
     sent: int
-    """Bytes of the record to each other process of the learner; 0 where there is none."""
+    """Bytes of the record sent to each other rank of the learner; 0 with one rank."""
     work: Work | None
-    """None for a model of experts, which uses some of its weights for a token."""
+    """None for a mixture of experts, which uses only some of its weights for a token."""
 
 
 def cost_of(recipe: "Recipe", found: "Forecast") -> Cost:
-    """Return what a step costs beside memory."""
+    """Return the cost of a step other than memory."""
     shape, sizes = found.shape, found.sizes
     is_vllm, is_sharded = recipe.sampler.type == "vllm", recipe.learner.shards > 1
     has_copy = is_vllm or is_sharded or recipe.cluster is not None
@@ -51,7 +51,7 @@ def cost_of(recipe: "Recipe", found: "Forecast") -> Cost:
 
 
 def division(found: "Forecast", device: Accelerator, *, num: int) -> Split | None:
-    """Return how samplers and a learner would share so many accelerators."""
+    """Return how to split `num` accelerators between samplers and learner."""
     if found.left_out is not None:
         return None
     return split(found.shape, found.sizes, device, num=num)

@@ -1,4 +1,4 @@
-"""Rows dealt out as prompts, step by step."""
+"""Batches of prompts from shuffled rows."""
 
 import hashlib
 import json
@@ -14,20 +14,20 @@ from klinic.loop.reading import Row, shown
 from klinic.loop.rows import PROMPT
 from klinic.model.chat import PromptEncoder
 
-TOOLS = "tools"  # the column whose tool descriptions go into the chat template
-ORDER = 0x0DA7A  # keeps the order of the rows apart from the streams that completions use
+TOOLS = "tools"  # the column with tool descriptions for the chat template
+ORDER = 0x0DA7A  # separates the RNG stream of the row order from those of sampling
 
 
 class Prompts:
-    """The rows in a shuffled order that is a function of seed and step: nothing to save."""
+    """Rows in a shuffled order, a function of seed and batch index: no state to save."""
 
     def __init__(
         self, rows: Sequence[Row], *, encode: PromptEncoder, per_step: int, seed: int
     ) -> None:
         if per_step > len(rows):
             raise ConfigError(
-                f"loop.prompts_per_step is {per_step}, but there are {len(rows)} rows: a prompt "
-                f"would be in a step twice. Use {len(rows)} or fewer."
+                f"loop.prompts_per_step is {per_step}, but there are {len(rows)} rows: a step "
+                f"would repeat a prompt. Use {len(rows)} or fewer."
             )
         self._rows = rows
         self._encode = encode
@@ -35,7 +35,7 @@ class Prompts:
         self._seed = seed
 
     def at(self, step: int) -> list[Prompt]:
-        """Return the prompts of a step, counted from 1. The remainder of an epoch is left out."""
+        """Return a batch of prompts, counted from 1. The remainder of an epoch is dropped."""
         epoch, place = divmod(step - 1, len(self._rows) // self._per_step)
         stream = np.random.Generator(
             np.random.Philox(np.random.SeedSequence((self._seed, ORDER, epoch)))
@@ -49,7 +49,7 @@ class Prompts:
         return make_prompt(self._rows[index], index, self._encode)
 
     def refuse_long(self, *, window: int | None, max_new_tokens: int) -> None:
-        """Refuse rows that would not fit the model, before the first step."""
+        """Refuse rows that exceed the context window, before the first step."""
         if window is None:
             return
         for index in range(len(self._rows)):
@@ -58,17 +58,17 @@ class Prompts:
                 raise DataError(
                     f"row {index + 1}: its prompt and completions of sampling.max_new_tokens = "
                     f"{max_new_tokens} come to {longest} tokens, and the model takes {window}. "
-                    "Shorten the prompt or the limit, or leave the row out."
+                    "Shorten the prompt, lower the limit, or remove the row."
                 )
 
     @cached_property
     def digest(self) -> str:
-        """Return a hash of all rows, by which a resumed run knows them again."""
+        """Hash of all rows, which a resumed run compares with its own."""
         total = hashlib.sha256()
         for number, row in enumerate(self._rows, 1):
             try:
                 total.update(_json_of(dict(row)))
-            except Exception as error:  # a value may be an object of the user's
+            except Exception as error:  # a value may be any Python object
                 raise DataError(_no_json(row, number)) from error
         return total.hexdigest()
 
@@ -78,21 +78,21 @@ def _json_of(row: Any) -> bytes:
 
 
 def _no_json(row: Row, number: int) -> str:
-    """Return which column of a row no digest can be made of, and why."""
+    """Return which column of a row cannot be written as JSON, and why."""
     for name, value in row.items():
         try:
             _json_of(value)
         except Exception as error:
             return (
                 f"row {number}: `{name}` is {shown(value)}, which cannot be written as JSON "
-                f"({first_line(error)}), so a resumed run could not know it again. Use text, "
+                f"({first_line(error)}), so a resumed run could not compare it. Use text, "
                 "numbers, lists and mappings with text as keys."
             )
     return f"row {number} cannot be written as JSON. Name its columns with text."
 
 
 def _canonical(value: Any) -> Any:
-    """Return something that JSON can hold, the same in every process."""
+    """Return a JSON value that is the same in every process."""
     return sorted(map(repr, value)) if isinstance(value, set | frozenset) else repr(value)
 
 

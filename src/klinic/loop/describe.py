@@ -1,4 +1,4 @@
-"""run.json: what a reader must know to judge the records of a run."""
+"""Contents of run.json: the facts needed to interpret the records of a run."""
 
 import os
 import platform
@@ -71,7 +71,7 @@ def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict
 
 
 def begun() -> dict[str, Any]:
-    """Return who writes a run, when, and with which libraries."""
+    """Return schema, klinic version, creation time and library versions."""
     return {
         "schema": SCHEMA,
         "klinic": version("klinic"),

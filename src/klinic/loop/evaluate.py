@@ -1,4 +1,4 @@
-"""How good a policy is on rows it never saw, and how far it is from its reference."""
+"""Evaluates a policy on held-out rows and measures its exact KL to the reference."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ from klinic.sampler.protocol import Sampler
 from klinic.sampler.transformers import TransformersSampler
 from klinic.tasks.base import Task
 
-BATCH = 256  # rows at a time
+BATCH = 256  # rows
 GREEDY = Drawing(temperature=0.0)
 
 Answers = dict[str, list[Rollout]]
@@ -32,7 +32,7 @@ Answers = dict[str, list[Rollout]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldOut:
-    """Rows that are not trained on, and what judges their completions."""
+    """Held-out rows and the rewards that grade their completions."""
 
     rows: Sequence[Row]
     rewards: Sequence[Reward]
@@ -46,7 +46,7 @@ def complete(
     how: Drawing = GREEDY,
     reply: Reply | None = None,
 ) -> list[Rollout]:
-    """Return one completion of each row, the likeliest unless told otherwise."""
+    """Return one completion of each row, greedy by default."""
     encoder = PromptEncoder(policy.tokenizer, policy.name)
     sampler: Sampler = TransformersSampler(
         policy, how=how, max_new_tokens=max_new_tokens, group_size=1, seed=0
@@ -71,7 +71,7 @@ def answers(policy: Policy, task: Task, *, num: int, max_new_tokens: int) -> Ans
 
 
 def accuracy(task: Task, given: Answers) -> dict[str, float]:
-    """Return the share of right answers, by skill."""
+    """Return the fraction of correct completions, by skill."""
     return {
         skill: float(np.mean([task.correct(r.prompt.columns, r.text) for r in rollouts]))
         for skill, rollouts in given.items()
@@ -79,7 +79,7 @@ def accuracy(task: Task, given: Answers) -> dict[str, float]:
 
 
 def measured(task: Task, rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Return the means of what a task measures beside accuracy, under the names of metrics."""
+    """Return the means of a task's additional measures by metric name."""
     if not task.measures:
         return {}
     rewards = [Reward(name=name, function=task.rewards[name]) for name in task.measures]
@@ -90,20 +90,20 @@ def measured(task: Task, rollouts: Sequence[Rollout]) -> dict[str, float]:
 def mean_reward(
     policy: Policy, held_out: HeldOut, *, num: int, max_new_tokens: int, reply: Reply | None
 ) -> float:
-    """Return the mean reward of greedy completions of the first rows; NaN where none was judged."""
+    """Return the mean reward of greedy completions of the first rows; NaN if none has a reward."""
     rows = held_out.rows[:num]
     rollouts = complete(policy, rows, max_new_tokens=max_new_tokens, reply=reply)
     return mean_of(rollouts, held_out.rewards)
 
 
 def mean_of(rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> float:
-    """Return the mean reward of completions; NaN where none was judged."""
+    """Return the mean reward of completions; NaN if none has a reward."""
     total = score(rollouts, rewards).total
     return float(np.nanmean(total)) if not np.isnan(total).all() else math.nan
 
 
 def retention(now: Mapping[str, float], before: Mapping[str, float], trained: str) -> float | None:
-    """Return how much of the other skills is left: 1 for all of it.
+    """Return the retained accuracy of the untrained skills: 1 means all of it.
 
     >>> retention({"add": 0.9, "copy": 0.4}, {"add": 0.5, "copy": 0.8}, "add")
     0.5
@@ -116,7 +116,7 @@ def retention(now: Mapping[str, float], before: Mapping[str, float], trained: st
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Distance:
-    """KL(policy || reference) over the whole vocabulary, along completions of the policy."""
+    """KL(policy || reference) over the full vocabulary, along completions of the policy."""
 
     per_token: float
     """Nats, mean over tokens."""
@@ -135,7 +135,7 @@ def distance(
     max_new_tokens: int,
     reply: Reply | None = None,
 ) -> Distance:
-    """Return the exact KL to the reference, at the policy's own temperature, sampled paths."""
+    """Return the exact KL to the reference on sampled completions, at the policy's temperature."""
     how = Drawing(temperature=policy.scorer.temperature)
     rollouts = complete(policy, rows, max_new_tokens=max_new_tokens, how=how, reply=reply)
     sums, tokens = [], []
@@ -148,7 +148,7 @@ def distance(
             device=policy.scorer.device,
         )
         kl_exact = policy.scorer(layout, reference.hidden(layout)).kl_exact.double().cpu().numpy()
-        record = flatten(part, step=0)  # knows which tokens are the policy's own
+        record = flatten(part, step=0)  # its loss_mask marks the policy's own tokens
         sums += list(np.add.reduceat(kl_exact * record.loss_mask, record.row_offsets[:-1]))
         tokens.append(kl_exact[record.loss_mask])
     every = np.concatenate(tokens)

@@ -1,4 +1,4 @@
-"""What models are asked when they are compared, and what each of them reached."""
+"""The evaluation set of `klinic eval`, and one model's scores on it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,54 +12,54 @@ from klinic.rewards.function import Reward
 from klinic.sampler.conversation import Reply
 from klinic.tasks.base import Task
 
-LONGEST = 256  # tokens of a completion, where no recipe says
+LONGEST = 256  # tokens of a completion, without a recipe
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What one model reached; None where there is nothing to measure by."""
+    """The scores of one model; None where a score does not apply."""
 
     accuracy: dict[str, float]
     """By skill; empty without a task."""
     reward: float | None
-    """Mean of greedy completions, by the rewards that the recipe names."""
+    """Mean reward of greedy completions, by the recipe's rewards."""
     kept: float | None = None
-    """Mean of the `retention` rows, by theirs."""
+    """Mean reward on the `retention` rows, by their own rewards."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exam:
-    """The skills of a task, or rows of the recipe's own, and what judges the answers."""
+    """The skills of a task, or the recipe's own rows, with the rewards that grade completions."""
 
     task: Task | None
     trained: str | None
-    """The skill that was trained."""
+    """The trained skill."""
     rewards: Sequence[Reward]
-    """That the recipe names for its task."""
+    """Rewards that the recipe names for its task."""
     own: Source | None
     num: int
     longest: int
 
     @property
     def asks(self) -> bool:
-        """Whether there is anything to ask."""
+        """Whether there are rows to evaluate on."""
         return self.task is not None or self.own is not None
 
     @property
     def reply(self) -> Reply | None:
-        """What answers a model in the middle of a completion."""
+        """The reply function of a multi-turn rollout."""
         return None if self.own is None else self.own.reply
 
     @property
     def rows(self) -> Sequence[Row]:
-        """Rows of what was trained, held out where any are."""
+        """Held-out rows of the training distribution, or the training rows if none are held out."""
         if self.own is not None:
             return _held_out(self.own).rows
-        assert self.task is not None and self.trained is not None  # noqa: S101, PT018 - it asks
+        assert self.task is not None and self.trained is not None  # noqa: S101, PT018 - has_data
         return self.task.eval_rows(self.trained, self.num)
 
     def scores(self, policy: Policy) -> Scores:
-        """Ask one model."""
+        """Evaluate one model."""
         if self.task is not None and self.trained is not None:
             given = answers(policy, self.task, num=self.num, max_new_tokens=self.longest)
             return Scores(
@@ -80,7 +80,7 @@ class Exam:
 
 
 def make_exam(recipe: Recipe | None, task: Task | None, num: int) -> Exam:
-    """Return what a model is asked on a task, or without one on the rows that its recipe names."""
+    """Return the evaluation of a task, or without one of the recipe's own rows."""
     skill = None if recipe is None else recipe.data.skill
     return Exam(
         task=task,
@@ -93,19 +93,19 @@ def make_exam(recipe: Recipe | None, task: Task | None, num: int) -> Exam:
 
 
 def _own_data(recipe: Recipe | None) -> Source | None:
-    """Return the rows and rewards that a recipe names; those handed over in Python are gone."""
+    """Return the recipe's rows and rewards; None if they were passed in Python."""
     if recipe is None or recipe.data.path in {None, FROM_PYTHON} or not recipe.rewards:
         return None
     return find_source(recipe, Given())
 
 
 def _named_rewards(recipe: Recipe | None, task: Task | None) -> Sequence[Reward]:
-    """Return the rewards that the recipe itself names for this task."""
+    """Return the rewards that the recipe names for this task."""
     if recipe is None or not recipe.rewards or task is None or recipe.data.task != task.name:
         return ()
     return find_rewards(recipe, Given(), task)
 
 
 def _held_out(own: Source) -> HeldOut:
-    """Return what is held out, or the training rows where nothing is."""
+    """Return the held-out rows, or the training rows if there are none."""
     return own.held_out or HeldOut(rows=own.rows, rewards=own.rewards)

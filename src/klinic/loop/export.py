@@ -1,4 +1,4 @@
-"""A trained model as a folder for other programs, held against the model that was trained."""
+"""Exports a trained model to a folder and verifies its log-probs against the original."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,37 +22,37 @@ from klinic.report.model_card import CARD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """What was written, and how far it is from what was trained."""
+    """The exported model and its log-prob difference from the trained one."""
 
     model: str
     to: str
     kind: str
     """`model`, `adapter`, or `merged` for a model that an adapter was merged into."""
     base: str | None
-    """What an adapter is loaded on, or was merged into."""
+    """The base model of an adapter, merged or not."""
     max_difference: float
-    """Most that a log-prob differs from the trained model's, over all outcomes of the probe."""
+    """Largest log-prob difference from the trained model, over all outcomes of the probe."""
     limit: float
     num_log_probs: int
 
     @property
     def ok(self) -> bool:
-        """Whether it is the same model."""
+        """Whether the difference is within the limit."""
         return self.max_difference <= self.limit
 
 
 def export(path: str, *, to: str, merge_adapter: bool, run_code: bool = False) -> Exported:
-    """Write a run's newest model, a checkpoint's or a folder's to a folder; keep it if it is right.
+    """Export the model of a run, a checkpoint or a folder; keep the export only if it verifies.
 
-    The folder is loaded again from its files, and its log-probs are compared with the trained
-    model's. Both in fp32: whatever a run computed in, its weights are fp32. Code that comes with
-    the model runs only with `run_code`, and if the run's recipe says `trust_remote_code`.
+    The exported folder is loaded again and its log-probs are compared with the trained model's,
+    both in fp32, the dtype of the stored weights. Code that comes with the model runs only with
+    `run_code`, and if the run's recipe sets `trust_remote_code`.
     """
     return export_subject(find_subject(path, run_code=run_code), to=to, merge_adapter=merge_adapter)
 
 
 def export_subject(subject: Subject, *, to: str, merge_adapter: bool) -> Exported:
-    """Write a model that was found already."""
+    """Export a model that `find_subject` returned."""
     settle_kernels()
     target = _free(to)
     trained = _load(subject.model, subject)
@@ -62,7 +62,7 @@ def export_subject(subject: Subject, *, to: str, merge_adapter: bool) -> Exporte
     make_fresh_folder(draft)
     save_model(draft, _merged(trained) if adapter and merge_adapter else trained)
     card = Path(subject.model) / CARD
-    if card.is_file() and not card.is_symlink():  # a link could lead to a file that is not a card
+    if card.is_file() and not card.is_symlink():  # a link could point outside the run
         write_durably(draft / CARD, read_bytes(card, largest=LARGEST))
     found = Exported(
         model=subject.model,
@@ -81,7 +81,7 @@ def export_subject(subject: Subject, *, to: str, merge_adapter: bool) -> Exporte
 
 
 def _read_back(folder: Path, subject: Subject) -> Tensor:
-    """Return the log-probs of what was written, as another program would load it."""
+    """Return the log-probs of the exported model, loaded from its files."""
     return probe(_load(str(folder), subject).scorer)
 
 
@@ -96,7 +96,7 @@ def _merged(policy: Policy) -> Policy:
 
 
 def _free(to: str) -> Path:
-    """Return a folder that nothing would be lost in."""
+    """Return the target folder; refuse one that is not empty."""
     target = Path(to).expanduser()
     empty = target.is_dir() and not any(target.iterdir())
     if (target.exists() or target.is_symlink()) and not empty:

@@ -1,4 +1,4 @@
-"""The folder of a run: where it is, whether it may be written, and whose it is."""
+"""The run folder: its path, its lock, and which recipe may continue it."""
 
 import fcntl
 import json
@@ -19,13 +19,13 @@ from klinic.recipe.loading import dump, load
 from klinic.recipe.recipe import Recipe
 from klinic.user_code import needing
 
-RESTARTED = "restarted"  # the event of a run that was lost and goes on
+RESTARTED = "restarted"  # the event of a run that is restarted after a crash
 ENGINE_LOG = "vllm.log"
 START = "start"
 TENSORBOARD = "tensorboard"
 RUNS = Path("runs")
 
-# what may differ between a run and its continuation
+# recipe keys that may differ between a run and its continuation
 MAY_CHANGE = (
     "output.",
     "loop.max_steps",
@@ -39,18 +39,18 @@ MAY_CHANGE = (
 
 
 def step_of(entry: Mapping[str, Any], folder: Path) -> int:
-    """Return the step that a line of the metrics is about."""
+    """Return the step of a line in the metrics."""
     step = entry.get("step")
     if not isinstance(step, int):
         raise EvidenceError(
-            f"{folder / METRICS} has a line without a step, so it cannot be cut back to where the "
-            "run goes on. Restore the file from a copy, or delete the line."
+            f"{folder / METRICS} has a line without a step, so it cannot be truncated to the "
+            "checkpoint. Restore the file from a copy, or delete the line."
         )
     return step
 
 
 def open_folder(recipe: Recipe, name: str, *, resume: bool) -> Path:
-    """Return the folder to write to, new, or with `resume` the one to go on in."""
+    """Return the folder of a new run, or with `resume` that of the run to continue."""
     chosen = recipe.output.dir
     if resume:
         folder = Path(chosen).expanduser() if chosen else _newest(name)
@@ -63,30 +63,30 @@ def open_folder(recipe: Recipe, name: str, *, resume: bool) -> Path:
         refuse_other(recipe, folder)
         return folder
     return new_folder(
-        chosen, name, instead="Go on with that run by --resume, or give another output.dir."
+        chosen, name, instead="Continue that run with --resume, or give another output.dir."
     )
 
 
 def move_aside(recipe: Recipe, name: str) -> Path | None:
-    """Rename the folder of a run that a new one takes the place of; None where there is none."""
+    """Rename the folder of a run that a new run replaces; None if there is none."""
     chosen = recipe.output.dir
     folder = Path(chosen).expanduser() if chosen else _newest(name)
     if not folder.is_dir() or is_free(folder):
         return None
     if not (folder / RECIPE).is_file():
         raise ConfigError(
-            f"{folder} holds something else than a run, so --start-over leaves it alone. Give "
+            f"{folder} is not the folder of a run, so --start-over does not move it. Give "
             "another output.dir."
         )
     names = (folder.with_name(f"{folder.name}.old-{number}") for number in count(1))
     aside = next(path for path in names if not path.exists())
-    with locked(folder):  # nobody trains there
+    with locked(folder):  # no other process trains there
         folder.rename(aside)
     return aside
 
 
 def identity_of(folder: Path) -> tuple[int, int]:
-    """Return which folder it is, whatever its name."""
+    """Return device and inode of a folder, which survive a rename."""
     found = folder.stat()
     return found.st_dev, found.st_ino
 
@@ -94,7 +94,7 @@ def identity_of(folder: Path) -> tuple[int, int]:
 def refuse_moved(
     folder: Path, identity: tuple[int, int], cause: BaseException | None = None
 ) -> None:
-    """Stop where the folder of a run is no longer at its path: another must not take its place."""
+    """Stop if the run folder is no longer at its path; never write to another in its place."""
     try:
         there = identity_of(folder)
     except FileNotFoundError:
@@ -102,14 +102,14 @@ def refuse_moved(
     if there != identity:
         raise MachineError(
             f"{folder} was moved or deleted while the run trained there, so nothing more was "
-            "written. Put the folder back, and go on with --resume."
+            "written. Put the folder back, and continue with --resume."
         ) from cause
 
 
 def as_named(folder: Path, recipe: Recipe) -> Path:
-    """Return the folder of a run as its recipe names it: records do not tell of a machine's paths.
+    """Return the run folder as the recipe names it, so that records hold no machine-specific path.
 
-    Only while the working directory is that in which the run was started.
+    Valid only while the working directory is the one in which the run started.
     """
     chosen = recipe.output.dir
     if chosen is not None and Path(chosen).expanduser().is_absolute():
@@ -129,32 +129,32 @@ def new_folder(chosen: str | None, name: str, *, instead: str) -> Path:
 
 
 def is_free(folder: Path) -> bool:
-    """Whether a folder holds nothing, or only the lock of a run that was killed at its birth."""
+    """Whether a folder is empty, or holds only the lock of a run killed at its start."""
     return folder.is_dir() and all(path.name == LOCK for path in folder.iterdir())
 
 
 def _made(folder: Path) -> bool:
-    """Make a folder; return whether it was not there before."""
+    """Create a folder; return whether it is new."""
     try:
         folder.mkdir(parents=True)
     except FileExistsError:
         return False
-    except NotADirectoryError as error:  # a path that no machine could make
+    except NotADirectoryError as error:  # invalid on every machine
         raise ConfigError(
-            f"output.dir is {folder}, which cannot be made: {error.strerror}. Give another."
+            f"output.dir is {folder}, which cannot be created: {error.strerror}. Give another."
         ) from error
     except OSError as error:
         raise MachineError(
-            f"{error.strerror}: output.dir is {folder}, which cannot be made. Mend that, or give "
-            "another."
+            f"{error.strerror}: output.dir is {folder}, which cannot be created. Fix that, or "
+            "give another."
         ) from error
     return True
 
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Keep every other process out of a run while this one writes to it."""
-    # kept as it is until the lock is taken: it may hold the number of who is there
+    """Hold the exclusive lock of a run folder."""
+    # not truncated before the lock is held: it may contain the pid of its holder
     with _held(open_log(folder / LOCK)) as file:
         if not _taken(file):
             raise ConfigError(
@@ -170,7 +170,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _in_place(folder: Path) -> Iterator[None]:
-    """Name the reason where a file is missing because the whole folder is."""
+    """Explain a missing file by a moved run folder, where that is the reason."""
     identity = identity_of(folder)
     try:
         yield
@@ -181,13 +181,13 @@ def _in_place(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def _held(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Keep a lock in this process alone; a fork, made by a reward for example, lets go of it."""
+    """Keep a lock file open in this process alone; a forked child closes it."""
     _locks.add(file)
     try:
         yield file
     finally:
         _locks.discard(file)
-        with suppress(OSError):  # a function has closed its descriptor, and is named for that
+        with suppress(OSError):  # a user function closed the descriptor; that is reported elsewhere
             file.close()
 
 
@@ -202,7 +202,7 @@ os.register_at_fork(after_in_child=_let_go)
 
 
 def _taken(file: IO[bytes]) -> bool:
-    """Whether the lock could be taken. Who only looks (`klinic watch`) holds it for an instant."""
+    """Whether the lock was acquired; retries, since `klinic watch` holds it for an instant."""
     for wait in (0.05, 0.1, 0.2, None):
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -215,15 +215,15 @@ def _taken(file: IO[bytes]) -> bool:
 
 
 def held_by(pid: int, recipe: Recipe, name: str) -> Path | None:
-    """Return the folder that a process, dead or alive, was the last to lock; None without one."""
+    """Return the folder whose lock a process, dead or alive, held last; None without one."""
     chosen = recipe.output.dir
     given = [Path(chosen).expanduser()] if chosen else takewhile(Path.exists, _numbered(name))
     held = [folder for folder in given if holder(folder) == str(pid)]
-    return held[-1] if held else None  # an older run may have had the same number
+    return held[-1] if held else None  # an older run may have had the same pid
 
 
 def holder(folder: Path) -> str:
-    """Return the number of the process that was the last to lock a run; nothing without one."""
+    """Return the pid that last locked a run; empty without one."""
     try:
         return (folder / LOCK).read_text()
     except OSError:
@@ -231,12 +231,12 @@ def holder(folder: Path) -> str:
 
 
 def write_recipe(folder: Path, recipe: Recipe) -> None:
-    """Keep the recipe as it was resolved."""
+    """Save the resolved recipe."""
     write_atomically(folder / RECIPE, dump(recipe).encode())
 
 
 def refuse_other(recipe: Recipe, folder: Path) -> None:
-    """Refuse to continue a run with another recipe than its own."""
+    """Refuse to continue a run with a different recipe."""
     saved = load(folder / RECIPE).recipe
     now, then = (dotted(one.model_dump(mode="json")) for one in (recipe, saved))
     differing = [
@@ -252,8 +252,8 @@ def refuse_other(recipe: Recipe, folder: Path) -> None:
             for key in differing
         )
         raise ConfigError(
-            f"this is not the recipe of the run in {folder}:\n{listed}\nIt would be another "
-            "run. Resume with the run's own, or name the run you mean with output.dir."
+            f"this is not the recipe of the run in {folder}:\n{listed}\nA run cannot continue "
+            "with other settings. Resume with its own recipe, or name another run with output.dir."
         )
 
 
@@ -266,8 +266,8 @@ def _numbered(name: str) -> Iterator[Path]:
 
 
 def _newest(name: str) -> Path:
-    """Return the last of the folders that runs of this name were given and began in."""
+    """Return the newest folder of this name in which a run started."""
     there = list(takewhile(Path.exists, _numbered(name)))
-    # written when the parts of a run have been assembled
+    # run.json exists once the run is assembled
     began = [folder for folder in there if (folder / RUN_FACTS).is_file()]
     return (began or there or [RUNS / name])[-1]

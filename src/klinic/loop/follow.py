@@ -1,4 +1,4 @@
-"""A process that was started to hold a share of a learner: `python -m klinic.loop.follow`."""
+"""Entry point of a learner rank above 0: `python -m klinic.loop.follow`."""
 
 import os
 import signal
@@ -10,11 +10,11 @@ from klinic.orphans import PARENT, die_with
 
 
 def main() -> int:
-    """Follow until the leader says stop."""
-    if leader := os.environ.pop(PARENT, None):  # none under torchrun, which looks after its own
+    """Execute calls from rank 0 until it stops."""
+    if leader := os.environ.pop(PARENT, None):  # unset under torchrun, which kills its own children
         die_with(int(leader))
     for name in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(name, signal.SIG_IGN)  # they are for the leader, who finishes its step first
+        signal.signal(name, signal.SIG_IGN)  # rank 0 handles them after its step
     try:
         follow_leader()
     except KlinicError as error:

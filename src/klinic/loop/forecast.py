@@ -1,8 +1,8 @@
-"""How much memory a recipe needs: a step of its run, gone through without weights.
+"""Forecasts the memory of a recipe by running one step on meta tensors.
 
-The parts are those of a run, down to autograd. Every prompt is as long as the longest, and every
-completion runs to its limit. Steps and micro-batches are alike from the second on, so the second
-and third tell what the last one holds.
+The run uses the real learner, sampler and autograd. Every prompt has the longest length and every
+completion the maximum length. Steps and micro-batches repeat from the second on, so the second and
+the third are extrapolated to the last.
 """
 
 import gc
@@ -34,34 +34,34 @@ from klinic.recipe.recipe import Recipe
 from klinic.sampler.decoding import Stream, decode
 from klinic.sampler.drawing import Drawing
 
-MEASURED = 3  # tokens, and micro-batches, that stand for all later ones
+MEASURED = 3  # tokens, and micro-batches, from which all later ones are extrapolated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What a run would hold, phase by phase."""
+    """Memory of a run by phase."""
 
     phases: tuple[Phase, ...]
     lengths: Lengths
     num_parameters: int
     num_trainable: int
     largest_layer: int
-    """Bytes of the largest part that a sharded model gathers at a time."""
+    """Bytes of the largest module that a sharded model all-gathers at a time."""
     shape: Shape
     sizes: StepSizes
     left_out: str | None = None
-    """Why only weights and what has their shape are counted, where it is so."""
+    """Why only weights, gradients and optimizer moments are counted; None if everything is."""
 
 
 def forecast(recipe: Recipe) -> Forecast:
-    """Go through the phases of a run without weights."""
+    """Run the phases of a recipe on meta tensors."""
     with _prompt_collection():
         return _forecast(recipe)
 
 
 @contextmanager
 def _prompt_collection() -> Iterator[None]:
-    """Let garbage be collected at once where a meter begins: only what is made from here on."""
+    """Make garbage collection fast by freezing the objects that exist already."""
     gc.collect()
     gc.freeze()
     try:
@@ -83,8 +83,8 @@ def _forecast(recipe: Recipe) -> Forecast:
     try:
         phases = list(_phases(recipe, lengths, bare, learner))
     except RuntimeError as error:
-        # experts, for one, are chosen by numbers
-        left_out = f"{type(bare.policy.lm).__name__} needs numbers ({str(error).partition('.')[0]})"
+        # routing to experts, for example, depends on values
+        left_out = f"{type(bare.policy.lm).__name__} needs values ({str(error).partition('.')[0]})"
         phases = [_weights_alone(bare)]
     return Forecast(
         phases=memory.highest_by_name(phases),
@@ -103,7 +103,7 @@ def _forecast(recipe: Recipe) -> Forecast:
 
 
 def _weights_alone(bare: Bare) -> Phase:
-    """Return what the weights of an update take, its gradient and the moments of AdamW."""
+    """Return the bytes of weights, gradients and AdamW moments in an update."""
     held = memory.state_bytes(
         num_parameters=bare.num_parameters, num_trained=bare.num_trainable, num_reference=0
     )
@@ -112,7 +112,7 @@ def _weights_alone(bare: Bare) -> Phase:
 
 
 def _tied(recipe: Recipe) -> str | bool:
-    """Return what the policy is tied to: nothing, itself as it starts, or a named model."""
+    """Return the reference: False for none, True for the start policy, or the path of a model."""
     kl = recipe.kl
     if kl is None or not due(kl, LoopState(kl=KLCoefState(coef=kl.coef))):
         return False
@@ -120,10 +120,10 @@ def _tied(recipe: Recipe) -> str | bool:
 
 
 def _phases(recipe: Recipe, lengths: Lengths, bare: Bare, learner: LocalLearner) -> Iterator[Phase]:
-    """Yield the phases of the steps that hold most."""
+    """Yield the phases of the steps that use the most memory."""
     steps = [1] if recipe.loop.max_steps == 1 else [1, 2]
     if recipe.loop.max_steps > OFTEN:
-        # the second look holds all that the first does, and the optimiser's moments
+        # the second diagnostic step holds all that the first does, and the optimizer moments
         _make_moments(bare, learner)
         steps = [OFTEN + 1]
     s = recipe.sampling
@@ -139,7 +139,7 @@ def _phases(recipe: Recipe, lengths: Lengths, bare: Bare, learner: LocalLearner)
 
 
 def _make_moments(bare: Bare, learner: LocalLearner) -> None:
-    """Make an update, so that the optimiser holds what it holds from then on."""
+    """Make one update, so that the optimizer moments exist."""
     for parameter in bare.policy.lm.parameters():
         if parameter.requires_grad:
             parameter.grad = torch.empty_like(parameter)
@@ -157,12 +157,12 @@ class _Rows:
 def _sample(
     bare: Bare, lengths: Lengths, rows: _Rows, how: Drawing, max_new_tokens: int
 ) -> list[Phase]:
-    """Return what reading the prompts and drawing the last token hold."""
+    """Return the memory of prefill and of sampling the last token."""
     meter, lm = bare.meter, bare.policy.lm
     numbers = np.zeros(min(max_new_tokens, MEASURED))
     first = lengths.shortest if rows.prompts > 1 else lengths.longest
     streams = [
-        # all different, or they would be read once; the last is as long as any
+        # all different, so that prefill shares none; the last is the longest
         Stream(context=np.full(lengths.longest if number else first, number), uniforms=numbers)
         for number in range(rows.prompts)
         for _ in range(rows.group)
@@ -171,7 +171,7 @@ def _sample(
     lm.eval()
     meter.begin()
     before = meter.live[memory.ACTIVATIONS]
-    # a cache that grows by single tokens shows what each of them takes
+    # the cache grows by one token at a time, which measures bytes per token
     for _ in decode(bare.policy.scorer, streams, how=how, eos_ids=frozenset(), pad_id=0, block=1):
         held = meter.peak
         meter.begin()
@@ -187,7 +187,7 @@ def _sample(
 
 
 def _forward_only(held: Mapping[str, int]) -> dict[str, int]:
-    """Return the bytes where nothing is a gradient, also if it has a weight's shape by chance."""
+    """Return the bytes with no gradients: tensors of a weight's shape count as activations."""
     found = dict(held)
     shaped = found.pop(memory.GRADIENTS, 0)
     return found | {memory.ACTIVATIONS: found.get(memory.ACTIVATIONS, 0) + shaped}
@@ -196,7 +196,7 @@ def _forward_only(held: Mapping[str, int]) -> dict[str, int]:
 def _learn(
     recipe: Recipe, lengths: Lengths, bare: Bare, learner: LocalLearner, step: int
 ) -> Iterator[Phase]:
-    """Yield what scoring, updating and committing hold."""
+    """Yield the memory of scoring, the update and the commit."""
     size = recipe.learner.micro_batch_size
     num_rows = recipe.loop.prompts_per_step * recipe.loop.group_size
     num = -(-num_rows // size)
@@ -208,11 +208,11 @@ def _learn(
         return scored, _Held(peak=bare.meter.peak, live=bare.meter.live.copy())
 
     _, third = score(MEASURED)
-    del _  # the tensors of three micro-batches are not part of what two hold
+    del _  # free the tensors of three micro-batches before measuring two
     scored, second = score(2)
     held = extended(second.peak, third.peak, max(2, num))
     yield Phase(name=memory.SCORING, num_bytes=_forward_only(held))
-    # of every further micro-batch, a sample of the reference's hidden states is kept
+    # every further micro-batch keeps a sample of the reference's hidden states
     further = Counter(extended(second.live, third.live, max(2, num)))
     further.subtract(second.live)
     for _ in range(min(2, recipe.learner.updates_per_batch)):
@@ -232,14 +232,14 @@ class _Held:
 
 
 def _kl_coef(recipe: Recipe) -> float:
-    """Return a coefficient as the run will have it: one that a controller moves is not 0."""
+    """Return a KL coefficient of the run: nonzero if a controller changes it."""
     if recipe.kl is None or (recipe.kl.coef == 0 and recipe.kl.controller == "fixed"):
         return 0.0
     return recipe.kl.coef or 1.0
 
 
 def _record(recipe: Recipe, lengths: Lengths, num_rows: int, step: int) -> StepRecord:
-    """Return completions of the largest size, with rewards."""
+    """Return a record of completions of the largest size, with rewards."""
     group = recipe.loop.group_size
     num = recipe.sampling.max_new_tokens
     said = Segment(

@@ -1,8 +1,8 @@
-"""The completions of a step: one batch of prompts, or as many as it takes to learn something.
+"""Collects the rollouts of a step: one batch of prompts, or several with dynamic sampling.
 
-A group whose rewards are all equal has no advantage anywhere. With `loop.extra_rounds`, further
-batches are sampled in its place (dynamic sampling, as in DAPO). What is reported as the reward is
-that of all completions; what is trained on is chosen.
+A group whose rewards are all equal has zero advantage. With `loop.extra_rounds`, further batches
+are sampled to replace such groups (dynamic sampling, as in DAPO). The reported reward covers all
+completions; training uses the chosen groups.
 
 Source: Yu et al., "DAPO" (2025), section 3.2.
 """
@@ -21,37 +21,37 @@ from klinic.sampler.protocol import Sampler
 
 @runtime_checkable
 class Gathering(Protocol):
-    """What is needed of a run."""
+    """The members of a run that rollout collection needs."""
 
     sampler: Sampler
     extra_rounds: int
 
     def next_place(self, position: int) -> int:
-        """Return the place of the data after this one; batches may be left out."""
+        """Return the index of the batch after this one; skipped batches are left out."""
 
     def prompts(self, position: int) -> list[Prompt]:
-        """Return the batch of prompts at a place of the data, counted from 1."""
+        """Return a batch of prompts, counted from 1."""
 
     def reward(self, rollouts: list[Rollout]) -> Scores:
-        """Return what reward functions say."""
+        """Return the rewards of completions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gathered:
-    """Completions with their scores, and which of them to train on."""
+    """Rollouts with their rewards, and which of them to train on."""
 
     rollouts: list[Rollout]
     scores: Scores
-    """Of all of them, in order."""
+    """Of all rollouts, in order."""
     chosen: list[int]
-    """The numbers of those to train on, group by group."""
+    """Indices of the rollouts to train on, group by group."""
     places: tuple[int, ...]
-    """Where in the data their prompts stand."""
+    """Indices of the batches that their prompts come from."""
     num_dropped: int
-    """Groups that were sampled and left out."""
+    """Groups that were sampled and not chosen."""
 
     def without(self, rows: Sequence[int]) -> "Gathered":
-        """Return the same with some of the chosen completions left out."""
+        """Return a copy without some of the chosen rollouts."""
         out = set(rows)
         return replace(self, chosen=[c for row, c in enumerate(self.chosen) if row not in out])
 
@@ -59,9 +59,9 @@ class Gathered:
 def gather(
     run: Gathering, *, step: int, position: int, clock: Clock, places: list[int]
 ) -> Gathered:
-    """Sample and score until enough groups have something to compare, or no round is left.
+    """Sample and score until enough groups have differing rewards, or no round is left.
 
-    `places` is filled as batches are taken, so that it is known where an error came from.
+    `batch_indices` is extended as batches are taken, so that an error can be attributed to them.
     """
     groups: list[list[Rollout]] = []
     scores: list[Scores] = []
@@ -91,13 +91,13 @@ def gather(
 
 
 def sample_groups(sampler: Sampler, prompts: Sequence[Prompt], step: int) -> list[list[Rollout]]:
-    """Return the groups in the order of their prompts, whichever ended first."""
+    """Return the groups in prompt order, whatever order they finish in."""
     ended = {group[0].prompt.index: group for group in sampler.sample(prompts, step=step)}
     return [ended[prompt.index] for prompt in prompts]
 
 
 def choose(varied: Sequence[bool], wanted: int) -> list[int]:
-    """Return the first groups with something to compare, filled up with others in their order.
+    """Return the first groups with differing rewards, filled up with other groups in order.
 
     >>> choose([True, False, True, False], 2), choose([False, False, True], 2)
     ([0, 2], [0, 2])
@@ -107,13 +107,13 @@ def choose(varied: Sequence[bool], wanted: int) -> list[int]:
 
 
 def _unseen(prompts: Sequence[Prompt], groups: Sequence[Sequence[Rollout]]) -> list[Prompt]:
-    """Return the prompts that are not in this step yet; where an epoch ends, some may be."""
+    """Return the prompts not yet sampled in this step; batches may overlap at an epoch's end."""
     seen = {group[0].prompt.index for group in groups}
     return [prompt for prompt in prompts if prompt.index not in seen]
 
 
 def _varied(groups: Sequence[Sequence[Rollout]], scores: Scores) -> list[bool]:
-    """Tell which groups hold two different rewards."""
+    """Return for each group whether it has two different rewards."""
     ends = np.cumsum([len(group) for group in groups])
     totals = np.split(scores.total, ends[:-1])
     return [len(np.unique(total[~np.isnan(total)])) > 1 for total in totals]

@@ -1,12 +1,12 @@
-"""The controller in the loop: which KL it acts on, and what it says when it can do no more.
+"""The KL controller in the loop: which KL measurements it uses, and the notice when it saturates.
 
-A KL is measured before the update of its step. So the first one that a coefficient had a say in is
-that of the step after the first update made with it. Earlier ones are left out:
+A KL is measured before the update of its step. The first measurement that a coefficient influences
+is therefore that of the step after the first update with it. Earlier ones are skipped:
 
-- The KL of step 1 is 0 by construction where the policy starts as its reference. That says nothing
-  about the coefficient, and `log_pi` would lower it, and remember the 0 in its mean.
-- While `kl.warmup_steps` last, the coefficient in use is not the controller's. It would take the
-  drift under a weak tie for its own fault, wind up, and start far too strong.
+- The KL of step 1 is 0 by construction where the policy starts as its reference. It carries no
+  information about the coefficient; `log_pi` would lower it, and keep the 0 in its mean.
+- During `kl.warmup_steps`, the coefficient in use is not the controller's. The controller would
+  attribute the drift under a weak penalty to itself, wind up, and start far too strong.
 """
 
 from dataclasses import dataclass
@@ -15,19 +15,19 @@ from typing import Any
 from klinic.maths.kl_coef import LOWEST, KLCoefRule, KLCoefState, update
 from klinic.recipe.kl import KLSection
 
-LONGEST_STAY = 10  # steps; log_pi smooths over about ten, so a stay that long is no noise
+LONGEST_STAY = 10  # steps; log_pi smooths over about ten, so more is not noise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """A controller that has been at a bound for long."""
+    """Message and facts of a controller that stays at a bound."""
 
     sentence: str
     facts: dict[str, Any]
 
 
 def rule_of(kl: KLSection) -> KLCoefRule:
-    """Return the rule that a recipe asks for."""
+    """Return the controller rule of a recipe."""
     low = min(LOWEST, kl.max_coef)
     return KLCoefRule(rule=kl.controller, target=kl.target, low=low, high=kl.max_coef)
 
@@ -35,9 +35,9 @@ def rule_of(kl: KLSection) -> KLCoefRule:
 def adapted(
     kl: KLSection | None, before: KLCoefState | None, measured: float | None, *, done_steps: int
 ) -> KLCoefState | None:
-    """Return the controller's state after a step's mean k1, in nats per token.
+    """Return the controller state after a step's mean k1, in nats per token.
 
-    `done_steps` are those before the step: the updates that the KL is the result of.
+    `done_steps` is the number of steps before this one, whose updates caused the KL.
     """
     if kl is None or before is None or measured is None or done_steps <= kl.warmup_steps:
         return before
@@ -45,7 +45,7 @@ def adapted(
 
 
 def controller_metrics(kl: KLSection | None, state: KLCoefState | None) -> dict[str, float]:
-    """Return what a controller steers to, and at which bound it is: -1, 0 for none, 1."""
+    """Return the controller's target, and its bound: -1 lower, 0 none, 1 upper."""
     if kl is None or state is None or kl.controller == "fixed":
         return {}
     side = {"low": -1.0, None: 0.0, "high": 1.0}[state.saturated]
@@ -55,7 +55,7 @@ def controller_metrics(kl: KLSection | None, state: KLCoefState | None) -> dict[
 def held(
     kl: KLSection | None, before: KLCoefState | None, after: KLCoefState | None, kl_now: float
 ) -> Held | None:
-    """Return what to say in the step in which a stay at a bound becomes long; once a stay."""
+    """Return the notice of a controller at a bound for too many steps, once per saturation."""
     if kl is None or before is None or after is None:
         return None
     if not before.num_held <= LONGEST_STAY < after.num_held:
@@ -76,15 +76,15 @@ def _sentence(kl: KLSection, state: KLCoefState, kl_now: float) -> str:
     where, what_to_do = {
         "high": (
             "its upper bound (kl.max_coef)",
-            "A stronger tie would be needed. Raise kl.max_coef or kl.target, or lower "
+            "A stronger penalty would be needed. Raise kl.max_coef or kl.target, or lower "
             "learner.learning_rate.",
         ),
         "low": (
             "its lower bound",
-            "Hardly a tie is left, and still the policy does not go that far. Lower kl.target.",
+            "The penalty is almost zero, and the KL still stays below the target. Lower kl.target.",
         ),
     }[str(state.saturated)]
     return (
-        f"The KL coefficient is held at {state.coef:g}, {where}, for {state.num_held} steps, and "
-        f"the KL is {kl_now:.4g} nats per token where {kl.target:g} is the target. {what_to_do}"
+        f"The KL coefficient has been at {state.coef:g}, {where}, for {state.num_held} steps, and "
+        f"the KL is {kl_now:.4g} nats per token, the target {kl.target:g}. {what_to_do}"
     )

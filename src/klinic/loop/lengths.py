@@ -1,4 +1,4 @@
-"""How long the prompts of a recipe are: counted where rows and tokenizer are at hand."""
+"""Prompt lengths of a recipe: counted where rows and tokenizer are available, else assumed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,25 +14,25 @@ from klinic.model.chat import PromptEncoder
 from klinic.model.loading import BUILT_IN, LOADING_ERRORS
 from klinic.recipe.recipe import Recipe
 
-ASSUMED = 512  # tokens, where the rows are elsewhere
-CHARACTERS = 3  # to a token, where there is no tokenizer; in English a token has about four
+ASSUMED = 512  # tokens, if the rows are not on this machine
+CHARACTERS = 3  # per token, without a tokenizer; English text has about four
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lengths:
-    """How long prompts are, in tokens, and how many are held out."""
+    """Prompt lengths in tokens, and the number of held-out rows."""
 
     shortest: int
     longest: int
     num_held_out: int
     """Rows that an evaluation completes."""
     assumed: str | None = None
-    """What the lengths rest on where they were not counted."""
+    """The assumption behind the lengths if they were not counted."""
 
 
 def find_lengths(recipe: Recipe, *, window: int | None) -> Lengths:
-    """Return the lengths of a recipe's prompts, refusing rows that its run would refuse."""
+    """Return the prompt lengths of a recipe, refusing rows that its run would refuse."""
     if not all(is_here(path) for path in _paths(recipe)):
         held_out = recipe.loop.eval_prompts if recipe.eval or recipe.retention else 0
         return Lengths(

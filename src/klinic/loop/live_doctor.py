@@ -1,8 +1,8 @@
-"""The doctor of a run that goes on: every step is judged behind the back of the next one.
+"""Runs the checks on a finished step in a background thread while the next one trains.
 
-Checks run in a thread of their own, on records that nobody changes any more. What they found of a
-step is heard when the next one is kept, so that it does not depend on who was faster. A check that
-throws has found nothing; nothing that happens here reaches the training.
+Records are immutable by then. The diagnosis of a step is collected when the next step finishes, so
+the result does not depend on thread timing. A check that raises finds nothing; no failure here
+reaches the training.
 """
 
 import contextlib
@@ -26,14 +26,14 @@ from klinic.evidence.writing import write_atomically
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Judgement:
-    """What the checks concluded after a step."""
+    """The conclusion of the checks after a step."""
 
     failed: int
-    """Checks that have failed so far."""
+    """Number of checks that have failed so far."""
     cause: str | None
     sentence: str
     diagnosis: dict[str, Any]
-    """As diagnosis.json holds it; empty where the cause is not new."""
+    """The contents of diagnosis.json; empty if the cause is not new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,14 +44,14 @@ class SavedDoctor:
     folder: Path
 
     def read_window(self, run: Path) -> Iterator[StepRecord]:
-        """Yield the records that the doctor looked back at; one that is damaged is left out."""
+        """Yield the records of the doctor's window; damaged ones are skipped."""
         for step in self.state["cases"]["window"]:
-            with contextlib.suppress(EvidenceError, OSError):  # without it the doctor knows less
+            with contextlib.suppress(EvidenceError, OSError):  # the doctor works with fewer records
                 yield store.read_record(run if store.has_record(run, step) else self.folder, step)
 
 
 class LiveDoctor:
-    """An examination that is told of every step, and says when something is new."""
+    """An incremental examination of every step, which reports new causes."""
 
     def __init__(self, folder: Path, checks: Sequence[Check] = CHECKS) -> None:
         self._folder = folder
@@ -62,7 +62,7 @@ class LiveDoctor:
         self._named: str | None = None
         self._written: dict[str, Any] | None = None
         self.curious = False
-        """Whether a check has failed that had not: reason to ask the live parts again."""
+        """Whether a check failed for the first time: a reason to run the probes again."""
         self._begin()
 
     def _begin(self) -> None:
@@ -70,27 +70,27 @@ class LiveDoctor:
         self._examination = Examination(self._checks)
 
     def begin_again(self, after: int) -> None:
-        """Forget what was found: the run goes on after an earlier step."""
+        """Discard all findings: the run continues after an earlier step."""
         self.news()
         self._begin()
         self._known, self._named, self._written = 0, None, None
         self._unwrite_after(after)
-        with contextlib.suppress(EvidenceError, OSError):  # without them it knows less
+        with contextlib.suppress(EvidenceError, OSError):  # the doctor works with fewer records
             steps = store.steps(self._folder)
             for step in dict.fromkeys([*steps[:1], *steps[-WINDOW:]]):
                 self._cases.remember(store.read_record(self._folder, step))
 
     def save(self, folder: Path) -> dict[str, Any] | None:
-        """Return the state for a checkpoint, behind what is being judged; None where that fails.
+        """Return the state for a checkpoint after pending checks; None if that fails.
 
-        Records of the window that the run does not keep go into the checkpoint's folder.
+        Records of the window that the run does not keep are written to the checkpoint's folder.
         """
         try:
             state = self._pool.submit(self._save, folder).result()
             json_bytes(state)
-        except OSError:  # a full disk is the end of a save, whoever meets it
+        except OSError:  # a full disk must abort the save
             raise
-        except Exception:  # a check that measured something odd must not end a run
+        except Exception:  # state that JSON cannot hold must not end a run
             return None
         return state
 
@@ -109,7 +109,7 @@ class LiveDoctor:
         }
 
     def restore(self, saved: SavedDoctor) -> None:
-        """Continue as if the run had never gone beyond a checkpoint."""
+        """Restore the state of a checkpoint exactly."""
         self.news()
         self._begin()
         state = saved.state
@@ -120,17 +120,17 @@ class LiveDoctor:
         self._write(state["diagnosis"])
 
     def _write(self, diagnosis: dict[str, Any] | None) -> None:
-        """Bring diagnosis.json to what was found last."""
+        """Make diagnosis.json hold the given diagnosis, or remove it."""
         self._written = diagnosis
         path = self._folder / DIAGNOSIS
-        with contextlib.suppress(OSError):  # a full disk is for the run to find out
+        with contextlib.suppress(OSError):  # the run itself reports a full disk
             if diagnosis is None:
                 path.unlink(missing_ok=True)
             else:
                 write_atomically(path, json_bytes(diagnosis) + b"\n")
 
     def _unwrite_after(self, step: int) -> None:
-        """Delete a diagnosis that is about steps which are forgotten."""
+        """Delete a diagnosis of steps that were rolled back."""
         path = self._folder / DIAGNOSIS
         with contextlib.suppress(EvidenceError, OSError):
             first = read_json(path).get("first_step")
@@ -140,11 +140,11 @@ class LiveDoctor:
     def see(
         self, record: StepRecord, metrics: Mapping[str, Any], answers: Mapping[str, Answer]
     ) -> None:
-        """Hand over a step that is done."""
+        """Submit a finished step to the checks."""
         self._pending = self._pool.submit(self._judge, record, dict(metrics), answers)
 
     def tell(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Add metrics of a step, such as those of an evaluation: behind what is judged now."""
+        """Add metrics of a step, such as those of an evaluation, after pending checks."""
         self._pool.submit(self._cases.tell, step, dict(metrics))
 
     def _judge(
@@ -161,13 +161,13 @@ class LiveDoctor:
         )
 
     def news(self) -> Judgement | None:
-        """Return the diagnosis of the step that was handed over last, if it names a new cause."""
+        """Return the diagnosis of the last submitted step if it names a new cause."""
         if self._pending is None:
             return None
         pending, self._pending = self._pending, None
         try:
             found = pending.result()
-        except Exception:  # a doctor that stumbles says nothing
+        except Exception:  # a failing check must not end a run
             return None
         self.curious = found.failed > self._known
         self._known = found.failed
@@ -178,15 +178,15 @@ class LiveDoctor:
         return found
 
     def close(self) -> None:
-        """Wait for what is still being judged."""
+        """Wait for pending checks."""
         self._pool.shutdown(wait=True)
 
 
 def _judgement_state(pending: "Future[Judgement]") -> dict[str, Any] | None:
-    """Return a judgement that nobody has read yet; None where it failed."""
+    """Return a diagnosis that has not been collected yet; None if it failed."""
     try:
         return asdict(pending.result())
-    except Exception:  # nothing was found, as in `news`
+    except Exception:  # no diagnosis, as in `collect_diagnosis`
         return None
 
 

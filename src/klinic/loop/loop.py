@@ -1,4 +1,4 @@
-"""The loop: a step, and then it is kept, or something is done about its trouble."""
+"""The synchronous training loop: run a step, then record it or recover from its anomaly."""
 
 from klinic.loop.parts import Parts
 from klinic.loop.state import LoopState
@@ -8,7 +8,7 @@ from klinic.recipe.kl import KLSection
 
 
 def run_loop(parts: Parts, state: LoopState, kl: KLSection | None) -> LoopState:
-    """Train from `state` to the last step, or until told to stop."""
+    """Train from `state` to the last step or a stop request."""
     while state.step < parts.max_steps:
         try:
             done, after = one_step(parts, state, kl)

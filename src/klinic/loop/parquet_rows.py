@@ -13,7 +13,7 @@ BATCH = 4_096  # rows
 
 
 def read_parquet(file: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the rows; one that Python has no value for is refused by row and column."""
+    """Yield the rows; refuse values that Python cannot represent by row and column."""
     number = 0
     for batch in _batches(file):
         yield from enumerate(_rows(batch, file, number), number + 1)
@@ -26,11 +26,11 @@ def _batches(file: Path) -> "Iterator[pa.RecordBatch]":
     try:
         source = parquet.ParquetFile(file)
         _refuse_twice(source.schema_arrow.names, file)
-        # threads of Arrow's can abort a process that ends, as in `evidence.store`
+        # Arrow threads can abort an exiting process, as in `evidence.store`
         yield from source.iter_batches(batch_size=BATCH, use_threads=False)
     except DataError:
         raise
-    except Exception as error:  # a damaged file makes Arrow raise errors of any kind
+    except Exception as error:  # on a damaged file Arrow raises errors of any kind
         raise DataError(
             f"{file} is not a readable Parquet file: {first_line(error)}. Write it again."
         ) from error
@@ -48,7 +48,7 @@ def _refuse_twice(names: list[str], file: Path) -> None:
 def _rows(batch: "pa.RecordBatch", file: Path, before: int) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = batch.to_pylist()
-    except Exception as error:  # a date beyond Python's, bytes that are not UTF-8, and others
+    except Exception as error:  # a date out of Python's range, invalid UTF-8, and others
         raise DataError(_find_fault(batch, file, before, error)) from error
     return rows
 
@@ -58,7 +58,7 @@ def _find_fault(batch: "pa.RecordBatch", file: Path, before: int, error: Excepti
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
             try:
                 column[number].as_py()
-            except Exception as fault:  # whichever it is, it names the place
+            except Exception as fault:  # of any type: only its position matters
                 return (
                     f"{file}, row {before + number + 1}, column {name!r}: Python has no value for "
                     f"this {column.type} ({first_line(fault)}). Store it as text or leave the "

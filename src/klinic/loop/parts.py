@@ -1,4 +1,4 @@
-"""What the loop works with; a run assembles it, a test may pretend it."""
+"""The protocol of a run as the training loop sees it; tests implement it with fakes."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +16,7 @@ from klinic.sampler.protocol import Sampler
 
 @runtime_checkable
 class Parts(Protocol):
-    """What the loop works with; a run assembles it, a test may pretend it."""
+    """The members of a run that the training loop uses."""
 
     learner: Learner
     sampler: Sampler
@@ -28,34 +28,34 @@ class Parts(Protocol):
     reference_rule: ReferenceSection
 
     def watch(self, state: LoopState) -> Watch:
-        """Return the lookout of the next step."""
+        """Return the guard of the next step."""
 
     def recover(self, found: InTroubleError, state: LoopState) -> LoopState:
-        """Do something about trouble; return where to go on, or raise to stop."""
+        """Handle an anomaly; return the state to continue from, or raise to stop."""
 
     def lr_factor(self, step: int) -> float:
-        """Return what the learning rate of a step is multiplied by."""
+        """Return the factor of the learning rate in a step."""
 
     def synced(self, answer: Mapping[str, Any], step: int) -> None:
-        """Hear how far the sampler is from the policy after it has taken over its weights."""
+        """Record the sampler's log-prob gap to the policy after a weight sync."""
 
     def next_place(self, position: int) -> int:
-        """Return the place of the data after this one; batches may be left out."""
+        """Return the index of the batch after this one; skipped batches are left out."""
 
     def prompts(self, position: int) -> list[Prompt]:
-        """Return the batch of prompts at a place of the data, counted from 1."""
+        """Return a batch of prompts, counted from 1."""
 
     def reward(self, rollouts: list[Rollout]) -> Scores:
-        """Return what reward functions say."""
+        """Return the rewards of completions."""
 
     def judge(self, gathered: Gathered, step: int) -> StepRecord:
         """Return the chosen completions as a record with rewards and advantages."""
 
     def ask(self, gathered: Gathered, record: StepRecord, kl_coef: float) -> None:
-        """Ask the live parts, if it is time, what the record of a step does not tell."""
+        """Run the active probes if they are due in this step."""
 
     def keep(self, done: StepDone, state: LoopState) -> bool:
-        """Write down a step; return whether to go on."""
+        """Record a step; return whether to continue."""
 
     def event(self, step: int, name: str, sentence: str, **facts: Any) -> None:
-        """Write down that something happened, and tell everybody in a sentence."""
+        """Record an event, and send its message to all trackers."""

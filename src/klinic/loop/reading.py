@@ -1,4 +1,4 @@
-"""Finds rows: a file, a folder of a dataset, or a hub id; `name,config,split` picks a part."""
+"""Reads raw rows from a file, a dataset folder or a hub id; `name,config,split` selects a part."""
 
 import errno
 import stat
@@ -12,7 +12,7 @@ from klinic.loop.text_rows import read_csv, read_json_lines, read_json_list
 
 Row = Mapping[str, Any]
 SPLIT = "train"
-SAVED = ("dataset_info.json", "dataset_dict.json")  # what `save_to_disk` leaves
+SAVED = ("dataset_info.json", "dataset_dict.json")  # files that `save_to_disk` writes
 READERS: dict[str, Callable[[Path], Iterator[tuple[int, Any]]]] = {
     ".jsonl": read_json_lines,
     ".json": read_json_list,
@@ -24,7 +24,7 @@ OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.
 
 
 def read(path: str) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of a file or a dataset, each with its number."""
+    """Yield the rows of a file or a dataset with their numbers."""
     file = _local(path)
     reader = READERS.get(file.suffix.lower())
     if reader is None:
@@ -38,7 +38,7 @@ def read(path: str) -> Iterator[tuple[int, Any]]:
 
 
 def parts(path: str) -> tuple[str, str | None, str]:
-    """Return name, configuration and split; the split may hold commas of its own.
+    """Return name, configuration and split; the split may contain commas.
 
     >>> parts("owner/name,answerable,train[:100]"), parts("folder")
     (('owner/name', 'answerable', 'train[:100]'), ('folder', None, 'train'))
@@ -49,7 +49,7 @@ def parts(path: str) -> tuple[str, str | None, str]:
 
 
 def is_here(path: str) -> bool:
-    """Whether a path is a file, present or not, or a folder: all but the name of a dataset."""
+    """Whether a path is local: an existing folder, or a file name, present or not."""
     name = parts(path)[0]
     mode = _mode(path, _local(name))
     is_folder = mode is not None and stat.S_ISDIR(mode)
@@ -59,17 +59,17 @@ def is_here(path: str) -> bool:
 def _local(path: str) -> Path:
     try:
         return Path(path).expanduser()
-    except RuntimeError as error:  # a home that nobody has
+    except RuntimeError as error:  # an unknown home directory
         raise DataError(f"data.path is {path}: {first_line(error)}") from error
 
 
 def _mode(path: str, file: Path) -> int | None:
-    """Return what the system says a file is; None where there is nothing."""
+    """Return the mode of a file; None if it does not exist."""
     try:
         return file.stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError) as error:  # no permission, a loop, too long, a zero byte
+    except (OSError, ValueError) as error:  # no permission, symlink loop, name too long, NUL byte
         said = getattr(error, "strerror", None) or first_line(error)
         raise DataError(f"{shown(path)} cannot be read: {said}.") from error
 
@@ -78,13 +78,13 @@ def _refuse_no_file(path: str, file: Path) -> None:
     mode = _mode(path, file)
     if mode is None:
         raise DataError(f"{path}: there is no such file under {Path.cwd()}.")
-    if not stat.S_ISREG(mode):  # a pipe would wait for ever, a device has no end
+    if not stat.S_ISREG(mode):  # a pipe would block, a device never ends
         kind = "a folder" if stat.S_ISDIR(mode) else "a pipe, a socket or a device"
         raise DataError(f"{path} is {kind}, not a file of rows. Name a {KINDS} file.")
 
 
 def _dataset(path: str) -> Iterator[tuple[int, Any]]:
-    """Yield the rows of a folder or of a hub id, through the `datasets` library."""
+    """Yield the rows of a folder or a hub id with the `datasets` library."""
     name, config, split = parts(path)
     folder = _local(name)
     _refuse_no_dataset(path, name, folder)
@@ -93,7 +93,7 @@ def _dataset(path: str) -> Iterator[tuple[int, Any]]:
         rows = _saved(folder, split) if _is_saved(folder) else _loaded(folder, config, split)
         for number, row in enumerate(rows, 1):
             yield number, row
-    except Exception as error:  # the library raises what its readers raise
+    except Exception as error:  # the library's readers raise errors of any type
         if isinstance(error, MemoryError) or getattr(error, "errno", None) in OF_THE_MACHINE:
             raise
         raise DataError(
@@ -104,15 +104,15 @@ def _dataset(path: str) -> Iterator[tuple[int, Any]]:
 
 def _reason(name: str, config: str | None, split: str, number: int) -> str:
     if number:
-        return f"what follows row {number} of {name} cannot be read"
+        return f"the rows after row {number} of {name} cannot be read"
     return f"no dataset named {name} with configuration {config} and split {split} can be loaded"
 
 
 def _refuse_no_dataset(path: str, name: str, folder: Path) -> None:
-    """Refuse what is no folder and no hub id, before the hub is searched for it."""
+    """Refuse a path that is neither folder nor hub id, before any request to the hub."""
     mode = _mode(path, folder)
     if mode is not None and not stat.S_ISDIR(mode):
-        raise DataError(f"data.path is {path}: this file is none of {KINDS}, which klinic reads.")
+        raise DataError(f"data.path is {path}: klinic cannot read this file; it reads {KINDS}.")
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and mode is None:
         raise DataError(f"data.path is {path}: there is no folder {name} under {Path.cwd()}.")
@@ -131,7 +131,7 @@ def _is_saved(folder: Path) -> bool:
 
 
 def _saved(folder: Path, split: str) -> Iterator[Any]:
-    """Yield what `save_to_disk` wrote; a slice such as `train[:100]` is taken here."""
+    """Yield the rows of a `save_to_disk` folder, with a slice such as `train[:100]` applied."""
     from datasets import DatasetDict, ReadInstruction, load_from_disk
 
     found = load_from_disk(str(folder))
@@ -142,9 +142,9 @@ def _saved(folder: Path, split: str) -> Iterator[Any]:
 
 
 def shown(value: Any) -> str:
-    """Return a value, short."""
+    """Return the repr of a value, truncated."""
     try:
         text = repr(value)
-    except Exception:  # a number of 5,000 digits has none, and a user's object may raise anything
+    except Exception:  # an int of 5,000 digits, or any error of a user's class
         return f"a {type(value).__name__} that cannot be shown"
     return text if len(text) < 40 else f"{text[:37]}..."

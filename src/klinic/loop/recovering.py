@@ -1,7 +1,6 @@
-"""Carrying out what recovery decides: the plan on disk first, then the deed.
+"""Executes recovery decisions. Write-ahead: the plan is saved before it is executed.
 
-`recovery.json` in the run's folder holds the plan. It is written before anything is done, so a run
-that is killed in between finds there what was decided.
+`recovery.json` in the run folder holds the plan, so a run killed in between resumes it.
 """
 
 from collections.abc import Sequence
@@ -21,12 +20,12 @@ from klinic.recipe.recovery import RecoverySection
 TROUBLE = "trouble"  # the event
 TRANSIENT = "transient"
 DECISIONS = frozenset({TROUBLE, TRANSIENT})
-PASSED = "Well the second time: the trouble was a transient."
-EVENT = "event"  # the key of recovery.json beside those of the plan
+PASSED = "Retry succeeded: the anomaly was transient."
+EVENT = "event"  # a key of recovery.json, in addition to those of the plan
 
 
 def limits_of(section: RecoverySection) -> Limits:
-    """Return what counts as trouble."""
+    """Return the anomaly limits of a recipe."""
     return Limits(
         kl=section.kl_limit,
         update_kl=section.update_kl_limit,
@@ -36,7 +35,7 @@ def limits_of(section: RecoverySection) -> Limits:
 
 
 def brakes_of(section: RecoverySection) -> Brakes:
-    """Return how far trouble slows a run, and when it stops it."""
+    """Return the learning-rate back-off and the number of anomalies that stops a run."""
     return Brakes(
         lr_factor=section.lr_factor,
         lr_steps=section.lr_steps,
@@ -45,28 +44,29 @@ def brakes_of(section: RecoverySection) -> Brakes:
 
 
 class Recovering:
-    """The plan of a run, and the decisions that make it grow."""
+    """The recovery plan of a run, and the decisions that extend it."""
 
     def __init__(self, folder: Path, section: RecoverySection | None) -> None:
         self._folder = folder
         self._section = section
         path = folder / RECOVERY
         self.event: dict[str, Any] | None = None
-        """What was last decided, as events.jsonl holds it: in the same file as the plan, so that a
-        run that is killed between the two writes does not lose it."""
+        """The last decision as events.jsonl holds it: saved with the plan, so that a kill between
+        the two writes does not lose it.
+        """
         self.plan = Plan()
         if path.exists():
             self.plan, self.event = _read(path)
 
     @property
     def limits(self) -> Limits | None:
-        """What counts as trouble; None where nothing is done about any."""
+        """The anomaly limits; None if recovery is disabled."""
         return None if self._section is None else limits_of(self._section)
 
     def decide(self, found: InTroubleError, history: History, *, step: int) -> Decision:
-        """Decide what to do about trouble, and write it down before anybody does it."""
+        """Decide how to handle an anomaly, and save the decision before it is executed."""
         trouble, places = found.trouble, found.places
-        assert self._section is not None  # noqa: S101 - without it nobody raises trouble
+        assert self._section is not None  # noqa: S101 - else no anomaly is raised
         brakes = brakes_of(self._section)
         target = self._target(trouble, history, step)
         decision = decide(brakes, self.plan, trouble, step=step, places=places, checkpoint=target)
@@ -74,42 +74,42 @@ class Recovering:
         return decision
 
     def has_passed(self, step: int, places: Sequence[int]) -> bool:
-        """Whether a step that came out well is one that was run again; told once."""
+        """Whether a successful step is a retry, which makes its anomaly transient; true once."""
         if not passed(self.plan, step=step, places=places):
             return False
         self._keep(self.plan.without_try(), {"step": step, "event": TRANSIENT, "says": PASSED})
         return True
 
     def arrived(self) -> None:
-        """Write down that a rollback is done."""
+        """Save that a rollback is complete."""
         if self.plan.back_to is not None:
             self._keep(self.plan.without_rollback())
 
     def _target(self, trouble: Trouble, history: History, step: int) -> int:
         """Choose a checkpoint: the newest, or an older one if that is too late or did not help."""
         steps = checkpoint.steps(self._folder)
-        if not trouble.may_pass:  # it came slowly, and the newest may be spoilt already
+        if not trouble.may_pass:  # a slow anomaly: the newest may be affected already
             steps = self._well(history) or steps[:1]
         stuck = trouble.damaged and step <= self.plan.last_step
         older = max(0, self.plan.consecutive - trouble.may_pass) if stuck else 0
         return steps[max(0, len(steps) - 1 - older)]
 
     def spare(self, history: History) -> int | None:
-        """Return the newest checkpoint that is good to go back to, not to be thrown away."""
+        """Return the newest healthy checkpoint, which must not be pruned."""
         limits = self.limits
         if limits is None or (limits.kl is None and limits.reward_drop is None):
             return None
         return max(self._well(history), default=None)
 
     def _well(self, history: History) -> list[int]:
-        """Return the steps whose checkpoints are good to go back to, by what they remember."""
+        """Return the steps whose checkpoints have a healthy history."""
         limits = self.limits
-        assert limits is not None  # noqa: S101 - without them there is no trouble
+        assert limits is not None  # noqa: S101 - else no anomaly is raised
         found = []
         for step in checkpoint.steps(self._folder):
             try:
                 before = History.from_json(checkpoint.state_of(self._folder, step)["history"])
-            except (CheckpointError, KeyError):  # broken, or of an earlier version: not to go to
+            except (CheckpointError, KeyError):  # broken, or of an earlier version
                 continue
             if is_well(limits, before, best_reward=history.best_reward):
                 found.append(step)
@@ -129,13 +129,13 @@ def _read(path: Path) -> tuple[Plan, dict[str, Any] | None]:
         return Plan.from_json(values), values.get(EVENT)  # earlier versions wrote no event
     except (KeyError, TypeError, ValueError) as error:
         raise EvidenceError(
-            f"{path} is not as it was written: {type(error).__name__} {error}. It says which "
-            "batches are left out; restore it from a copy, or delete it to try them again."
+            f"{path} is damaged: {type(error).__name__} {error}. It lists the skipped batches; "
+            "restore it from a copy, or delete it to try those batches again."
         ) from error
 
 
 def trouble_event(step: int, decision: Decision, found: InTroubleError) -> dict[str, Any]:
-    """Return what is written down of trouble: what it was, what was known, what is done."""
+    """Return the event of an anomaly: kind, measurement, batches, metrics and action."""
     trouble = found.trouble
     return {
         "step": step,

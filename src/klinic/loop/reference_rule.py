@@ -1,7 +1,7 @@
-"""When the reference moves: after every step, every so many, or where the reward stands still.
+"""When the reference moves: every step (EMA), every N steps, or on a reward plateau.
 
-The decisions are functions of the recipe, the step and the rewards. What was moved is the learner's
-to say; that it was moved is an event.
+The decisions are functions of the recipe, the step and the rewards. The learner moves the
+reference; each reset is an event.
 """
 
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from klinic.recipe.reference import ReferenceSection
 from klinic.rewards.scores import Scores, mean
 
 Rewards = tuple[float | None, ...]
-"""Mean rewards of the last steps; None for a step without any."""
+"""Mean rewards of the last steps; None for a step without rewards."""
 
 
 def follow(parts: Parts, done: StepDone, scores: Scores, before: Rewards) -> Rewards:
-    """Move the reference if it is time, and return the rewards to remember."""
+    """Move the reference if it is due, and return the updated reward history."""
     rule = parts.reference_rule
     rewards = remembered(rule, before, scores)
     committed = done.discarded < parts.updates_per_batch
@@ -26,7 +26,7 @@ def follow(parts: Parts, done: StepDone, scores: Scores, before: Rewards) -> Rew
     if keep is None:
         return rewards
     moved = parts.learner.move_reference(done.step, keep=keep, forget_moments=rule.reset_optimizer)
-    # an average moves after every step: told once, recorded always
+    # an EMA moves after every step: one event, but every move is recorded
     if moved is not None and moved["jumped"] == done.step:
         facts = {name: moved[name] for name in ("kind", "digest")}
         parts.event(done.step, "reference", sentence(rule, done.step, rewards), **facts)
@@ -36,7 +36,7 @@ def follow(parts: Parts, done: StepDone, scores: Scores, before: Rewards) -> Rew
 def share_to_keep(
     rule: ReferenceSection, step: int, rewards: Sequence[float | None], *, committed: bool
 ) -> float | None:
-    """Return the share of the reference that stays after a step; None if all of it does.
+    """Return the fraction of the reference to keep after a step; None if it does not move.
 
     >>> rule = ReferenceSection(reset_every=2)
     >>> [share_to_keep(rule, step, (), committed=True) for step in (1, 2, 3, 4)]
@@ -54,7 +54,7 @@ def share_to_keep(
 def plateaued(rewards: Sequence[float | None], window: int) -> bool:
     """Whether the mean of the last `window` rewards is not above that of the `window` before them.
 
-    Steps without a reward are left out; what has nothing to be compared with is no plateau.
+    Steps without a reward are skipped; without two windows there is no plateau.
 
     >>> plateaued([0.1, 0.3, 0.2, 0.2], 2), plateaued([0.1, 0.3, 0.2, 0.3], 2)
     (True, False)
@@ -68,7 +68,7 @@ def plateaued(rewards: Sequence[float | None], window: int) -> bool:
 
 
 def remembered(rule: ReferenceSection, before: Rewards, scores: Scores) -> Rewards:
-    """Return the mean rewards of as many steps as a plateau is judged by."""
+    """Return the mean rewards of as many steps as a plateau test needs."""
     if not rule.on_plateau:
         return ()
     reward = mean(scores.total)
@@ -76,15 +76,15 @@ def remembered(rule: ReferenceSection, before: Rewards, scores: Scores) -> Rewar
 
 
 def sentence(rule: ReferenceSection, step: int, rewards: Sequence[float | None]) -> str:
-    """Say what happened to the reference."""
+    """Return the message of a moved reference."""
     if rule.ema:
-        return f"the reference follows the policy from here on: it keeps {rule.ema:g} of itself."
+        return f"the reference is now an EMA of the policy with decay {rule.ema:g}."
     said = f"the reference is now the policy after step {step}"
     if rule.on_plateau:
         window = rule.reset_every
         earlier, later = _mean(rewards[-2 * window : -window]), _mean(rewards[-window:])
         said += f": mean reward {later:.4f} in the last {window} steps, {earlier:.4f} before"
-    return said + ("; AdamW starts anew." if rule.reset_optimizer else ".")
+    return said + ("; the AdamW moments are reset." if rule.reset_optimizer else ".")
 
 
 def _mean(rewards: Sequence[float | None]) -> float | None:

@@ -1,4 +1,4 @@
-"""The parts of a run that workers of a cluster make, each from the recipe and plain values."""
+"""Factories of Ray workers, each built from the recipe and plain values."""
 
 import os
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from klinic.rewards.scores import Scores
 
 
 def host_sampler(*, recipe: dict[str, Any], where: str, log: str) -> HostedSampler:
-    """Return a sampler with a policy of its own, as it starts."""
+    """Return a sampler worker with its own copy of the start policy."""
     asked = Recipe.model_validate(recipe)
     settle(asked)
     section = asked.model.model_copy(update={"name": where})
@@ -28,16 +28,16 @@ def host_sampler(*, recipe: dict[str, Any], where: str, log: str) -> HostedSampl
 
 
 class HostedFollower:
-    """A process of a sharded learner."""
+    """A learner rank in a Ray worker."""
 
     def follow(self, environment: Mapping[str, str]) -> None:
-        """Do what the first process does, until it says stop or is gone."""
+        """Execute calls from rank 0 until it stops or dies."""
         os.environ |= around(environment)
         follow_leader()
 
 
 class HostedRewards:
-    """The reward functions of a recipe."""
+    """The reward functions of a recipe in a Ray worker."""
 
     def __init__(self, recipe: dict[str, Any]) -> None:
         asked = Recipe.model_validate(recipe)
@@ -45,5 +45,5 @@ class HostedRewards:
         self._rewards = find_source(asked, Given()).rewards
 
     def score(self, rollouts: list[Rollout]) -> Scores:
-        """Return what the functions say of completions."""
+        """Return the rewards of completions."""
         return score(rollouts, self._rewards)

@@ -1,4 +1,4 @@
-"""What a run is resumed from. A run is never replaced: what cannot be continued is refused."""
+"""Resumes a run from its newest valid checkpoint; refuses where recorded steps would be lost."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,11 +18,11 @@ from klinic.loop.state import LoopState
 from klinic.recipe.loading import load
 from klinic.recipe.recipe import Recipe
 
-ANEW = "or begin anew with --start-over, which moves this run aside"
+ANEW = "or start again with --start-over, which moves this run aside"
 
 
 def refuse_other_schema(folder: Path) -> None:
-    """Refuse a run of another schema, before anything of it is loaded or written."""
+    """Refuse a run of another schema before loading or writing anything."""
     refuse_newer(folder)
     for path in sorted((folder / checkpoint.FOLDER).glob(f"step=*/{STATE}")):
         schema = schema_of(path)
@@ -34,7 +34,7 @@ def refuse_other_schema(folder: Path) -> None:
 
 
 def find_start(folder: Path) -> checkpoint.Found:
-    """Return the newest checkpoint that is whole; None in it only where there never was one."""
+    """Return the newest valid checkpoint; empty only if the run never wrote one."""
     checkpoint.restore_replaced(folder)
     back_to = Recovering(folder, None).plan.back_to
     found = checkpoint.newest_good(folder, at_most=back_to)
@@ -62,35 +62,35 @@ def _refuse_loss(folder: Path, broken: Sequence[str]) -> None:
 
 
 def last_step(folder: Path) -> int:
-    """Return the last step that a run recorded or wrote metrics of."""
+    """Return the last step with a record or metrics."""
     logged = (step_of(entry, folder) for entry in Journal(folder / METRICS).entries())
     return max((0, *logged, *store.steps(folder)))
 
 
 def _last_without_checkpoint(recipe: Recipe) -> float:
-    """Return how far a run comes, at most, before its first checkpoint is there."""
+    """Return the last step that a run can reach before its first checkpoint."""
     if recipe.recovery is not None:
-        return 0  # the first is written before the first step
+        return 0  # recovery writes a checkpoint before the first step
     return recipe.loop.checkpoint_every or float("inf")
 
 
 def resume(run: Run, found: checkpoint.Found, console: Console) -> LoopState | None:
-    """Go back to a checkpoint, and forget what came after it; None where there was none yet."""
+    """Restore a checkpoint, and discard later data; None if there was no checkpoint yet."""
     run.write_lost_decision()
     saved, back_to = found.checkpoint, run.recovering.plan.back_to
     state = None if saved is None else run.restore(saved)
     if back_to is not None:
-        says = f"Killed on the way back to the checkpoint of step {back_to}: going there now."
+        says = f"Killed during the rollback to the checkpoint of step {back_to}: repeating it."
         run.events.append({"step": back_to, "event": "resumed rollback", "says": says})
     for problem in found.broken:
         _say(console, f"Broken checkpoint: {problem} Using the one before.")
         run.events.append({"event": "broken checkpoint", "problem": problem})
     step = 0 if saved is None else saved.step
-    told = "No checkpoint yet: starting from the beginning."
-    _say(console, told if saved is None else f"Going on after step {step}.")
+    told = "No checkpoint yet: starting from step 0."
+    _say(console, told if saved is None else f"Resuming after step {step}.")
     checkpoint.set_aside_damaged(run.folder, after=step, at_most=back_to)
     checkpoint.forget_unfinished(run.folder)
-    # at a checkpoint's own step everything was written before it; without one, nothing counts
+    # a checkpoint is written after everything else of its step; without one, discard all
     run.forget_after(step if saved is not None else -1)
     run.recovering.arrived()
     run.events.append({"event": "resumed", "step": step})

@@ -1,4 +1,4 @@
-"""Rows: read from files, folders or a hub, mapped by the user's function, checked one by one."""
+"""Maps rows with the user's function and validates each one."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
@@ -16,7 +16,7 @@ MOST_NAMED, LONGEST_NAME = 50, 100  # columns in a message, and characters of a 
 
 
 def read_rows(path: str, *, map_with: str | None = None) -> list[Row]:
-    """Return the rows that `data.path` names, each with a prompt."""
+    """Return the rows of `data.path`, each with a prompt."""
     rows = read(path)
     if map_with is None:
         return checked(rows, path)
@@ -42,7 +42,7 @@ def _numbered(rows: Iterable[Any], source: str) -> Iterator[tuple[int, Any]]:
     try:
         for number, row in enumerate(rows, 1):
             yield number, row
-    except Exception as error:  # the user's iterable may raise anything
+    except Exception as error:  # the user's iterable may raise any error
         raise DataError(
             f"{source}, row {number + 1} cannot be read: {type(error).__name__}: "
             f"{first_line(error)}."
@@ -50,7 +50,7 @@ def _numbered(rows: Iterable[Any], source: str) -> Iterator[tuple[int, Any]]:
 
 
 def checked(rows: Iterable[tuple[int, Any]], source: str) -> list[Row]:
-    """Return the rows, refusing the first that cannot be a prompt."""
+    """Return the rows; refuse the first invalid one."""
     found = []
     for number, row in rows:
         try:
@@ -64,21 +64,21 @@ def checked(rows: Iterable[tuple[int, Any]], source: str) -> list[Row]:
 
 
 def _mapped(row: Any, function: Callable[[Any], Any], where: str) -> Any:
-    """Return what the user's function makes of a row; None leaves it out."""
+    """Return the result of the user's function for a row; None drops the row."""
     try:
         return function(dict(row) if isinstance(row, Mapping) else row)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a user's code may raise anything
+    except BaseException as error:  # user code may raise any error
         raise DataError(
             f"{where}: data.map failed on {shown(row)}: {type(error).__name__}: "
-            f"{text_of(error)}. Return a row with a `prompt`, or None to leave it out."
+            f"{text_of(error)}. Return a row with a `prompt`, or None to drop the row."
         ) from error
 
 
 def _check(row: Any) -> None:
-    """Refuse a row with a message that continues `source, row 3`."""
-    if type(row) is not dict and not isinstance(row, Mapping):  # the first is fast
+    """Refuse an invalid row with a message that continues `source, row 3`."""
+    if type(row) is not dict and not isinstance(row, Mapping):  # the type check is fast
         raise DataError(f' is {shown(row)}, not a mapping. Write {{"prompt": "..."}}.')
     _check_columns(row)
     if PROMPT not in row:
@@ -97,9 +97,9 @@ def _check_columns(row: Mapping[Any, Any]) -> None:
     for name, value in row.items():
         if not isinstance(name, str):
             raise DataError(
-                f" has a column named {shown(name)}, which is no text. Name columns with text."
+                f" has a column named {shown(name)}, which is not text. Name columns with text."
             )
-        # most text is ASCII, and that is known without looking
+        # ASCII text, the common case, needs no check
         if not name.isascii():
             _check_unicode(name, f": the name of column {name!r}")
         if isinstance(value, str) and not value.isascii():
@@ -119,7 +119,7 @@ def _without_prompt(row: Row) -> str:
 
 
 def _check_chat(messages: Any) -> None:
-    """Refuse messages that no template could turn into a prompt."""
+    """Refuse messages that no chat template can render as a prompt."""
     if not messages:
         raise DataError(": `prompt` is a chat without messages. Write at least one.")
     for number, message in enumerate(messages, 1):
@@ -138,7 +138,7 @@ def _check_chat(messages: Any) -> None:
     if messages[-1]["role"] == "assistant":
         raise DataError(
             ": the last message of `prompt` is the assistant's, so there is nothing to "
-            f"answer. End with {ROLES_THAT_END}; a known answer goes into a column of its own."
+            f"complete. End with {ROLES_THAT_END}; put a reference answer in its own column."
         )
 
 

@@ -1,4 +1,4 @@
-"""A run: the parts that the loop works with, and what is kept of every step."""
+"""A training run: implements the loop's protocol, and records, evaluates and saves every step."""
 
 import threading
 from collections.abc import Mapping
@@ -49,12 +49,12 @@ if TYPE_CHECKING:
 
 SYNCED = ("repeated", "fresh")
 LASTING = DECISIONS | {RESTARTED}
-"""Events that stay when a run goes back behind them: they are why it did."""
+"""Events that a rollback keeps, because they explain it."""
 
 
 @dataclass(kw_only=True)
 class Run:
-    """Everything that a recipe asked for, assembled."""
+    """The assembled run of a recipe."""
 
     recipe: Recipe
     folder: Path
@@ -65,16 +65,16 @@ class Run:
     data: Prompts
     trackers: list[Tracker]
     reference: dict[str, Any]
-    """Kind, source and digest of the reference at the start; the learner knows where it is now."""
+    """Kind, source and digest of the reference at the start; the learner has its current state."""
     base: str | None
-    """Digest of the weights under an adapter, which checkpoints do not hold."""
+    """Digest of the base weights under an adapter, which checkpoints do not contain."""
     cluster: "Clustered | None" = None
-    """Processes beside this one, if there are any."""
+    """Worker processes, if there are any."""
     stopping: Stopping = field(default_factory=Stopping)
     evaluated: dict[str, float] | None = None
     """Held-out metrics before the first step."""
     signs: Signs = field(default_factory=Signs)
-    """What warning signs are seen by."""
+    """State of the warning signs."""
     _rewards: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -100,11 +100,11 @@ class Run:
         self._rewarding = threading.Lock()
         self._last_step = 0
         self._latest: tuple[int, dict[str, float]] = (0, {})
-        """A step and its metrics, for the card of a model that is saved then."""
+        """A step and its metrics, for the model card of a checkpoint."""
         self._saved_doctor: SavedDoctor | None = None
         """The doctor's part of the checkpoint that was restored last."""
         self.asked: dict[str, dict[str, Any]] = {}
-        """What the live parts answered in this step, by question."""
+        """Probe results of this step, by probe."""
 
     def __enter__(self) -> "Run":
         self._open.enter_context(self.stopping)
@@ -121,11 +121,11 @@ class Run:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._tell_of_cluster(self._last_step)  # who was lost may be why it ends
+        self._tell_of_cluster(self._last_step)  # a lost worker may be the reason for the exit
         self._open.__exit__(*error)
 
     def watch(self, state: LoopState) -> Watch:
-        """Return the lookout of the next step."""
+        """Return the guard of the next step."""
         return Watch(
             self.recovering.limits,
             state.history,
@@ -134,15 +134,15 @@ class Run:
         )
 
     def lr_factor(self, step: int) -> float:
-        """Return what the learning rate of a step is multiplied by."""
+        """Return the factor of the learning rate in a step."""
         return self.recovering.plan.lr_factor(step)
 
     def next_place(self, position: int) -> int:
-        """Return the place of the data after this one; batches may be left out."""
+        """Return the index of the batch after this one; skipped batches are left out."""
         return self.recovering.plan.next_place(position)
 
     def recover(self, found: InTroubleError, state: LoopState) -> LoopState:
-        """Do something about trouble; return where to go on, or raise to stop."""
+        """Handle an anomaly; return the state to continue from, or raise to stop."""
         step, trouble = state.step + 1, found.trouble
         decision = self.recovering.decide(found, state.history, step=step)
         self.events.append(trouble_event(step, decision, found))
@@ -151,7 +151,7 @@ class Run:
             state = self.go_back(back_to)
         else:
             self._forget_try(state.step)
-        self._tell_event(step, decision.says)  # after trackers have forgotten later steps
+        self._tell_event(step, decision.says)  # after trackers are rewound
         if decision.act == "stop":
             if not trouble.damaged:
                 self.save(state)
@@ -159,20 +159,20 @@ class Run:
         return state
 
     def write_lost_decision(self) -> None:
-        """Copy what recovery decided last to the events, where a kill came in between."""
+        """Copy the last recovery decision to the events if a kill prevented that."""
         decided = self.recovering.event
         made = [entry for entry in self.events.entries() if entry["event"] in DECISIONS]
         if decided is not None and made[-1:] != [decided]:
             self.events.append(decided)
 
     def _forget_try(self, step: int) -> None:
-        """Forget what a step left that is run again: a resumed run would not know of it either."""
+        """Discard probes and events of a failed attempt, as a resumed run would."""
         self.answers.rewind(lambda entry: entry.get("step", 0) <= step)
         kept = LASTING | {DIAGNOSIS}
         self.events.rewind(lambda entry: entry.get("step", 0) <= step or entry["event"] in kept)
 
     def go_back(self, step: int) -> LoopState:
-        """Load a checkpoint, or the one before where it is broken, and forget what came after."""
+        """Roll back to a checkpoint, or the one before if it is broken, and discard later data."""
         if self._writer is not None:
             self._writer.flush()
         state, problems = self._restore_sound(step)
@@ -187,28 +187,28 @@ class Run:
         return state
 
     def open_doctor(self, *, after: int) -> None:
-        """Begin to look for causes in the steps after this one, when run.json is there."""
+        """Start checking the steps after `after`; requires run.json."""
         self.doctor.open(after=after, saved=self._saved_doctor)
         self._open.callback(self.doctor.close)
 
     def _restore_sound(self, step: int) -> tuple[LoopState, list[str]]:
-        """Restore the newest checkpoint, not behind a step, that is whole and made of numbers."""
+        """Restore the newest checkpoint, at most of `step`, that is valid and finite."""
         problems: list[str] = []
         while True:
             found = checkpoint.newest_good(self.folder, at_most=step)
             problems += found.broken
             if found.checkpoint is None:
                 raise RunStoppedError(
-                    f"{self._shown_folder}: no checkpoint is good, so no way back."
+                    f"{self._shown_folder}: no valid checkpoint is left to roll back to."
                 )
             state = self.restore(found.checkpoint)
             if all(self.learner.sound().values()):
                 return state, problems
-            problems.append(f"{found.checkpoint.folder} holds values that are not numbers.")
+            problems.append(f"{found.checkpoint.folder} holds non-finite values.")
             step = state.step - 1
 
     def forget_after(self, step: int) -> None:
-        """Forget metrics, records and checkpoints of later steps; what was decided stays known."""
+        """Discard metrics, records and checkpoints of later steps; recovery decisions stay."""
         checkpoint.forget_after(self.folder, step)
         store.forget_after(self.folder, step)
         self.journal.rewind(lambda entry: step_of(entry, self.folder) <= step)
@@ -216,22 +216,22 @@ class Run:
         self.events.rewind(lambda entry: self._is_kept(entry, step))
 
     def _is_kept(self, entry: Mapping[str, Any], step: int) -> bool:
-        """Whether an event stays when the run goes back to a step."""
+        """Whether an event survives a rollback to a step."""
         if entry["event"] in LASTING or entry.get("step", 0) < step:
             return True
         saved = self._saved_doctor
         if entry["event"] == DIAGNOSIS and saved is not None:
-            # what was found in the checkpoint's own step is named after it was saved
+            # the diagnosis of the checkpoint's own step is reported after the save
             return entry.get("step", 0) == step and entry.get("cause") in saved.state["named"]
         return bool(entry.get("step", 0) <= step)
 
     def prompts(self, position: int) -> list[Prompt]:
-        """Return the batch of prompts at a place of the data."""
+        """Return a batch of prompts."""
         return self.data.at(position)
 
     def reward(self, rollouts: list[Rollout]) -> Scores:
-        """Return what the reward functions say, and the penalty for length if there is one."""
-        with self._rewarding:  # sampling that runs ahead asks for rewards in a thread of its own
+        """Return the rewards of completions, with the overlong penalty if it is enabled."""
+        with self._rewarding:  # the prefetch thread computes rewards too
             scores = self._scores(rollouts)
         buffer = self.recipe.learner.overlong_buffer
         if not buffer:
@@ -260,7 +260,7 @@ class Run:
         return with_rewards(record, scores, advantage=self.recipe.learner.advantage)
 
     def synced(self, answer: Mapping[str, Any], step: int) -> None:
-        """Name what a sync went wrong by, before anything is sampled or learnt from it."""
+        """Record the sync probe, and report a faulty sync before sampling or training on it."""
         self._sync = dict(answer)
         if not answer:
             return
@@ -268,7 +268,7 @@ class Run:
         self.doctor.hear_sync(answer, step, self.recipe.model.dtype)
 
     def ask(self, gathered: Gathered, record: StepRecord, kl_coef: float) -> None:
-        """Ask the live parts what the record does not tell, and write their answers down."""
+        """Run the active probes if they are due, and write their results to probes.jsonl."""
         self.asked = {"sampler_sync": self._sync} if self._sync else {}
         if not self.doctor.asks(record.step):
             return
@@ -279,9 +279,9 @@ class Run:
                 answers["regrade"] = asking.regrade(self.source.task, rollouts, record, self.reward)
         except LostError:
             raise
-        except Exception as error:  # to be asked must never be the end of a run
+        except Exception as error:  # a failing probe must never end a run
             what = f"{type(error).__name__}: {text_of(error)}"
-            self.event(record.step, "probe failed", f"A question could not be answered: {what}")
+            self.event(record.step, "probe failed", f"A probe failed: {what}")
             return
         self.asked |= answers
         for name, answer in answers.items():
@@ -295,9 +295,9 @@ class Run:
         return {"completions/parse_rate": sum(parsed) / len(parsed)}
 
     def keep(self, done: StepDone, state: LoopState) -> bool:
-        """Write down a step; return whether to go on."""
+        """Record a step; return whether to continue."""
         refuse_moved(self.folder, self._folder_identity)
-        asked = self.stopping.asked  # once: a signal from here on stops after the next step
+        asked = self.stopping.asked  # read once: a later signal stops after the next step
         metrics = self.metrics(done)
         self.journal.append({"step": done.step, **metrics})
         self._last_step, self._latest = done.step, (done.step, metrics)
@@ -328,14 +328,14 @@ class Run:
         return metrics_of(done, self._rewards, self.recipe.learner) | apart
 
     def _refuse_unsound(self, done: StepDone, metrics: Mapping[str, float]) -> None:
-        """Keep what is not a number out of checkpoints, whenever it came in."""
+        """Refuse to checkpoint non-finite weights or optimizer moments."""
         trouble = not_a_number(self.learner.sound(), damaged=True)
         if trouble is None:
             return
         if self.recovering.limits is None:
             raise RunStoppedError(
-                f"{self._shown_folder}: {trouble} at step {done.step}, and recovery is null. It "
-                "was not saved: go on from the newest checkpoint with --resume recovery={}."
+                f"{self._shown_folder}: {trouble} at step {done.step}, and recovery is null. The "
+                "step was not saved: continue from the newest checkpoint with --resume recovery={}."
             )
         raise InTroubleError(trouble, done.places, dict(metrics))
 
@@ -350,7 +350,7 @@ class Run:
                 tracker.completions(done.step, done.rollouts, done.record)
 
     def event(self, step: int, name: str, sentence: str, **facts: Any) -> None:
-        """Write down that something happened, and tell everybody in a sentence."""
+        """Record an event, and send its message to all trackers."""
         self.events.append({"step": step, "event": name, "says": sentence, **facts})
         self._tell_event(step, sentence)
 
@@ -359,8 +359,8 @@ class Run:
             tracker.event(step, sentence)
 
     def evaluate(self, step: int) -> dict[str, float]:
-        """Measure the policy on what is held out, and tell."""
-        self.learner.publish()  # where the weights are shards, the policy here is a copy of them
+        """Evaluate the policy on held-out rows, and log the metrics."""
+        self.learner.publish()  # with sharded weights, the policy here is a copy
         metrics = self._measured(step)
         if metrics:
             self.journal.append({"step": step, **metrics})
@@ -373,12 +373,12 @@ class Run:
         return metrics
 
     def _measured(self, step: int) -> dict[str, float]:
-        """Evaluate, twice if need be; a policy without numbers is the next step's to see."""
+        """Evaluate, with one retry; the next step's guard handles a non-finite policy."""
         for _ in range(2):
             try:
                 return self.source.evaluate(self.policy, self.recipe, self.evaluated)
             except LogitsError:
-                self.event(step, "evaluation failed", "logits: not a number, in an evaluation.")
+                self.event(step, "evaluation failed", "Non-finite logits in an evaluation.")
         return {}
 
     def _exam(self) -> Exam:
@@ -393,9 +393,9 @@ class Run:
             self.event(step, sign.name, sign.sentence, **sign.facts)
 
     def save(self, state: LoopState) -> Path:
-        """Write a checkpoint of everything that matters."""
+        """Write a checkpoint of the learner, the loop state and the doctor."""
         if self._writer is not None:
-            self._writer.flush()  # a resumed run does not make the records before it again
+            self._writer.flush()  # a resumed run does not write earlier records again
 
         def fill(folder: Path) -> dict[str, Any]:
             learner = self.learner.save(folder)
@@ -425,7 +425,7 @@ class Run:
         return metrics if latest == step else {}
 
     def restore(self, saved: checkpoint.Checkpoint) -> LoopState:
-        """Go back to a checkpoint, if it is of this run."""
+        """Restore a checkpoint of this run."""
         self._identity.refuse_other(saved)
         self.learner.load(saved.folder, saved.state["learner"])
         known = Saved.from_checkpoint(saved)

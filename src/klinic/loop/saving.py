@@ -1,4 +1,4 @@
-"""What a checkpoint of a run holds, and whose it is."""
+"""The contents of a checkpoint, and the identity of the run that it belongs to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,12 +14,12 @@ from klinic.maths.kl_coef import KLCoefState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a run began with: another reference, other weights or other rows are another run."""
+    """Digests of a run's reference, base weights and rows, which a checkpoint must match."""
 
     reference: Mapping[str, Any]
-    """Its kind, source and digest at the start."""
+    """Kind, source and digest at the start."""
     base: str | None
-    """Digest of the weights under an adapter, which checkpoints do not hold."""
+    """Digest of the base weights under an adapter, which checkpoints do not contain."""
     data: str
     """Digest of the training rows."""
 
@@ -33,24 +33,24 @@ class Identity:
             if found != expected:
                 raise CheckpointError(
                     f"{saved.folder}: the digest of the {what} was {str(found)[:12]} in this run, "
-                    f"and is now {str(expected)[:12]}. Going on would be another run: restore what "
-                    "it began with, or start anew in another output.dir."
+                    f"and is now {str(expected)[:12]}. The run cannot continue: restore the "
+                    "original, or start a new run in another output.dir."
                 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Saved:
-    """What is saved beside the learner."""
+    """The state of a run in a checkpoint, apart from the learner's."""
 
     state: LoopState
     evaluated: dict[str, float] | None
     """Held-out metrics before the first step."""
     signs: Signs
     doctor: dict[str, Any] | None = None
-    """The live doctor's examination and the schedule of its probes; None where there is none."""
+    """The live doctor's examination and probe schedule; None where there is no doctor."""
 
     def to_json(self, identity: Identity, learner: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """Return the state of a checkpoint."""
+        """Return the contents of state.json."""
         state = self.state
         return {
             "learner": learner,
@@ -68,7 +68,7 @@ class Saved:
 
     @classmethod
     def from_checkpoint(cls, saved: Checkpoint) -> "Saved":
-        """Read it again."""
+        """Return the state of a checkpoint."""
         kl, signs, history = (saved.state.get(name) for name in ("kl", "signs", "history"))
         return cls(
             state=LoopState(

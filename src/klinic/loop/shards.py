@@ -1,8 +1,8 @@
-"""A learner of several processes: who starts them, and what each of them builds.
+"""Starts the processes of a sharded learner and builds each rank.
 
-`klinic train` with `learner.shards` above 1 starts the others itself, on this machine, and they
-talk over the loopback interface alone. Under `torchrun` all are there already, on as many machines
-as it was told: the first leads, the others follow.
+`klinic train` with `learner.shards` above 1 starts the other ranks itself, on this machine, over
+the loopback interface alone. Under `torchrun` all ranks exist already, on one or more machines.
+Rank 0 broadcasts each learner call; the other ranks execute it.
 """
 
 import os
@@ -28,37 +28,37 @@ from klinic.orphans import PARENT
 from klinic.recipe.recipe import Recipe
 
 STORE = "KLINIC_STORE"
-"""A file over which processes that klinic started find one another."""
-PATIENCE = timedelta(days=7)  # a follower waits while the leader samples, however long that takes
-FAREWELL = 20  # seconds that a follower has to go when told to
+"""Environment variable with the rendezvous file of ranks that klinic started."""
+PATIENCE = timedelta(days=7)  # other ranks wait while rank 0 samples
+FAREWELL = 20  # seconds for a rank to exit after a shutdown
 START = "start"
 
 
 def follows() -> bool:
-    """Whether this process was started to follow another one."""
+    """Whether this process is a learner rank above 0."""
     return int(os.environ.get("RANK", "0")) > 0
 
 
 @runtime_checkable
 class Following(Protocol):
-    """Processes that share a learner with this one."""
+    """The other ranks of a learner."""
 
     def start(self, num: int) -> None:
-        """Start `num - 1` processes that wait for this one."""
+        """Start `num - 1` ranks that wait for this process."""
 
     def stop(self) -> None:
-        """Let them go home, and see that they do."""
+        """Wait for the other ranks to exit, then kill the rest."""
 
 
 @dataclass(slots=True)
 class Followers:
-    """The processes that were started here; none under `torchrun`."""
+    """The ranks started by this process; none under `torchrun`."""
 
     processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
     files: ExitStack = field(default_factory=ExitStack)
 
     def start(self, num: int) -> None:
-        """Start `num - 1` processes that wait for this one."""
+        """Start `num - 1` ranks that wait for this process."""
         folder = self.files.enter_context(tempfile.TemporaryDirectory(prefix="klinic-ranks-"))
         os.environ[STORE] = str(Path(folder) / "store")
         os.environ |= {"RANK": "0", "WORLD_SIZE": str(num)}
@@ -69,7 +69,7 @@ class Followers:
             self.processes.append(subprocess.Popen(command, env=env))  # noqa: S603
 
     def stop(self) -> None:
-        """Let them go home, and see that they do."""
+        """Wait for the other ranks to exit, then kill the rest."""
         for process in self.processes:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=FAREWELL)
@@ -82,14 +82,14 @@ class Followers:
 
 
 class LedLearner(Leader):
-    """A leader that sees its followers off."""
+    """The rank 0 learner, which shuts down the other ranks when closed."""
 
     def __init__(self, learner: FsdpLearner, followers: Following) -> None:
         super().__init__(learner, GroupWire())
         self._followers = followers
 
     def close(self) -> None:
-        """Send the others home; one that is gone already need not be told."""
+        """Shut down the other ranks; ignore ranks that already exited."""
         with suppress(RankLostError):
             super().close()
         _part(self._followers)
@@ -98,10 +98,10 @@ class LedLearner(Leader):
 def lead(
     recipe: Recipe, policy: Policy, where: str, followers: Following | None = None
 ) -> tuple[LedLearner, dict[str, Any]]:
-    """Return the learner of all processes, and which reference it starts with.
+    """Return the sharded learner, and the identity of its reference.
 
-    `policy` stays whole: it is what completions are sampled from. `followers` says who starts the
-    others; this process does, or `torchrun` has.
+    `policy` stays unsharded: completions are sampled from it. `processes` starts the other ranks;
+    by default this process does, unless `torchrun` has.
     """
     with ExitStack() as opened:
         followers = Followers() if followers is None else followers
@@ -113,19 +113,19 @@ def lead(
         how = {"recipe": recipe.plain(), "where": where}
         GroupWire().send(Call(name=START, arguments=how))
         learner, reference = _build(recipe, where, published=policy)
-        opened.pop_all()  # from here on they are the learner's to send home
+        opened.pop_all()  # from here on the learner shuts them down
     return LedLearner(learner, followers), reference
 
 
 def _part(followers: Following) -> None:
-    """Leave the group, and see the others off."""
+    """Leave the process group, and stop the other ranks."""
     if dist.is_initialized():
         dist.destroy_process_group()
     followers.stop()
 
 
 def follow_leader() -> None:
-    """Be one of the others until the leader says stop, or is gone."""
+    """Run a learner rank above 0 until rank 0 stops or dies."""
     settle_kernels()
     torch.use_deterministic_algorithms(mode=True)
     _join(threads=None)
@@ -138,7 +138,7 @@ def follow_leader() -> None:
         learner, _ = _build(recipe, told["where"], published=None)
         follow(learner, wire)
     except RankLostError:
-        return  # the leader has said why, or cannot any more
+        return  # rank 0 reports the reason, if it is alive
     dist.destroy_process_group()
 
 
@@ -146,13 +146,13 @@ def _refuse_other_number(recipe: Recipe) -> None:
     size, shards = int(os.environ["WORLD_SIZE"]), recipe.learner.shards
     if size != shards:
         raise ConfigError(
-            f"learner.shards is {shards}, and torchrun started {size} processes. Set "
+            f"learner.shards is {shards}, but torchrun started {size} processes. Set "
             f"learner.shards={size}, or --nproc-per-node {shards}."
         )
 
 
 def _join(threads: int | None) -> None:
-    """Meet the other processes."""
+    """Join the process group."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if threads is None:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", size))

@@ -1,4 +1,4 @@
-"""How much a step of a recipe is asked to do, at its largest."""
+"""Sizes of one step of a recipe, at its largest."""
 
 from klinic.learner.looks import share_of_looks
 from klinic.loop.assembly import learner_settings
@@ -10,7 +10,8 @@ from klinic.recipe.recipe import Recipe
 def step_sizes(recipe: Recipe, lengths: Lengths, *, tied: bool, trained: bool) -> StepSizes:
     """Return the sizes of a step after the first.
 
-    `tied` is whether it is compared with the reference, `trained` whether the loss has a KL term.
+    `uses_reference` is whether the reference is scored, `has_kl_term` whether the loss has a KL
+    term.
     """
     objective, settings = learner_settings(recipe)
     vocabulary = trained and objective.needs_vocabulary

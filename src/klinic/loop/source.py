@@ -1,4 +1,4 @@
-"""What a recipe trains on: rows, rewards, and how progress is measured."""
+"""The training data of a recipe: rows, rewards, and held-out evaluation."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,14 +25,14 @@ from klinic.tasks import catalogue
 from klinic.tasks.base import Task, choose
 
 FROM_PYTHON = "train_dataset"
-"""What `data.path` says where rows were handed over as objects."""
+"""The value of `data.path` for rows that were passed as Python objects."""
 
 KEPT = "eval/retention_reward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Given:
-    """What Python code hands over instead of naming it in the recipe."""
+    """Rows and reward functions passed from Python instead of named in the recipe."""
 
     reward_functions: Sequence[Callable[..., Any]] = ()
     rows: Iterable[Row] | None = None
@@ -40,7 +40,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """Rows to train on, rewards, and rows held out."""
+    """Training rows, rewards, and held-out rows."""
 
     task: Task | None
     skill: str | None
@@ -48,19 +48,19 @@ class Source:
     rewards: Sequence[Reward]
     held_out: HeldOut | None
     kept: HeldOut | None
-    """Something else, which training should not spoil."""
+    """Rows of other abilities, which training should not degrade."""
     reply: Reply | None
 
     @property
     def every_reward(self) -> list[Reward]:
-        """Rewards of training, of what is held out and of what is kept."""
+        """Rewards of training, evaluation and retention."""
         others = [part.rewards for part in (self.held_out, self.kept) if part is not None]
         return [*self.rewards, *(reward for rewards in others for reward in rewards)]
 
     def evaluate(
         self, policy: Policy, recipe: Recipe, before: Mapping[str, float] | None
     ) -> dict[str, float]:
-        """Return the held-out metrics; empty where nothing is held out."""
+        """Return the held-out metrics; empty if nothing is held out."""
         longest = recipe.sampling.max_new_tokens
         if self.task is not None and self.skill is not None:
             num = recipe.loop.eval_prompts
@@ -91,7 +91,7 @@ class Source:
 
 
 def find_source(recipe: Recipe, given: Given) -> Source:
-    """Return what the recipe names, with what Python code handed over in its place."""
+    """Return the recipe's data and rewards, replaced by those passed from Python."""
     check_complete(recipe, has_reward_functions=bool(given.reward_functions))
     task = None if recipe.data.task is None else catalogue.find(recipe.data.task)
     skill = None
@@ -115,7 +115,7 @@ def _rows(recipe: Recipe, given: Given, task: Task | None, skill: str | None) ->
         return from_python(given.rows, FROM_PYTHON)
     if task is not None and skill is not None:
         return task.train_rows(skill)
-    assert recipe.data.path is not None  # noqa: S101 - the recipe has one of the two
+    assert recipe.data.path is not None  # noqa: S101 - a recipe has a task or a path
     return read_rows(recipe.data.path, map_with=recipe.data.map)
 
 
@@ -137,7 +137,7 @@ def _kept(recipe: Recipe) -> HeldOut | None:
 
 
 def _no_name(name: str) -> RewardFunction:
-    """Refuse the name of a task's reward; a recipe without a task that has one is refused."""
+    """Unreachable: recipe validation refuses a task reward without a task."""
     raise AssertionError(name)
 
 
@@ -147,7 +147,7 @@ def _reply(recipe: Recipe) -> Reply | None:
 
 
 def find_rewards(recipe: Recipe, given: Given, task: Task | None) -> list[Reward]:
-    """Return the rewards of training: given ones, those that the recipe names, or the task's."""
+    """Return the training rewards: from Python, from the recipe, or the task's default."""
     rewards = [
         Reward(name=getattr(function, "__name__", type(function).__name__), function=function)
         for function in given.reward_functions

@@ -1,4 +1,4 @@
-"""What the loop remembers from step to step, and what one step leaves."""
+"""The state of the loop between steps, and the result of one step."""
 
 from dataclasses import dataclass, field, replace
 
@@ -10,37 +10,37 @@ from klinic.maths.kl_coef import KLCoefState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopState:
-    """What the loop remembers from step to step; with the learner's weights it is everything."""
+    """The state of the loop between steps; with the learner's state it is complete."""
 
     step: int = 0
-    """Steps done."""
+    """Completed steps."""
     position: int = 0
-    """Batches of prompts taken from the data; more than steps where some were sampled again."""
+    """Batches of prompts taken from the data; more than steps where batches were resampled."""
     kl: KLCoefState | None = None
     history: History = field(default_factory=History)
     rewards: tuple[float | None, ...] = ()
-    """Mean rewards of the last steps, where the reference is reset on a plateau of them."""
+    """Mean rewards of the last steps, if the reference is reset on a plateau."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StepDone:
-    """One step, after its updates."""
+    """The result of one step."""
 
     step: int
     record: StepRecord
-    """Of the first update: before it, policy and old policy are one."""
+    """Of the first update, before which policy and old policy are equal."""
     last_record: StepRecord
     kl_coef: float
     rollouts: list[Rollout] = field(default_factory=list)
     places: tuple[int, ...] = ()
-    """Where in the data its prompts stand."""
+    """Indices of the batches that its prompts come from."""
     metrics: dict[str, float] = field(default_factory=dict)
     discarded: int = 0
-    """Updates that were not made, since loss or gradient was not a number."""
+    """Updates discarded because loss or gradient was not finite."""
     updates_left: int = 0
-    """Updates that were not made, since the policy had gone far enough."""
+    """Updates skipped because the policy reached its KL limit."""
     seconds: dict[str, float] = field(default_factory=dict)
 
     def note(self, **facts: Fact) -> None:
-        """Add facts to its record."""
+        """Add facts to the record."""
         self.record = replace(self.record, facts={**self.record.facts, **facts})

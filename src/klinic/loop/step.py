@@ -1,4 +1,4 @@
-"""One step: sample, score, prepare, commit. Everything else is somewhere else."""
+"""One training step: collect rollouts, score, prepare and commit updates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from klinic.sampler.protocol import Loaded
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scales:
-    """What the two terms of the loss are multiplied by."""
+    """Factors of the two terms of the loss."""
 
     kl_coef: float
     reward: float
@@ -33,13 +33,13 @@ class Scales:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """Completions with their rewards, and the weights they were drawn from."""
+    """Rollouts with rewards, and the weights they were sampled from."""
 
     weights: Weights
     loaded: Loaded
     gathered: Gathered
     behind: int | None = None
-    """Updates of the learner that those weights had not seen; None where they see all."""
+    """Staleness in updates; None for synchronous sampling."""
 
 
 Collect = Callable[[Parts, LoopState, Watch, Clock], Collected]
@@ -48,7 +48,7 @@ Collect = Callable[[Parts, LoopState, Watch, Clock], Collected]
 def one_step(
     parts: Parts, state: LoopState, kl: KLSection | None, collect: Collect | None = None
 ) -> tuple[StepDone, LoopState]:
-    """Make one step; nothing of it is kept yet. `collect` says where completions come from."""
+    """Run one step without recording it; `collect` overrides how rollouts are collected."""
     step, clock = state.step + 1, Clock()
     watch = parts.watch(state)
     collected = (collect or sampled_now)(parts, state, watch, clock)
@@ -97,7 +97,7 @@ def one_step(
 
 
 def sampled_now(parts: Parts, state: LoopState, watch: Watch, clock: Clock) -> Collected:
-    """Let the sampler take over the newest weights, hear how far it is from the policy, sample."""
+    """Sync the newest weights to the sampler, probe the sync, and collect rollouts."""
     with clock.over("sample"):
         watch.held(parts.learner.sound())
         weights = parts.learner.publish()
@@ -122,7 +122,7 @@ def _gathered(parts: Parts, state: LoopState, watch: Watch, clock: Clock) -> Gat
 
 
 def too_far(learner: Learner, scored: Any, kl: KLSection | None, watch: Watch) -> list[int]:
-    """Return the rows to leave out: those whose summed KL to the reference is above its limit."""
+    """Return the rows whose summed KL to the reference exceeds `kl.rollout_limit`."""
     limit = None if kl is None else kl.rollout_limit
     apart = None if limit is None else learner.sequence_kl(scored)
     if limit is None or apart is None:
@@ -142,7 +142,7 @@ def learn(
     scales: Scales,
     only_look: bool,
 ) -> StepDone:
-    """Make the updates of one batch, as many as its limit allows, or none."""
+    """Make the updates of one batch, up to the KL limit, or none in a dry run."""
     how = {"kl_coef": scales.kl_coef, "reward_scale": scales.reward}
     done = StepDone(step=record.step, record=record, last_record=record, kl_coef=scales.kl_coef)
     if parts.reward_warmup_steps:
@@ -171,19 +171,19 @@ def learn(
 
 
 def kl_coef(kl: KLSection | None, state: LoopState) -> float:
-    """Return the coefficient of the next step."""
+    """Return the KL coefficient of the next step."""
     if kl is None or state.kl is None:
         return 0.0
     return linear_warmup(state.kl.coef, step=state.step, warmup_steps=kl.warmup_steps)
 
 
 def reward_scale(parts: Parts, state: LoopState) -> float:
-    """Return what the policy term of the next step is multiplied by; the KL term is not."""
+    """Return the factor of the policy term in the next step; the KL term has none."""
     return linear_warmup(1.0, step=state.step, warmup_steps=parts.reward_warmup_steps)
 
 
 def due(kl: KLSection | None, state: LoopState) -> bool:
-    """Whether the next step needs the reference: for the loss, or because it is time to look."""
+    """Whether the next step needs the reference: for the loss or for monitoring."""
     if kl is None or state.kl is None:
         return False
     if state.kl.coef > 0 or kl.controller != "fixed" or kl.rollout_limit is not None:
@@ -194,7 +194,7 @@ def due(kl: KLSection | None, state: LoopState) -> bool:
 def steered(
     parts: Parts, kl: KLSection | None, state: LoopState, done: StepDone
 ) -> KLCoefState | None:
-    """Return the controller's state after a step; say so where it can do no more."""
+    """Return the controller state after a step; record an event if it saturates."""
     measured = mean_k1(done.record)
     after = adapted(kl, state.kl, measured, done_steps=state.step)
     if measured is not None and (stay := held(kl, state.kl, after, measured)):

@@ -1,4 +1,4 @@
-"""The numbers that are told of a step: of its record, its rewards, its updates and its time."""
+"""Metrics of one step: record, rewards, updates and timing."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,8 +30,8 @@ def metrics_of(
 
 
 def with_facts(done: StepDone, metrics: Mapping[str, float]) -> StepRecord:
-    """Return the record of a step with what is known of its updates."""
-    # all of the last update, as the metrics are
+    """Return the record of a step with the facts of its updates."""
+    # all from the last update, like the metrics
     names = ("loss", "grad_norm", "learning_rate", "update_norm", "unchanged_share")
     known = {name: metrics[name] for name in names if name in metrics}
     return replace(done.record, facts={**done.record.facts, **known})

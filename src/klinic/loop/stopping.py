@@ -1,7 +1,7 @@
-"""Leave cleanly when asked to: SIGTERM and Ctrl-C finish the step, save, and go.
+"""Graceful stop: SIGTERM or Ctrl-C finishes the step, saves and exits.
 
-A second one does not wait. One to a whole process group is no second one when it comes twice, by
-itself and from the process that supervises this one.
+A second signal exits at once. A signal to the process group arrives twice, directly and from the
+supervisor; within `DUPLICATE_WINDOW` seconds it counts once.
 """
 
 import signal
@@ -12,17 +12,17 @@ from typing import Any
 from klinic.evidence.run_facts import STOPPED
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
-ECHO = 0.5  # seconds within which the same signal is the same request
+ECHO = 0.5  # seconds within which a repeated signal is a duplicate
 
 
 def stop_event(step: int, number: int) -> dict[str, Any]:
-    """Return what is written down of a run that was asked to stop."""
-    says = f"Stopped by {signal.Signals(number).name} and saved. Go on with --resume."
+    """Return the event of a run stopped by a signal."""
+    says = f"Stopped by {signal.Signals(number).name} and saved. Continue with --resume."
     return {"step": step, "event": STOPPED, "signal": number, "says": says}
 
 
 class Stopping:
-    """Whether somebody asked the run to stop."""
+    """Signal handler that records a stop request."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -31,13 +31,13 @@ class Stopping:
 
     @property
     def asked(self) -> bool:
-        """True from the first signal on."""
+        """Whether a stop signal was received."""
         return self.signal is not None
 
     def __enter__(self) -> "Stopping":
         try:
             self._before = {number: signal.signal(number, self._on) for number in SIGNALS}
-        except ValueError:  # not the main thread: whoever is there handles signals
+        except ValueError:  # not in the main thread, which owns the signal handlers
             self._before = {}
         return self
 

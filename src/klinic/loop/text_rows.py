@@ -1,7 +1,7 @@
 """Reads rows from text files: JSON lines, a JSON list, CSV.
 
-A line ends at LF, CR LF or CR and nowhere else: U+2028, U+0085, a form feed and their like are
-characters of a value. Text is UTF-8, with or without a byte order mark.
+Only LF, CR LF and CR end a line: U+2028, U+0085, form feeds and the like are characters of a value.
+Text is UTF-8, with or without a byte order mark.
 """
 
 import codecs
@@ -18,13 +18,13 @@ from typing import Any, TextIO
 
 from klinic.errors import DataError, first_line
 
-LONGEST = 1 << 26  # characters of a line: a hole in a file is endless zeros
+LONGEST = 1 << 26  # characters of a line: a sparse file may read as endless zeros
 CHUNK = 1 << 20
 OTHER_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)
 
 
 def read_json_lines(file: Path) -> Iterator[tuple[int, Any]]:
-    """Yield one row a line, with the number of the line; blank lines are left out."""
+    """Yield one row per line with its line number; blank lines are skipped."""
     for number, line in enumerate(_lines(file, newline=None), 1):
         if not line.isspace():
             yield number, _parse_json(line, file, number)
@@ -35,8 +35,8 @@ def read_json_list(file: Path) -> Iterator[tuple[int, Any]]:
     chunks: list[str] = []
     with _open_text(file, newline="") as stream:
         for chunk in iter(partial(stream.read, CHUNK), ""):
-            if "\0" in chunk:  # and a hole in a file is endless zeros
-                _refuse_nul(chunk, f"{file}, behind {len(chunks)} MB")
+            if "\0" in chunk:  # a sparse file may read as endless zeros
+                _refuse_nul(chunk, f"{file}, after {len(chunks)} MB")
             chunks.append(chunk)
     text = "".join(chunks)
     rows = _parse_json(text, file)
@@ -47,7 +47,7 @@ def read_json_list(file: Path) -> Iterator[tuple[int, Any]]:
 
 
 def read_csv(file: Path) -> Iterator[tuple[int, Any]]:
-    """Yield the rows below the header, each with as many fields as the header has."""
+    """Yield the rows below the header; each must have as many fields as the header."""
     reader = csv.reader(_lines(file, newline=""), strict=True)
     try:
         with _long_fields():
@@ -65,7 +65,7 @@ def read_csv(file: Path) -> Iterator[tuple[int, Any]]:
 
 @contextmanager
 def _open_text(file: Path, newline: str | None) -> Iterator[TextIO]:
-    """Open a file as UTF-8; a byte order mark of UTF-8 is skipped, any other is refused."""
+    """Open a file as UTF-8; skip a UTF-8 byte order mark, refuse any other."""
     with file.open("rb", buffering=CHUNK) as raw:
         begins = raw.read(4)
         if begins.startswith(OTHER_MARKS):
@@ -88,8 +88,8 @@ def _lines(file: Path, newline: str | None) -> Iterator[str]:
                 _refuse_nul(line, f"{file}, line {number}")
             if len(line) == LONGEST:
                 raise DataError(
-                    f"{file} has a line longer than {LONGEST:,} characters, so it is no file of "
-                    f"rows. It begins with {line[:40]!r}. Check that it is the file you mean."
+                    f"{file} has a line longer than {LONGEST:,} characters, so it is not a file of "
+                    f"rows. It begins with {line[:40]!r}. Check the path."
                 )
             yield line
 
@@ -102,7 +102,7 @@ def _refuse_nul(text: str, where: str) -> None:
 
 
 def _not_utf8(file: Path) -> str:
-    """Return where a file stops being UTF-8."""
+    """Return the position of the first invalid UTF-8 byte."""
     with file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             try:
@@ -117,7 +117,7 @@ def _not_utf8(file: Path) -> str:
 
 @contextmanager
 def _long_fields() -> Iterator[None]:
-    """Let a CSV field be as long as a line; the library's limit is 131,072 characters."""
+    """Raise the CSV field limit from 131,072 characters to that of a line."""
     before = csv.field_size_limit(LONGEST)
     try:
         yield
@@ -141,20 +141,20 @@ def _ragged(fields: list[str], header: list[str]) -> str:
             f"header has {len(header)}. Write every field, an empty one where there is no value."
         )
     return (
-        f"has {len(fields)} fields and the header {len(header)}, so what follows the column "
-        f"{header[-1]!r} has no name. Put fields with commas in quotes."
+        f"has {len(fields)} fields and the header {len(header)}, so the fields after the column "
+        f"{header[-1]!r} have no name. Put fields with commas in quotes."
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Fault:
-    """Stands in for a value of a JSON text that cannot be read."""
+    """Placeholder for a JSON value that cannot be read."""
 
     reason: str
 
 
 class _TwiceError(ValueError):
-    """An object names a key twice."""
+    """A JSON object has a duplicate key."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -180,7 +180,7 @@ def _why_not_json(text: str, error: Exception) -> str:
         return f" is not JSON: {error}. Write one object a row."
     if isinstance(error, RecursionError):
         return " is not JSON of rows: it is nested too deep."
-    try:  # a key twice, or a number beyond what Python reads; behind it may be worse
+    try:  # a duplicate key or a huge integer; a worse error may follow it
         marked = json.loads(text, object_pairs_hook=_marked_object, parse_int=_marked_int)
     except (ValueError, RecursionError) as worse:
         return f" is not JSON: {first_line(worse)}. Write one object a row."
@@ -188,7 +188,7 @@ def _why_not_json(text: str, error: Exception) -> str:
 
 
 def _find_fault(value: Any) -> str:
-    """Return the row, the column and the reason of a value that `_DECODER` refuses."""
+    """Return row, column and reason of a value that `_DECODER` refuses."""
     rows = enumerate(value, 1) if isinstance(value, list) else [(None, value)]
     for number, row in rows:
         columns = row.items() if isinstance(row, dict) else [(None, row)]
@@ -224,5 +224,5 @@ def _marked_int(digits: str) -> Any:
 def _marked_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     row: dict[str, Any] = {}
     for name, value in pairs:
-        row[name] = _Fault(f"the key {name!r} is there twice. Keep one") if name in row else value
+        row[name] = _Fault(f"the key {name!r} occurs twice. Keep one") if name in row else value
     return row

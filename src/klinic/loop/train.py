@@ -1,4 +1,4 @@
-"""From a recipe to a trained model: assemble the parts, start or go on, and say what came out."""
+"""From a recipe to a trained model: assembles a run, starts or resumes it, returns its result."""
 
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -47,12 +47,12 @@ if TYPE_CHECKING:
     from klinic.loop.clustered import Clustered
 
 Start = Literal["new", "resume", "over"]
-"""In a new folder, where a run was stopped, or in the folder of a run that is moved aside."""
+"""In a new folder, from the newest checkpoint, or in the folder of a run that is moved aside."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a run came to."""
+    """The result of a run."""
 
     folder: Path
     step: int
@@ -60,11 +60,11 @@ class Result:
     """Held-out metrics before the first step."""
     after: dict[str, float]
     signal: int | None
-    """The signal that stopped it early, if one did."""
+    """The signal that stopped the run early, if any."""
 
     @property
     def model(self) -> Path:
-        """The trained model, for `from_pretrained`."""
+        """Folder of the trained model, for `from_pretrained`."""
         return self.folder / checkpoint.FOLDER / checkpoint.name_of(self.step) / MODEL
 
 
@@ -77,9 +77,9 @@ def train(
     console: Console,
     view: Tracker | None = None,
 ) -> Result:
-    """Train as the recipe says, or go on with the run that it describes.
+    """Train a recipe, or resume its run.
 
-    `view` is told of the steps in place of the console.
+    `view` replaces the console as a tracker.
     """
     refuse_missing(recipe.output)
     settle(recipe)
@@ -87,7 +87,7 @@ def train(
         refuse_other_schema(open_folder(recipe, name, resume=True))
     source = find_source(recipe, given)
     if start == "over" and (aside := move_aside(recipe, name)) is not None:
-        say(console, f"The run that was there is now {aside}.")
+        say(console, f"The previous run was moved to {aside}.")
     shown = open_folder(recipe, name, resume=start == "resume")
     folder = shown.absolute()  # a reward may change the working directory
     with locked(folder):
@@ -106,12 +106,12 @@ def _train_in(
     console: Console,
     view: Tracker | None,
 ) -> Result:
-    """Train in a folder that nobody else writes to; `found` is what to go on from."""
+    """Train in a locked folder; `search` holds the checkpoint to resume from."""
     say(console, f"Sizes: {recipe.sizes()}")
     if recipe.kl is not None:
         sentence = ESTIMATORS[recipe.kl.estimator].sentence
         say(console, f"KL {recipe.kl.estimator}: {sentence}")
-    # first: from here on, a killed run can be resumed, and whoever looks knows how far it is to go
+    # first: makes a killed run resumable, and gives `klinic watch` the number of steps
     write_recipe(folder, recipe)
     run = assemble(recipe, folder, source, console, view)
     with run:
@@ -123,12 +123,12 @@ def _train_in(
         if run.evaluated is None:
             run.evaluated = run.evaluate(0)
             if recipe.recovery is not None:
-                run.save(state)  # so that there is always somewhere to go back to
+                run.save(state)  # a rollback always has a target
         if state.step >= recipe.loop.max_steps:
-            say(console, "Nothing left to do. Raise loop.max_steps to go on.")
+            say(console, "The run is complete. Raise loop.max_steps to continue.")
         state = _trained(run, state)
-        run.doctor.hear(state.step)  # a run that was killed behind its last save has yet to
-    if run.stopping.signal is not None:  # last, so that whoever looks knows that nobody was killed
+        run.doctor.hear(state.step)  # a run killed after its last save has not reported it
+    if run.stopping.signal is not None:  # last: marks a clean stop
         run.events.append(stop_event(state.step, run.stopping.signal))
     return Result(
         folder=folder,
@@ -140,7 +140,7 @@ def _train_in(
 
 
 def _trained(run: Run, state: LoopState) -> LoopState:
-    """Train to the end; sampling runs ahead where the recipe allows it."""
+    """Train to the end, with prefetched rollouts where the recipe allows staleness."""
     kl, most = run.recipe.kl, run.recipe.max_staleness
     if run.cluster is None or not most:
         return run_loop(run, state, kl)
@@ -148,14 +148,14 @@ def _trained(run: Run, state: LoopState) -> LoopState:
 
 
 def say(console: Console, text: str) -> None:
-    """Print a line as it is: names of files and models are not markup, and are not broken."""
+    """Print a line without markup, highlighting or wrapping."""
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def settle(recipe: Recipe) -> None:
-    """Make this process compute the same bits for the same numbers."""
+    """Make computations in this process deterministic."""
     settle_kernels()
-    # threads that wait for one another cost the tiny model more than they bring
+    # thread synchronization costs the tiny model more than it gains
     threads = 1 if recipe.threads is None and recipe.model.name in BUILT_IN else recipe.threads
     if threads is not None:
         torch.set_num_threads(threads)
@@ -165,8 +165,8 @@ def settle(recipe: Recipe) -> None:
 def assemble(
     recipe: Recipe, folder: Path, source: Source, console: Console, view: Tracker | None = None
 ) -> Run:
-    """Return the parts of a run."""
-    # first: a tracker that cannot work says so before a model loads
+    """Return the assembled run."""
+    # first: a tracker that cannot work fails before a model loads
     trackers = chosen(recipe, folder, console, view)
     policy, where = start_policy(recipe, as_named(folder, recipe), source, console)
     data = Prompts(
@@ -188,7 +188,7 @@ def assemble(
             sampler = make_sampler(recipe, policy, folder / ENGINE_LOG)
         else:
             sampler = cluster.sampler(policy, where)
-        opened.pop_all()  # from here on they are the run's to close
+        opened.pop_all()  # from here on the run closes them
     return Run(
         cluster=cluster,
         recipe=recipe,
@@ -205,7 +205,7 @@ def assemble(
 
 
 def _cluster(recipe: Recipe, folder: Path, console: Console) -> "Clustered | None":
-    """Start the processes of a cluster, if there is to be one."""
+    """Start the Ray workers of a run, if the recipe has a cluster."""
     if recipe.cluster is None:
         return None
     from klinic.loop.clustered import Clustered
@@ -217,7 +217,7 @@ def _cluster(recipe: Recipe, folder: Path, console: Console) -> "Clustered | Non
 def _learner(
     recipe: Recipe, policy: Policy, where: str, cluster: "Clustered | None"
 ) -> tuple[Learner, dict[str, Any]]:
-    """Return the learner, of this process or of several, and which reference it starts with."""
+    """Return the learner, single-process or sharded, and the identity of its reference."""
     if recipe.learner.shards > 1:
         from klinic.loop.shards import STORE, lead
 
@@ -228,7 +228,7 @@ def _learner(
 
 
 def begin(run: Run) -> LoopState:
-    """Write what a new run begins with."""
+    """Write run.json and the token texts of a new run; return its initial state."""
     write_run_facts(run.folder, run_facts(run.recipe, run.policy, run.reference))
     write_tokens(run.folder, _token_texts(run.policy))
     run.signs = Signs()
@@ -245,7 +245,7 @@ def _last_evaluation(folder: Path) -> dict[str, float]:
     last: dict[str, float] = {}
     for entry in Journal(folder / METRICS).entries():
         if any(name.startswith("eval/") for name in entry):
-            # what was not a number is null in a journal
+            # non-finite values are null in a journal
             known = {name: value for name, value in entry.items() if value is not None}
             last = {name: value for name, value in known.items() if name.startswith("eval/")}
     return last

@@ -1,8 +1,7 @@
-"""Supervised training before GRPO: the policy learns the format, and its result is the reference.
+"""Supervised training before GRPO: teaches the policy the format; its result is the reference.
 
 The result depends on the model, the examples and the settings, not on the run's seed: runs that
-differ in seed or KL start from the same point, as they would from a published checkpoint. It is
-kept in a cache and made once.
+differ in seed or KL start from the same point, as from a published checkpoint. It is cached.
 """
 
 import hashlib
@@ -34,10 +33,10 @@ from klinic.tasks import catalogue
 from klinic.tasks.base import Task
 
 SEED = 0
-PARTS = 2  # of a batch, by length
-WARMUP = 0.02  # share of the steps in which the learning rate rises
-RECIPE_OF_CACHE = 1  # raise it when this file computes something else
-TOLD_BY = 64  # first examples of a task by which its data are known again
+PARTS = 2  # micro-batches of a batch, by length
+WARMUP = 0.02  # fraction of the steps with a rising learning rate
+RECIPE_OF_CACHE = 1  # increment when the result of this file changes
+TOLD_BY = 64  # first examples of a task that enter the cache key
 CACHE, COMPLETE = "warm_start", "complete.json"
 
 Progress = Callable[[int, int, float], None]
@@ -53,12 +52,12 @@ class Example:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cached:
-    """A result that is kept, with the digests of its files."""
+    """A cached model with the digests of its files."""
 
     folder: Path
 
     def is_whole(self) -> bool:
-        """Whether every file is there and as it was written."""
+        """Whether every file exists and matches its digest."""
         try:
             digests = json.loads((self.folder / COMPLETE).read_text())
             return all(sha256_of(self.folder / name) == d for name, d in digests.items())
@@ -66,7 +65,7 @@ class Cached:
             return False
 
     def copy_to(self, folder: Path) -> None:
-        """Copy the files, and hold the copy against the digests."""
+        """Copy the files, and verify the digests of the copy."""
         shutil.copytree(self.folder, folder)
         if not Cached(folder=folder).is_whole():
             raise CheckpointError(
@@ -75,15 +74,15 @@ class Cached:
 
 
 def is_made(policy: Policy, recipe: Recipe) -> bool:
-    """Whether the result of a warm start that begins with this policy is in the cache."""
-    assert recipe.warm_start is not None  # noqa: S101 - the caller asked
+    """Whether the warm start of this policy is in the cache."""
+    assert recipe.warm_start is not None  # noqa: S101 - checked by the caller
     rows = None if recipe.warm_start.path is None else _rows(recipe.warm_start.path)
     return Cached(folder=cache_folder(CACHE) / _key(recipe, policy, rows)).is_whole()
 
 
 def warm_start(policy: Policy, recipe: Recipe, task: Task | None, progress: Progress) -> Cached:
-    """Train the policy on examples, or take the result from the cache; return where it is."""
-    assert recipe.warm_start is not None  # noqa: S101 - the caller asked
+    """Train the policy on examples, or take the result from the cache; return its folder."""
+    assert recipe.warm_start is not None  # noqa: S101 - checked by the caller
     rows = None if recipe.warm_start.path is None else _rows(recipe.warm_start.path)
     cached = Cached(folder=cache_folder(CACHE) / _key(recipe, policy, rows))
     if not cached.is_whole():
@@ -114,9 +113,9 @@ def _train(policy: Policy, recipe: Recipe, examples: Iterator[Example], progress
 
 
 def _backward(policy: Policy, batch: list[Example]) -> float:
-    """Add the gradient of the mean loss of a completion token; return that loss."""
+    """Accumulate the gradient of the mean completion-token loss; return that loss."""
     num_tokens = sum(len(example.completion) for example in batch)
-    # short rows with short ones: padding them to the longest is a third of the work
+    # sorted by length: padding to the longest is a third of the work
     batch = sorted(batch, key=lambda example: len(example.prompt) + len(example.completion))
     total = 0.0
     size = -(-len(batch) // PARTS)
@@ -141,7 +140,7 @@ def _keep(policy: Policy, cached: Cached) -> None:
     save_model(draft, policy)
     digests = {path.name: sha256_of(path) for path in sorted(draft.iterdir())}
     write_atomically(draft / COMPLETE, json_bytes(digests))
-    if cached.is_whole():  # another process was first, with the same result
+    if cached.is_whole():  # another process stored the same result first
         shutil.rmtree(draft)
         return
     shutil.rmtree(cached.folder, ignore_errors=True)
@@ -151,7 +150,7 @@ def _keep(policy: Policy, cached: Cached) -> None:
 def _refuse_broken(policy: Policy) -> None:
     if not all(bool(torch.isfinite(p).all()) for p in policy.lm.parameters()):
         raise PolicyError(
-            "the warm start ended in weights that are not numbers. Lower warm_start.learning_rate."
+            "the warm start ended with non-finite weights. Lower warm_start.learning_rate."
         )
 
 
@@ -182,7 +181,7 @@ def _endless(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
 
 
 def _first_examples(recipe: Recipe) -> list[Mapping[str, Any]]:
-    """Return what a task's examples begin with: another engine plays other games of chess."""
+    """Return the first examples of a task; those of chess depend on the engine."""
     assert recipe.data.task is not None  # noqa: S101 - as below
     return list(islice(_task_rows(catalogue.find(recipe.data.task)), TOLD_BY))
 
@@ -193,7 +192,7 @@ def _task_rows(task: Task | None) -> Iterator[Mapping[str, Any]]:
 
 
 def _key(recipe: Recipe, policy: Policy, rows: Sequence[Mapping[str, Any]] | None) -> str:
-    """Return a name for the result: equal for equal inputs, different for different ones."""
+    """Return the cache key: equal for equal inputs, different for different ones."""
     what = {
         "format": RECIPE_OF_CACHE,
         "torch": torch.__version__.partition("+")[0],

@@ -1,4 +1,4 @@
-"""Looking for trouble while a step is made; whoever finds some leaves the step by an exception."""
+"""Checks a step for anomalies while it runs, and aborts it with `StepAnomaly`."""
 
 from collections.abc import Mapping
 
@@ -25,7 +25,7 @@ from klinic.rewards.scores import mean
 
 
 class InTroubleError(Exception):
-    """A step cannot be gone on with; somebody decides what happens instead."""
+    """Raised when a step must be abandoned; `Run.recover` picks the action."""
 
     def __init__(
         self, trouble: Trouble, places: tuple[int, ...], metrics: dict[str, float]
@@ -33,13 +33,13 @@ class InTroubleError(Exception):
         super().__init__(str(trouble))
         self.trouble = trouble
         self.places = places
-        """Of the data: which batches the step was about."""
+        """Indices of the batches of the step."""
         self.metrics = metrics
-        """What was known of the step."""
+        """Metrics of the step so far."""
 
 
 class Watch:
-    """One step's lookout. Without limits nobody can act on trouble, so nothing is raised."""
+    """Anomaly checks of one step. Without limits recovery is disabled and nothing is raised."""
 
     def __init__(
         self, limits: Limits | None, history: History, *, known: tuple[str, ...], place: int
@@ -48,26 +48,26 @@ class Watch:
         self._known = known
         self.history = history
         self.drawn: list[int] = []
-        """Places of the data whose batches were taken."""
+        """Indices of the batches taken so far."""
         self._expected = place
         self.metrics: dict[str, float] = {}
         self._committed = 0
 
     @property
     def places(self) -> tuple[int, ...]:
-        """Places that the step is about: those it took batches from, or would."""
+        """Indices of the batches of the step: those taken, or the one expected next."""
         return tuple(self.drawn) or (self._expected,)
 
     def held(self, finite: Mapping[str, bool]) -> None:
-        """Look at what outlives a step: weights and the optimiser's moments."""
+        """Check weights and optimizer moments before the step."""
         self._raise(not_a_number(finite, damaged=True))
 
     def logits(self) -> None:
-        """Hear from the sampler that logits are not numbers."""
+        """Report non-finite logits in the sampler."""
         self._raise(not_a_number({"logits": False}))
 
     def judged(self, gathered: Gathered, record: StepRecord) -> None:
-        """Look at rewards and advantages."""
+        """Check rewards and advantages."""
         reward, advantage = record.reward, record.advantage
         sites = {"reward": not gathered.scores.num_nonfinite}
         if reward is not None and advantage is not None:
@@ -76,11 +76,11 @@ class Watch:
         self._raise(not_a_number(sites))
 
     def all_too_far(self, sequence_kl: float, limit: float) -> None:
-        """Hear that no completion of a step is near enough to the reference to be trained on."""
+        """Report that every completion exceeds the KL limit, so none can be trained on."""
         self._raise(Trouble(kind="sequence KL", measured=sequence_kl, limit=limit, damaged=True))
 
     def prepared(self, prepared: Prepared, step: int) -> None:
-        """Look at a gradient before it is used."""
+        """Check a gradient before it is applied."""
         self.metrics |= prepared.metrics
         damaged = self._committed > 0
         self._raise(not_a_number(prepared.finite_at, damaged=damaged))
@@ -88,7 +88,7 @@ class Watch:
             return
         grad_norm = prepared.metrics.get("grad_norm", 0.0)
         self._raise(of_gradient(self._limits, self.history, grad_norm, damaged=damaged))
-        if damaged:  # the rest is about the batch, and was looked at before its first update
+        if damaged:  # the checks of the batch ran before its first update
             return
         reward = self.metrics.get("reward")
         self._raise(of_batch(self._limits, self.history, reward))
@@ -99,11 +99,11 @@ class Watch:
         self.history = with_grad_norm(self.history, grad_norm)
 
     def committed(self) -> None:
-        """Note that an update was made: from now on dropping the step is not enough."""
+        """Count an applied update: from now on recovery must roll back."""
         self._committed += 1
 
     def moved(self, finite: Mapping[str, bool], update_kl: float | None) -> None:
-        """Look at the weights after the updates of a batch."""
+        """Check weights and KL after the updates of a batch."""
         self._raise(not_a_number(finite, damaged=True))
         if self._limits is not None:
             self._raise(of_update(self._limits, update_kl))

@@ -1,17 +1,18 @@
-"""The formulas, each written once, for NumPy arrays and torch tensors alike.
+"""Formulas of the GRPO loss and its KL term, for NumPy arrays and torch tensors.
 
-    kl.py             how far apart two policies are: values, from samples or exactly
-    kl_gradient.py    the KL term of the loss: what each estimator differentiates
-    kl_estimators.py  their names, and the gradient each name promises
-    kl_inputs.py      what such a term may see
-    kl_coef.py        rules that move the coefficient of that term
+    kl.py             values of the KL between two policies, from samples or exact
+    kl_gradient.py    KL terms of the loss, one per estimator
+    kl_estimators.py  estimator names, each with its expected gradient
+    kl_inputs.py      tensors that a KL term reads
+    kl_coef.py        rules that adapt the KL coefficient
     ratio.py          importance ratios, clipping, truncated weights, effective sample size
-    advantage.py      rewards of a group turned into advantages
-    surrogate.py      the policy term of the loss
-    masked.py         reductions over flat tokens
-    score.py          the one way to put a coefficient on the gradient of a log-prob
-    arrays.py         the operations NumPy and torch spell differently
+    advantage.py      advantages from the rewards of a group
+    surrogate.py      policy terms of the loss
+    masked.py         masked reductions over flat tokens
+    score.py          score-function term: a coefficient on the gradient of a log-prob
+    arrays.py         operations that NumPy and torch spell differently
+    entropy.py        entropy of a policy
 
-Tokens of all rows lie end to end: `N` tokens, `B` rows, and row b owns the tokens
+The tokens of all rows are concatenated: `N` tokens, `B` rows, and row b owns the tokens
 `row_offsets[b]` to `row_offsets[b + 1]`. Position t holds the log-prob of token t. KL is in nats.
 """

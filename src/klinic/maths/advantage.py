@@ -1,18 +1,18 @@
-"""Rewards of the completions of a prompt, turned into advantages.
+"""Advantages from the rewards of a group of completions.
 
 Write r_i for the rewards of a group of n completions of one prompt, m for their mean and s for
 their standard deviation (divided by n).
 
-    name            advantage                 what a KL coefficient then means
+    name            advantage                 effective KL coefficient
     none            r_i                       as written
     group_mean      r_i - m                   times n / (n - 1): the policy term is (1 - 1/n) small
     leave_one_out   r_i - mean of the others  as written
     group_std       (r_i - m) / max(s, floor) times s of the group, and again n / (n - 1)
     batch           (r_i - M) / max(S, floor) times S of the step: one number for all groups
 
-The KL term is added after this, never to the rewards before it: division by s would multiply the
-coefficient by 1 / s, and in a group of equal rewards s is made of the KL alone: at a coefficient of
-0.001 and KLs that differ by 2 nats that is a factor of 500.
+The KL term enters the loss after this step, never the rewards before it: division by s would
+multiply the coefficient by 1 / s, and in a group of equal rewards s consists of the KL alone: at a
+coefficient of 0.001 and KLs that differ by 2 nats that is a factor of 500.
 
 Sources: group_std, DeepSeekMath (2024), eq. 3; group_mean, Dr. GRPO (2025); leave_one_out, W. Kool
 et al., "Buy 4 REINFORCE Samples, Get a Baseline for Free!" (2019); batch, J. Hu et al.,
@@ -26,14 +26,14 @@ from jaxtyping import Float, Int
 from klinic.errors import ConfigError
 from klinic.maths.arrays import dense, segment_count, segment_max, segment_sum
 
-STD_FLOOR = 1e-4  # the constant which GRPO trainers add; as a floor it leaves larger s alone
+STD_FLOOR = 1e-4  # the epsilon of GRPO trainers; as a floor it does not change a larger s
 
 Rewards = Float[Any, "B"]
 Groups = Int[Any, "B"]
 
 
 def none(reward: Rewards, group: Groups) -> Rewards:  # noqa: ARG001 - one signature for all
-    """Return the rewards as they are.
+    """Return the rewards unchanged.
 
     Formula: r_i.
     Symbols: r_i, the reward of completion i.
@@ -59,7 +59,7 @@ def group_mean(reward: Rewards, group: Groups) -> Rewards:
     >>> group_mean(np.array([1.0, 0.0, 5.0]), np.array([0, 0, 1]))
     array([ 0.5, -0.5,  0. ])
     """
-    # measured from the group's largest, so that equal rewards give 0 exactly, not rounding noise
+    # subtract the group's maximum first: equal rewards then give exactly 0, not rounding noise
     _refuse_half(reward)
     group = dense(group)
     below = reward - segment_max(reward, group, len(group))[group]
@@ -71,7 +71,7 @@ def leave_one_out(reward: Rewards, group: Groups) -> Rewards:
 
     Formula: r_i - sum over j != i of r_j / (n - 1).
     Symbols: n, the size of the group.
-    Assumes: members of a group share a prompt. A group of one has nothing to compare: advantage 0.
+    Assumes: members of a group share a prompt. A group of one has advantage 0.
     Source: Kool et al. (2019).
 
     >>> import numpy as np
@@ -87,8 +87,8 @@ def group_std(reward: Rewards, group: Groups, *, floor: float = STD_FLOOR) -> Re
 
     Formula: (r_i - m) / max(s, floor).
     Symbols: m, s, mean and standard deviation of the group, both divided by n.
-    Assumes: members of a group share a prompt. |advantage| never passes sqrt(n - 1). A group of
-    equal rewards has advantage 0, whatever the floor.
+    Assumes: members of a group share a prompt. |advantage| is at most sqrt(n - 1). A group of
+    equal rewards has advantage 0 for every floor.
     Source: DeepSeekMath (2024), eq. 3.
 
     >>> import numpy as np
@@ -104,7 +104,7 @@ def batch(reward: Rewards, group: Groups, *, floor: float = STD_FLOOR) -> Reward
 
     Formula: (r_i - M) / max(S, floor).
     Symbols: M, S, mean and standard deviation over all completions of the step.
-    Assumes: prompts of similar difficulty; otherwise easy prompts look good and hard ones bad.
+    Assumes: prompts of similar difficulty; otherwise the advantage ranks prompts, not completions.
     Source: REINFORCE++ (2025).
 
     >>> import numpy as np
@@ -131,8 +131,8 @@ def _group_mean(values: Any, group: Any) -> Any:
 def _refuse_half(reward: Any) -> None:
     if "float16" in str(reward.dtype):
         raise ConfigError(
-            f"rewards are {reward.dtype}: sums over a group stop growing at 256 or 2048 there. "
-            "Give them as float32."
+            f"rewards are {reward.dtype}: sums over a group stop growing at 256 (bfloat16) or 2048 "
+            "(float16). Convert them to float32."
         )
 
 
@@ -140,6 +140,6 @@ def _square(floor: float) -> float:
     if not floor > 0:
         raise ConfigError(
             f"the floor of the standard deviation is {floor}: a group of equal rewards would "
-            f"divide by zero. Use a positive one ({STD_FLOOR} is the default)."
+            f"divide by zero. Use a positive floor ({STD_FLOOR} is the default)."
         )
     return floor**2

@@ -1,7 +1,7 @@
-"""The few array operations that NumPy and torch spell differently.
+"""Array operations that NumPy and torch spell differently.
 
-Every formula asks `namespace(x)` for `exp`, `where` and the like, so that one source serves both
-libraries and nothing here imports torch. What both libraries spell alike is not in this file.
+Formulas take `exp`, `where` and the like from `array_namespace(x)`, so one source serves both
+libraries and this package does not import torch.
 """
 
 import sys
@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from klinic.errors import ShapeError
 
 RowOffsets = Int[Any, "offsets"]
-"""Where each row starts, and the end: one more than there are rows, so B + 1."""
+"""Start of each row, then the total number of tokens: B + 1 entries."""
 
 
 def namespace(x: Any) -> Any:
@@ -25,14 +25,14 @@ def namespace(x: Any) -> Any:
     name = type(x).__module__.partition(".")[0]
     if name not in {"numpy", "torch"}:
         raise TypeError(
-            f"expected a NumPy array or a torch tensor, found {type(x).__name__}: the formulas "
+            f"expected a NumPy array or a torch tensor, got {type(x).__name__}: the formulas "
             "compute in the library of their input. Convert it with np.asarray or torch.as_tensor."
         )
     return sys.modules[name]
 
 
 def stop_gradient(x: Any) -> Any:
-    """Return `x` as a constant: nothing flows back through it. NumPy has nothing to stop.
+    """Return `x` detached from autograd; a NumPy array is returned unchanged.
 
     >>> stop_gradient(np.array([1.5]))
     array([1.5])
@@ -43,7 +43,7 @@ def stop_gradient(x: Any) -> Any:
 def segment_sum(
     values: Float[Any, "K"], segment: Int[Any, "K"], num_segments: int
 ) -> Float[Any, "S"]:
-    """Sum the values that share a segment number. Segments without a value get 0.
+    """Return the sum of the values of each segment. Segments without a value get 0.
 
     >>> segment_sum(np.array([1.0, 2.0, 4.0]), np.array([0, 2, 0]), 3)
     array([5., 0., 2.])
@@ -57,7 +57,7 @@ def segment_sum(
 
 
 def segment_count(segment: Int[Any, "K"], num_segments: int) -> Int[Any, "S"]:
-    """Count the entries of each segment, in whole numbers, which half precision could not.
+    """Return the number of entries of each segment, as integers: half precision cannot count.
 
     >>> segment_count(np.array([0, 2, 0]), 3)
     array([2, 0, 1])
@@ -66,7 +66,7 @@ def segment_count(segment: Int[Any, "K"], num_segments: int) -> Int[Any, "S"]:
 
 
 def dense(group: Int[Any, "B"]) -> Int[Any, "B"]:
-    """Return the groups numbered 0, 1, 2, ...: prompt ids may be large, sparse or negative.
+    """Renumber the ids as 0, 1, 2, ...: prompt ids may be large, sparse or negative.
 
     >>> dense(np.array([700, -1, 700]))
     array([1, 0, 1])
@@ -101,7 +101,7 @@ def logsumexp(x: Float[Any, "*shape V"]) -> Float[Any, "*shape"]:
 
 
 def largest(x: Float[Any, "*shape V"], k: int) -> Int[Any, "*shape K"]:
-    """Return the indices of the `k` largest entries of the last axis, in no order.
+    """Return the indices of the `k` largest entries of the last axis, unordered.
 
     >>> sorted(largest(np.array([0.1, 0.7, 0.2]), 2).tolist())
     [1, 2]
@@ -112,7 +112,7 @@ def largest(x: Float[Any, "*shape V"], k: int) -> Int[Any, "*shape K"]:
 
 
 def take_last(x: Float[Any, "*shape V"], index: Int[Any, "*shape K"]) -> Float[Any, "*shape K"]:
-    """Pick entries of the last axis by index.
+    """Return the entries of the last axis at the indices.
 
     >>> take_last(np.array([[1.0, 2.0, 3.0]]), np.array([[2, 0]]))
     array([[3., 1.]])
@@ -122,7 +122,7 @@ def take_last(x: Float[Any, "*shape V"], index: Int[Any, "*shape K"]) -> Float[A
 
 
 def fill_last(x: Float[Any, "*shape V"], index: Int[Any, "*shape K"], value: float) -> Any:
-    """Return a copy of `x` with `value` at the given entries of the last axis.
+    """Return a copy of `x` with `value` at the indices of the last axis.
 
     >>> fill_last(np.array([[1.0, 2.0, 3.0]]), np.array([[1]]), 0.0)
     array([[1., 0., 3.]])
@@ -135,22 +135,22 @@ def fill_last(x: Float[Any, "*shape V"], index: Int[Any, "*shape K"], value: flo
 
 
 def row_of_token(row_offsets: RowOffsets) -> Int[Any, "N"]:
-    """Return for every token the number of the row that owns it. Rows may be empty.
+    """Return the row number of every token. Rows may be empty.
 
     >>> row_of_token(np.array([0, 2, 2, 3]))
     array([0, 0, 2])
     """
     xp = namespace(row_offsets)
     tokens = xp.arange(int(row_offsets[-1]), device=row_offsets.device)
-    # searchsorted, because repeat and repeat_interleave do not agree on names or arguments
+    # searchsorted: repeat and repeat_interleave differ in names and arguments
     return xp.searchsorted(row_offsets[1:], tokens, side="right")
 
 
 def sum_to_go(values: Float[Any, "N"], row_offsets: RowOffsets) -> Float[Any, "N"]:
-    """Return for every token the sum of its value and all later ones of its row.
+    """Return for every token the sum of its value and all later values of its row.
 
-    Sums of 1, 2, 4, ... neighbours of the same row are joined, so there is no loop over rows, and
-    neither rounding nor a NaN is carried from row to row as a running sum over all tokens would.
+    Adds sums of 1, 2, 4, ... neighbours of the same row: no loop over rows, and, unlike a running
+    sum over all tokens, no rounding error or NaN crosses from row to row.
 
     >>> sum_to_go(np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 3, 4]))
     array([7., 6., 4., 8.])
@@ -166,53 +166,53 @@ def sum_to_go(values: Float[Any, "N"], row_offsets: RowOffsets) -> Float[Any, "N
 
 
 def sum_after(values: Float[Any, "N"], row_offsets: RowOffsets) -> Float[Any, "N"]:
-    """Return for every token the sum of all later values of its row, its own left out.
+    """Return for every token the sum of all later values of its row, excluding its own.
 
     >>> sum_after(np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 3, 4]))
     array([6., 4., 0., 0.])
     """
     xp, row = namespace(values), row_of_token(row_offsets)
     following = xp.where(row[:-1] == row[1:], values[1:], 0.0)
-    # shifted before it is summed: subtracting a large own value would lose the small later ones
+    # shift before the sum: subtracting a large own value would cancel small later ones
     return sum_to_go(xp.concatenate([following, xp.zeros_like(values[-1:])]), row_offsets)
 
 
 def check_one_per_row(row_offsets: Any, **arrays_of_rows: Any) -> None:
-    """Refuse arrays that do not have one entry for each row which `row_offsets` describes.
+    """Raise ShapeError for an array without exactly one entry per row of `row_offsets`.
 
     >>> check_one_per_row(np.array([0, 2]), group=np.zeros(3))
     Traceback (most recent call last):
         ...
     klinic.errors.ShapeError: `group` has 3 entries, but `row_offsets` describes 1 rows. Give one \
-entry a completion.
+entry per completion.
     """
     num_rows = len(row_offsets) - 1
     for name, array in arrays_of_rows.items():
         if tuple(array.shape) != (num_rows,):
             raise ShapeError(
                 f"`{name}` has {'x'.join(map(str, array.shape))} entries, but `row_offsets` "
-                f"describes {num_rows} rows. Give one entry a completion."
+                f"describes {num_rows} rows. Give one entry per completion."
             )
 
 
 def check_rows(row_offsets: Any, **arrays_of_tokens: Any) -> None:
-    """Refuse token arrays that do not lie over the rows which `row_offsets` describes.
+    """Raise ShapeError for invalid `row_offsets` or a token array of another length.
 
     >>> check_rows(np.array([0, 2]), logp=np.zeros(3))
     Traceback (most recent call last):
         ...
-    klinic.errors.ShapeError: `logp` has 3 tokens, but `row_offsets` ends at 2. Give every token \
-array over the same rows, end to end.
+    klinic.errors.ShapeError: `logp` has 3 tokens, but `row_offsets` ends at 2. Concatenate the \
+same rows in every token array.
     """
     num_tokens = int(row_offsets[-1])
     if int(row_offsets[0]) != 0 or bool((row_offsets[1:] < row_offsets[:-1]).any()):
         raise ShapeError(
-            "`row_offsets` must start at 0 and never fall: row b owns the tokens "
+            "`row_offsets` must start at 0 and never decrease: row b owns the tokens "
             "row_offsets[b] to row_offsets[b + 1]."
         )
     for name, array in arrays_of_tokens.items():
         if array is not None and tuple(array.shape) != (num_tokens,):
             raise ShapeError(
                 f"`{name}` has {'x'.join(map(str, array.shape))} tokens, but `row_offsets` ends at "
-                f"{num_tokens}. Give every token array over the same rows, end to end."
+                f"{num_tokens}. Concatenate the same rows in every token array."
             )

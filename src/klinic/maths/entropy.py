@@ -1,4 +1,4 @@
-"""How undecided a policy is."""
+"""Entropy of a policy."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from jaxtyping import Float
 
 from klinic.maths.arrays import namespace
 
-FAR = -1e4  # its exponential is 0 in every precision
+FAR = -1e4  # exp of it is 0 in every precision
 
 
 def entropy(logp: Float[Any, "*shape V"]) -> Float[Any, "*shape"]:
@@ -22,5 +22,5 @@ def entropy(logp: Float[Any, "*shape V"]) -> Float[Any, "*shape"]:
     array([1.0397])
     """
     xp = namespace(logp)
-    # where p is 0, any number will do for its logarithm, but not -inf
+    # where p is 0 the log-prob must be finite: 0 * -inf is NaN
     return -xp.linalg.vecdot(xp.exp(logp), xp.clip(logp, FAR, None))

@@ -1,4 +1,4 @@
-"""How far apart two policies are: values of KL(p || q), from samples of p or exactly.
+"""Values of KL(p || q) between two policies, from samples of p or exact.
 
 Write d = log q(x) - log p(x) for a token x that was sampled from p. Then
 
@@ -13,9 +13,9 @@ and over whole rows of log-probs, without sampling,
     exact     sum_x p (log p - log q)                           yes, up to rounding
     topk      exact, over the k likeliest tokens of p and one bucket for the rest; never above exact
 
-These are values. What happens when one of them is differentiated as a loss is another question,
-answered in `kl_gradient.py`. Arguments are keyword-only, so a direction is visible at the call:
-for tokens sampled from the policy, KL(policy || reference) is `logp_p=logp, logp_q=logp_ref`.
+These are values; `kl_gradient.py` lists the gradient each has when used as a loss. Arguments are
+keyword-only, so that the direction is visible at the call: for tokens sampled from the policy,
+KL(policy || reference) is `logp_p=logp, logp_q=logp_ref`.
 
 Sources: k1, k2, k3: J. Schulman, "Approximating KL Divergence" (2020),
 http://joschu.net/blog/kl-approx.html; exact: A. Amini et al., "Better Estimation of the KL
@@ -71,7 +71,7 @@ def k3(*, logp_p: LogProbs, logp_q: LogProbs) -> LogProbs:
     Formula: exp(d) - 1 - d with d = log q(x) - log p(x).
     Symbols: logp_p, logp_q, the log-probs of one sampled token under p and q.
     Assumes: tokens sampled from p. Its variance contains chi-square(q || p): low near p = q, and
-    without bound where q likes tokens that p has given up.
+    unbounded where q favours tokens to which p gives almost no probability.
     Source: Schulman (2020), k3.
 
     >>> import numpy as np
@@ -88,7 +88,7 @@ def absolute(*, logp_p: LogProbs, logp_q: LogProbs) -> LogProbs:
     Formula: |log p(x) - log q(x)|.
     Symbols: logp_p, logp_q, the log-probs of one sampled token under p and q.
     Assumes: tokens sampled from p.
-    Source: the `abs` option of PPO trainers; kept for reading their runs.
+    Source: the `abs` option of PPO trainers; included to reproduce their metrics.
 
     >>> import numpy as np
     >>> absolute(logp_p=np.log([0.5]), logp_q=np.log([0.25])).round(4)
@@ -102,8 +102,8 @@ def exact(*, logp_p: LogProbRows, logp_q: LogProbRows) -> LogProbs:
 
     Formula: sum_x p(x) (log p(x) - log q(x)).
     Symbols: logp_p, logp_q, normalised log-probs of every outcome; -inf where p(x) = 0.
-    Assumes: rows are normalised. Where p(x) is 0, or too small for the precision, the outcome adds
-    nothing, whatever q says; where only q(x) = 0 the KL is infinite, and so is the result.
+    Assumes: rows are normalised. Where p(x) is 0, or underflows, the outcome adds 0 for every q;
+    where only q(x) = 0 the KL is infinite, and so is the result.
     Source: Amini et al. (2025), the Rao-Blackwell estimator.
 
     >>> import numpy as np
@@ -118,12 +118,12 @@ def exact(*, logp_p: LogProbRows, logp_q: LogProbRows) -> LogProbs:
 
 
 def coarse(*, logp: LogProbRows, token_ids: Int[Any, "*shape K"]) -> Float[Any, "*shape K+1"]:
-    """Return the log-probs of K outcomes and, last, of "any other".
+    """Return the log-probs of K outcomes and, last, of the remaining ones together.
 
     Formula: (log p(a_1), ..., log p(a_K), log sum_{x not in a} p(x)).
     Symbols: logp, normalised log-probs of every outcome; token_ids, the K distinct outcomes a.
-    Assumes: token_ids are distinct. The rest is summed, not taken as 1 minus the others, which
-    would lose it to rounding when it is small.
+    Assumes: token_ids are distinct. The rest is a sum, not 1 minus the K outcomes: that would
+    cancel when the rest is small.
     Source: Cover and Thomas, theorem 2.7.1: grouping outcomes never raises a KL.
 
     >>> import numpy as np
@@ -132,7 +132,7 @@ def coarse(*, logp: LogProbRows, token_ids: Int[Any, "*shape K"]) -> Float[Any, 
     """
     xp = namespace(logp)
     others = fill_last(logp, token_ids, -math.inf)
-    empty = (others == -math.inf).all(-1)  # logsumexp of nothing has a NaN for a gradient
+    empty = (others == -math.inf).all(-1)  # the gradient of logsumexp is NaN there
     rest = logsumexp(xp.where(empty[..., None], 0.0, others))
     rest = xp.where(empty, -math.inf, rest)
     return xp.concatenate([take_last(logp, token_ids), rest[..., None]], -1)
@@ -142,7 +142,7 @@ def topk(*, logp_p: LogProbRows, logp_q: LogProbRows, k: int) -> LogProbs:
     """Return the KL over the k likeliest outcomes of p and one bucket for the rest.
 
     Formula: exact KL between coarse(p) and coarse(q), outcomes a = the k largest p(x).
-    Symbols: logp_p, logp_q, normalised log-probs of every outcome; k, how many stay apart.
+    Symbols: logp_p, logp_q, normalised log-probs of every outcome; k, outcomes outside the bucket.
     Assumes: 1 <= k < number of outcomes. A lower bound of the exact KL, with value and gradient 0
     at p = q. Dropping the rest instead of bucketing it has neither property.
     Source: Cover and Thomas, theorem 2.7.1.
@@ -153,8 +153,8 @@ def topk(*, logp_p: LogProbRows, logp_q: LogProbRows, k: int) -> LogProbs:
     """
     if not 1 <= k < logp_p.shape[-1]:
         raise ConfigError(
-            f"k is {k} of {logp_p.shape[-1]} outcomes: at least one must stay apart and at least "
-            "one must be left for the rest bucket. Use the exact KL to keep them all."
+            f"k is {k} of {logp_p.shape[-1]} outcomes: at least one must be outside and at least "
+            "one inside the rest bucket. Use the exact KL to keep all outcomes."
         )
     likeliest = largest(logp_p, k)
     coarse_q = coarse(logp=logp_q, token_ids=likeliest)
@@ -164,13 +164,13 @@ def topk(*, logp_p: LogProbRows, logp_q: LogProbRows, k: int) -> LogProbs:
 def bucketed(
     *, logp_p: LogProbRows, token_ids: Int[Any, "*shape K"], coarse_q: Float[Any, "*shape K+1"]
 ) -> LogProbs:
-    """Return the KL over K outcomes and one bucket for the rest, to a q that was kept so.
+    """Return the KL over K outcomes and one bucket for the rest, for a q stored in that form.
 
     Formula: exact KL between coarse(p) and coarse(q), for any outcomes a.
-    Symbols: logp_p, normalised log-probs of every outcome; coarse_q, what `coarse` made of q;
+    Symbols: logp_p, normalised log-probs of every outcome; coarse_q, `coarse_logp` of q;
     token_ids, the outcomes a.
     Assumes: token_ids are distinct, and those of coarse_q. A lower bound of the exact KL, with
-    value and gradient 0 at p = q, whichever outcomes they are; the likelier under p, the tighter.
+    value and gradient 0 at p = q for any outcomes; the likelier they are under p, the tighter.
     Source: Cover and Thomas, theorem 2.7.1.
 
     >>> import numpy as np

@@ -1,4 +1,4 @@
-"""Rules that move the coefficient of the KL term, as pure functions of a small state.
+"""Rules that adapt the coefficient of the KL term, as pure functions of a small state.
 
     name         rule                                                         source
     fixed        coef stays                                                   -
@@ -9,19 +9,18 @@
     log_pi       ln coef + ki g e + kp (e - e_prev), with                     PI control, log space
                  e = clip(ln(m / target), +-1), m the smoothed KL, g below
 
-The measured KL is the mean of k1 at `logp_old`, in nats per token. It integrates what the policy
-does, so a rule that multiplies at every step is an integrator on an integrator: it swings. Change
-little per step, or add the proportional part that `log_pi` has.
+The measured KL is the mean of k1 at `logp_old`, in nats per token. The KL integrates the policy's
+updates, so a rule that multiplies at every step is an integrator on an integrator: it oscillates.
+Change little per step, or add the proportional part of `log_pi`.
 
-How much a coefficient does depends on where it is: far below its place it does next to nothing,
-there it halves the KL when it doubles. Gains that are quiet there are slow on the way. So `log_pi`
-has g = 1, and more, up to 3, the longer the KL stays above the target: evidently the coefficient
-does little. Only above: a tie that is too strong costs time, one that is too weak the policy. That
-the gain grows with time and not with the error is what keeps it from swinging.
+The effect of a coefficient depends on its size: far below its equilibrium it does almost nothing,
+near it a doubling halves the KL. Gains that are stable near the equilibrium are slow on the way.
+So `log_pi` has g = 1, rising to 3 the longer the KL stays above the target. The gain rises only
+above: too strong a penalty costs time, too weak a one costs the policy. It grows with time and not
+with the error, which prevents oscillation.
 
-One NaN changes nothing: a measurement that is not finite leaves the state as it was. Every rule is
-held between `low` and `high`, and says when it is held there. The state is plain numbers and
-survives JSON exactly.
+A non-finite measurement leaves the state unchanged. Every rule is clamped to [`low`, `high`], and
+the state records which bound applies. The state round-trips through JSON exactly.
 """
 
 import math
@@ -31,15 +30,15 @@ from typing import Any, Literal
 
 from klinic.errors import ConfigError
 
-BAND = 0.5  # the band is the target plus and minus this share of it
+BAND = 0.5  # the band is the target plus and minus this fraction of it
 BAND_UP, BAND_DOWN = 1.5, 0.75
 ZIEGLER_CLIP = 0.2  # Ziegler et al. (2019), section 2.2
 SMOOTHING = 0.9  # of the KL, in log_pi: about ten steps, shorter than the policy's own response
-STAYS_ABOVE = 0.15  # as an error of log_pi: the noise of a KL of 50% a step, smoothed
-GAIN_STEPS, MOST_GAIN = 5, 3.0  # g grows by 1 in so many steps; at most 9% a step
-FORGETTING = 0.8  # of the steps above, with each that is not: a dip is not the end of a stay
+STAYS_ABOVE = 0.15  # error of log_pi beyond which the KL counts as above: 50% noise, smoothed
+GAIN_STEPS, MOST_GAIN = 5, 3.0  # steps for g to grow by 1, and its maximum: 9% per step
+FORGETTING = 0.8  # decay of `num_above` per step that is not above: one dip does not reset it
 
-LOWEST = 1e-5  # no tie to speak of, and a rule that multiplies can still come back from it
+LOWEST = 1e-5  # almost no penalty, yet a multiplicative rule can still grow from it
 LARGEST_LOG = 700.0  # exp of more overflows a double
 
 Rule = Literal["fixed", "band", "ziegler", "dual_ascent", "log_pi"]
@@ -47,7 +46,7 @@ Rule = Literal["fixed", "band", "ziegler", "dual_ascent", "log_pi"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLCoefRule:
-    """How the coefficient moves, and within which bounds."""
+    """Settings of an adaptation rule: which one, its target, bounds and gains."""
 
     rule: Rule = "fixed"
     target: float = 0.05
@@ -55,13 +54,13 @@ class KLCoefRule:
     low: float = LOWEST
     high: float = 100.0
     every: int = 20
-    """Steps between two changes of `band`; at every step it oscillates."""
+    """Steps between two changes of `band`; with 1 it oscillates."""
     rate: float = 0.05
-    """Largest share by which `ziegler` moves in a step, divided by its clip of 0.2."""
+    """Largest relative change of `ziegler` per step, divided by its clip of 0.2."""
     step: float = 0.1
     """Step size of `dual_ascent`, in coefficient per nat per token."""
     integral: float = 0.03
-    """Of `log_pi`, for an error that is small or new: 3% a step at most."""
+    """Integral gain of `log_pi` at g = 1: at most 3% per step."""
     proportional: float = 0.4
 
     def __post_init__(self) -> None:
@@ -71,11 +70,11 @@ class KLCoefRule:
     def _check_rule(self) -> None:
         if self.rule not in RULES:
             known = ", ".join(RULES)
-            raise ConfigError(f"the rule {self.rule!r} is not known. Use one of {known}.")
+            raise ConfigError(f"unknown KL coefficient rule {self.rule!r}. Use one of {known}.")
         if self.rule in {"log_pi", "band", "ziegler"} and not self.low > 0:
             raise ConfigError(
-                f"{self.rule} multiplies the coefficient: at 0 it would stay there for ever. Its "
-                "lower bound must be above 0 (1e-5 is the default)."
+                f"{self.rule} multiplies the coefficient: from 0 it could never grow. Its lower "
+                "bound must be above 0 (1e-5 is the default)."
             )
 
     def _check_numbers(self) -> None:
@@ -86,58 +85,58 @@ class KLCoefRule:
             )
         if not 0 <= self.low <= self.high < math.inf:
             raise ConfigError(
-                f"the coefficient is to stay between {self.low} and {self.high}: the lower bound "
-                "must not be negative nor above the upper one, which must be finite."
+                f"the bounds of the coefficient are {self.low} and {self.high}: the lower bound "
+                "must not be negative or above the upper one, which must be finite."
             )
         if self.every < 1:
             raise ConfigError(f"the band rule acts every {self.every} steps: use 1 or more.")
         for name in ("rate", "step", "integral", "proportional"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(
-                    f"{name} is {getattr(self, name)}: a negative one moves the coefficient away "
-                    "from its target. Use 0 or more."
+                    f"{name} is {getattr(self, name)}: a negative value moves the KL away from its "
+                    "target. Use 0 or more."
                 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLCoefState:
-    """What a rule remembers from step to step."""
+    """The coefficient, and the state of its rule between steps."""
 
     coef: float
     num_updates: int = 0
-    """Finite measurements seen."""
+    """Number of finite measurements."""
     smoothed_kl: float | None = None
     error: float | None = None
     num_above: float = 0.0
-    """Measurements for which `log_pi` saw the KL stay above; a fifth is lost when it is not."""
+    """Decayed count of measurements above the target, for `log_pi`; other steps take off 20%."""
     saturated: Literal["low", "high"] | None = None
-    """At which bound the coefficient is held, if at one."""
+    """The bound that the coefficient is clamped to, if any."""
     num_held: int = 0
-    """Measurements in a row that left it at that bound."""
+    """Consecutive measurements at that bound."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.coef < math.inf:
             raise ConfigError(
-                f"the KL coefficient is {self.coef}: a negative one rewards leaving the reference. "
-                "Use 0 or more (0.01 is usual)."
+                f"the KL coefficient is {self.coef}: a negative one rewards distance from the "
+                "reference. Use 0 or more (0.01 is usual)."
             )
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values."""
+        """Return the state as JSON values."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "KLCoefState":
-        """Return the state that `to_json` wrote, bit for bit."""
+        """Return the state from the values of `to_json`, bit for bit."""
         return cls(**values)
 
 
 def linear_warmup(coef: float, *, step: int, warmup_steps: int) -> float:
-    """Return the coefficient to use at a step while it rises from 0.
+    """Return the coefficient at a step of a linear warm-up from 0.
 
     Formula: coef * min(1, step / warmup_steps).
     Symbols: step, counted from 0; warmup_steps, 0 for no warm-up.
-    Assumes: the rule below moves `coef` itself; the warm-up only scales what is used.
+    Assumes: the rule adapts `coef` itself; the warm-up only scales the value used in the loss.
     Source: the usual linear warm-up.
 
     >>> [linear_warmup(0.01, step=s, warmup_steps=4) for s in (0, 2, 4, 9)]
@@ -149,9 +148,9 @@ def linear_warmup(coef: float, *, step: int, warmup_steps: int) -> float:
 def update(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
     """Return the state after one measured KL.
 
-    Formula: the row of this module's table that `rule.rule` names, held within [low, high].
+    Formula: the row of this module's table that `rule.rule` names, clamped to [low, high].
     Symbols: kl, the mean of k1 at `logp_old` over the step's trained tokens, in nats per token.
-    Assumes: one call a step. A KL that is not finite changes nothing.
+    Assumes: one call per step. A non-finite KL changes nothing.
     Source: this module's table.
 
     >>> rule = KLCoefRule(rule="band", target=0.05, every=1)
@@ -198,7 +197,7 @@ def _dual_ascent(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState
 def _log_pi(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
     before = kl if state.smoothed_kl is None else state.smoothed_kl
     smoothed = SMOOTHING * before + (1 - SMOOTHING) * kl
-    # k1 can average below zero by chance; that is "far too low", not a logarithm to take
+    # the mean of k1 can be negative by chance: treat it as far below the target
     error = -1.0 if smoothed <= 0 else min(max(math.log(smoothed / rule.target), -1.0), 1.0)
     change = 0.0 if state.error is None else error - state.error
     num_above = state.num_above + 1 if error > STAYS_ABOVE else FORGETTING * state.num_above

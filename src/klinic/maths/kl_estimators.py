@@ -1,8 +1,8 @@
-"""The names a recipe may give its KL term, and what each name promises.
+"""KL estimators by recipe name, each with its expected gradient.
 
-One key picks an entry of `ESTIMATORS`; where the term goes follows from the name. The promise in
-`gradient` is about expectations on policy, for terms summed over tokens, with the cap off.
-`klinic verify` holds every promise against enumeration.
+The name selects an entry of `ESTIMATORS` and also fixes where the term enters the loss. `gradient`
+is the expected gradient on policy, for terms summed over tokens, with the cap off. `klinic verify`
+proves every entry by enumeration.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from klinic.maths.masked import Aggregation
 
 
 class Gradient(StrEnum):
-    """Which gradient a term has in expectation; `kl_gradient.py` defines the names."""
+    """The gradient that a term has in expectation; `kl_gradient.py` defines the names."""
 
     REVERSE_SEQUENCE = "reverse_sequence"
     REVERSE_TOKEN = "reverse_token"  # noqa: S105 - a token of text, not a secret
@@ -32,18 +32,18 @@ class Gradient(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimator:
-    """A name, the term it stands for, and the gradient that term really has."""
+    """A named KL term with its expected gradient."""
 
     name: str
     kind: Literal["offered", "published"]
     gradient: Gradient
     sentence: str
-    """What a person should know before choosing it."""
+    """One-sentence description for users."""
     term: Callable[[KLInputs], Any]
 
     @property
     def along_the_row(self) -> bool:
-        """Whether the term of a token looks at other tokens of its row."""
+        """Whether the term of a token depends on other tokens of its row."""
         return self.name in ("sequence", "k1_reward", "exp_k1_reward")
 
 
@@ -61,14 +61,14 @@ _ALL = (
         Gradient.REVERSE_TOKEN,
         kl_gradient.unbiased,
         "The token-level gradient of KL(policy || reference), with linear tails: nothing "
-        "overflows, and on policy no token is left without a pull.",
+        "overflows, and on policy every token has a gradient.",
     ),
     _offered(
         "exact",
         Gradient.REVERSE_TOKEN,
         kl_gradient.exact,
-        "The same gradient as `unbiased` with the action summed out: far less noise, for the "
-        "price of the reference's whole vocabulary.",
+        "The same gradient as `unbiased` with the action summed out: far less noise, but it needs "
+        "the reference's whole vocabulary.",
     ),
     _offered(
         "topk",
@@ -81,14 +81,14 @@ _ALL = (
         Gradient.REVERSE_SEQUENCE,
         kl_gradient.sequence,
         "The whole gradient of the KL between completions, future terms included; biased off "
-        "policy, and refused with sequence-mean.",
+        "policy, and rejected with sequence_mean.",
     ),
     _published(
         "k1",
         Gradient.ZERO,
         kl_gradient.k1,
-        "Expected gradient zero: only noise on policy, and off policy it pushes away from what "
-        "was sampled.",
+        "Expected gradient zero: only noise on policy, and off policy it pushes away from the "
+        "sampled tokens.",
     ),
     _published(
         "k2",
@@ -107,7 +107,7 @@ _ALL = (
         "k3_plus",
         Gradient.REVERSE_TOKEN,
         kl_gradient.k3_plus,
-        "Shows k3 and pulls like k2: the token-level gradient, on policy.",
+        "The value of k3 with the gradient of k2: the token-level gradient, on policy.",
     ),
     _published(
         "k3_ratio",
@@ -127,8 +127,8 @@ _ALL = (
         "abs",
         Gradient.OTHER,
         kl_gradient.absolute,
-        "Neither value nor gradient is a KL's, and the expected pull is blind to how far away the "
-        "reference is.",
+        "Neither value nor gradient is that of a KL, and the expected gradient does not depend on "
+        "the distance to the reference.",
     ),
     _published(
         "k1_reward",
@@ -147,7 +147,8 @@ _ALL = (
         "exp_k1_reward",
         Gradient.OTHER,
         kl_gradient.exp_k1_reward,
-        "Not a KL of policy samples: the value is several times too large, the gradient no KL's.",
+        "Not a KL of policy samples: the value is several times too large, and the gradient is not "
+        "that of a KL.",
     ),
 )
 
@@ -157,9 +158,9 @@ ESTIMATORS = {estimator.name: estimator for estimator in _ALL}
 def kl_term(name: str, inputs: KLInputs, *, aggregation: Aggregation) -> Float[Any, "N"]:
     """Return the named KL term of every token, 0 outside the mask, to be summed with weights.
 
-    Formula: the row of `kl_gradient.py` that the name stands for.
+    Formula: the row of that name in `kl_gradient.py`.
     Symbols: as there.
-    Assumes: the terms are summed with the weights of `aggregation`, made from the full mask.
+    Assumes: the terms are summed with the weights of `aggregation`, computed from the full mask.
     Source: as there.
 
     >>> import numpy as np
@@ -168,13 +169,11 @@ def kl_term(name: str, inputs: KLInputs, *, aggregation: Aggregation) -> Float[A
     array([0.1931, 0.    ])
     """
     if name not in ESTIMATORS:
-        raise ConfigError(
-            f"the KL estimator {name!r} is not known. Use one of {', '.join(ESTIMATORS)}."
-        )
+        raise ConfigError(f"unknown KL estimator {name!r}. Use one of {', '.join(ESTIMATORS)}.")
     if name == "sequence" and aggregation == "sequence_mean":
         raise ConfigError(
             "the KL estimator is sequence with sequence_mean: dividing by the row's own length "
-            "makes a longer completion a way to lower the KL, so the gradient is no longer that of "
-            "the KL. Use a constant denominator (dr_grpo), token_mean, or the estimator unbiased."
+            "lets a longer completion lower the KL, so the gradient is no longer that of the KL. "
+            "Use a constant denominator (dr_grpo), token_mean, or the estimator unbiased."
         )
     return ESTIMATORS[name].term(inputs.clean())

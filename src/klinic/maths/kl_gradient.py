@@ -1,10 +1,10 @@
-"""The KL term of the loss: one name, one proven gradient.
+"""KL terms of the loss, one per estimator name, with their expected gradients.
 
 Write k1 = logp - logp_ref, d = -k1, S = grad logp, w = min(exp(logp - logp_sampler), cap), KL_t for
 the exact KL(policy || reference) at token t. All expectations are over completions sampled from the
 policy, terms are summed over tokens, and the cap is off.
 
-Four gradients hide behind the words "the KL gradient":
+"The KL gradient" can mean any of four gradients:
 
     reverse_sequence  grad KL(policy || ref) of whole completions: sum_t E[S_t sum_{s>=t} k1_s]
     reverse_token     the same without the effect of a token on later ones: sum_t E[k1_t S_t]
@@ -22,14 +22,14 @@ Four gradients hide behind the words "the KL gradient":
     k3_plus              value of k3, gradient of k2                reverse_token
     k3_ratio             ratio * k3, the ratio differentiated too   reverse_token
     k3_reversed          exp(k1) - 1 - k1                           half that of chi-square
-    abs                  |k1|                                       none; does not fade near the ref
+    abs                  |k1|                                       none; no zero at the reference
     k1_reward            sg(w sum_{s>=t} k1_s) logp                 reverse_sequence
     k1_reward_immediate  sg(w k1) logp, k1 at logp_old              reverse_token
     exp_k1_reward        sg(w sum_s exp(k1_s) k1_s) logp            none
 
-The placement follows from the name: whoever picks a name cannot put it in the wrong place. A
-coefficient may saturate (w), keeps its sign, and is counted; no value is clamped through which a
-gradient flows. `klinic verify` proves every row by enumeration.
+The name fixes where a term enters the loss. Only the weight w saturates: it keeps its sign, and
+saturated tokens are counted; no value that carries a gradient is clamped. `klinic verify` proves
+every row by enumeration.
 
 Sources: the table of gradients, Y. Tang and R. Munos, "On a few pitfalls in KL divergence gradient
 estimation for RL" (2025), arXiv 2506.09477, and K. Liu et al., "Rethinking KL Regularization in
@@ -66,7 +66,7 @@ Terms = Float[Any, "N"]
 def unbiased(inputs: KLInputs) -> Terms:
     """Return sg(w k1) logp: linear tails, no exponential, no dead zone.
 
-    Formula: sg(w k1) logp; the value shown is w k1.
+    Formula: sg(w k1) logp; the value is w k1.
     Symbols: w, the token ratio to the sampler, saturated at the cap; k1 = logp - logp_ref.
     Assumes: off policy, actions are corrected and prefixes are not.
     Source: Tang and Munos (2025); equal per sample to k2 and k3_ratio on policy.
@@ -80,7 +80,7 @@ def unbiased(inputs: KLInputs) -> Terms:
 
 
 def exact(inputs: KLInputs) -> Terms:
-    """Return KL_t itself, whose autograd gradient is right: no sampling noise in the action.
+    """Return KL_t, whose autograd gradient is exact: no sampling noise in the action.
 
     Formula: KL_t = sum_x p(x) (log p(x) - log ref(x)) at token t.
     Symbols: p, the policy over the whole vocabulary, with gradient.
@@ -99,7 +99,7 @@ def topk(inputs: KLInputs) -> Terms:
     """Return KL_t over the top k and a rest bucket: the exact gradient of a lower bound.
 
     Formula: `kl.topk` at token t.
-    Symbols: k, how many outcomes stay apart.
+    Symbols: k, the number of outcomes outside the rest bucket.
     Assumes: `kl_topk` was computed with `kl.topk` from rows that carry the gradient.
     Source: data-processing inequality, see kl.py.
 
@@ -112,7 +112,7 @@ def topk(inputs: KLInputs) -> Terms:
 
 
 def sequence(inputs: KLInputs) -> Terms:
-    """Return KL_t and, on the score, what the token adds to the KL of all later ones.
+    """Return KL_t plus a score-function term for the effect on the KL of later tokens.
 
     Formula: KL_t + sg(w (F_t - b_t)) logp with F_t = sum over s > t of KL_s.
     Symbols: b_t, the mean F of the other members of the group at position t, 0 after their end.
@@ -135,11 +135,11 @@ def sequence(inputs: KLInputs) -> Terms:
 
 
 def k1(inputs: KLInputs) -> Terms:
-    """Return k1: as a loss it is pure noise, since E[grad logp] is zero.
+    """Return k1: as a loss its gradient is pure noise, since E[grad logp] is zero.
 
     Formula: k1.
     Symbols: k1 = logp - logp_ref.
-    Assumes: on policy; off policy it pushes away from what was sampled.
+    Assumes: on policy; off policy it pushes away from the sampled tokens.
     Source: Schulman (2020); as a loss, Tang and Munos (2025).
 
     >>> import numpy as np
@@ -165,7 +165,7 @@ def k2(inputs: KLInputs) -> Terms:
 
 
 def k3(inputs: KLInputs) -> Terms:
-    """Return exp(d) - 1 - d: as a loss it is the forward KL, with a heavy tail.
+    """Return exp(d) - 1 - d: as a loss it has the gradient of the forward KL, with a heavy tail.
 
     Formula: exp(d) - 1 - d.
     Symbols: d = logp_ref - logp.
@@ -196,7 +196,7 @@ def k3_plus(inputs: KLInputs) -> Terms:
 
 
 def k3_ratio(inputs: KLInputs) -> Terms:
-    """Return ratio * k3 with the gradient ratio * k1 * S, to which its two parts add up.
+    """Return ratio * k3 with the gradient ratio * k1 * S, the sum of its two autograd parts.
 
     Formula: value r k3, gradient r k1 S.
     Symbols: r = exp(logp - logp_sampler), not capped; k1 = logp - logp_ref.
@@ -213,12 +213,12 @@ def k3_ratio(inputs: KLInputs) -> Terms:
 
 
 def k3_reversed(inputs: KLInputs) -> Terms:
-    """Return k3 with policy and reference exchanged: chi-square minus the KL, not a KL.
+    """Return k3 with policy and reference swapped: chi-square minus the KL, not a KL.
 
     Formula: exp(k1) - 1 - k1.
     Symbols: k1 = logp - logp_ref.
     Assumes: on policy.
-    Source: a common slip; kept so that its runs can be repeated.
+    Source: a common mistake; included to reproduce runs that made it.
 
     >>> import numpy as np
     >>> k3_reversed(KLInputs.on_policy(logp=np.log([0.5]), logp_ref=np.log([0.25]))).round(4)
@@ -228,7 +228,7 @@ def k3_reversed(inputs: KLInputs) -> Terms:
 
 
 def absolute(inputs: KLInputs) -> Terms:
-    """Return |k1|, whose gradient sign(k1) S does not fade near the reference.
+    """Return |k1|, whose gradient sign(k1) S does not vanish near the reference.
 
     Formula: |k1|.
     Symbols: k1 = logp - logp_ref.
@@ -243,11 +243,11 @@ def absolute(inputs: KLInputs) -> Terms:
 
 
 def k1_reward(inputs: KLInputs) -> Terms:
-    """Return the score with the k1 of this and all later tokens as a cost.
+    """Return the score-function term with the k1 of this and all later tokens as the cost.
 
-    Formula: sg(w sum over s >= t of k1_s) logp, k1 at logp_old; the value shown is k1.
+    Formula: sg(w sum over s >= t of k1_s) logp, k1 at logp_old; the value is k1.
     Symbols: w as in `unbiased`.
-    Assumes: on policy; not fused into the reward before it is normalised.
+    Assumes: on policy; not added to the reward before normalisation.
     Source: D. Ziegler et al., "Fine-Tuning Language Models from Human Preferences" (2019), eq. 2.
 
     >>> import numpy as np
@@ -259,7 +259,7 @@ def k1_reward(inputs: KLInputs) -> Terms:
 
 
 def k1_reward_immediate(inputs: KLInputs) -> Terms:
-    """Return the score with the k1 of this token alone as a cost.
+    """Return the score-function term with the k1 of this token alone as the cost.
 
     Formula: sg(w k1) logp, k1 at logp_old.
     Symbols: w as in `unbiased`.
@@ -275,12 +275,12 @@ def k1_reward_immediate(inputs: KLInputs) -> Terms:
 
 
 def exp_k1_reward(inputs: KLInputs) -> Terms:
-    """Return the score with exp(k1) k1 summed over the completion as a cost.
+    """Return the score-function term with exp(k1) k1, summed over the completion, as the cost.
 
     Formula: sg(w sum over s of exp(k1_s) k1_s) logp, k1 at logp_old.
     Symbols: w as in `unbiased`.
-    Assumes: nothing makes it a KL of policy samples: it would need samples of the reference.
-    Source: tutorials; kept so that their runs can be repeated.
+    Assumes: samples of the reference; on samples of the policy it is not a KL.
+    Source: tutorials; included to reproduce their runs.
 
     >>> import numpy as np
     >>> exp_k1_reward(KLInputs.on_policy(logp=np.log([0.5]), logp_ref=np.log([0.25]))).round(4)
@@ -295,12 +295,12 @@ def exp_k1_reward(inputs: KLInputs) -> Terms:
 def others_at_position(
     values: Float[Any, "N"], group: Int[Any, "B"], row_offsets: Int[Any, "B+1"]
 ) -> Float[Any, "N"]:
-    """Return for every token the mean value of the other members of its group at its position.
+    """Return the mean value of the other group members at each token's position.
 
     Formula: sum over rows c != b of the group of x_c(t), divided by n - 1.
     Symbols: x_c(t), the value of row c at position t, 0 after its end; n, the size of the group.
-    Assumes: members of a group share a prompt, so that the mean does not depend on the token it is
-    subtracted from. A group of one has no others: 0.
+    Assumes: members of a group share a prompt, so that the baseline does not depend on the token it
+    is subtracted from. A group of one has baseline 0.
     Source: Kool et al. (2019), the leave-one-out baseline.
 
     >>> import numpy as np
@@ -310,7 +310,7 @@ def others_at_position(
     check_rows(row_offsets, values=values)
     xp, row = namespace(values), row_of_token(row_offsets)
     position = xp.arange(len(values), device=values.device) - row_offsets[row]
-    # numbered by what occurs: group ids may be large, and most (group, position) pairs do not exist
+    # renumber: group ids may be large, and most (group, position) pairs do not occur
     group = dense(group)
     place = dense(group[row] * len(values) + position)
     total = segment_sum(values, place, len(values))[place]

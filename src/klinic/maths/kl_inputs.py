@@ -1,4 +1,4 @@
-"""What the KL term of one step may see: flat tokens of policy, sampler and reference."""
+"""Inputs of a KL term: log-probs of policy, sampler and reference over concatenated tokens."""
 
 import math
 from dataclasses import dataclass, replace
@@ -12,20 +12,20 @@ from klinic.maths.arrays import check_one_per_row, check_rows, namespace, stop_g
 from klinic.maths.masked import inside
 from klinic.maths.ratio import truncated_weight
 
-RATIO_CAP = 2.0  # truncated importance sampling as trainers use it; its bias is in `klinic verify`
+RATIO_CAP = 2.0  # the usual truncated importance sampling; `klinic verify` measures its bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLInputs:
-    """What the KL term of one step may see. Rows lie end to end."""
+    """Tensors that the KL term of one step reads. Rows are concatenated."""
 
     group: Int[Any, "B"]
-    """Which prompt a row answers; rows with the same number are compared with one another."""
+    """Group of each row: rows of one group are completions of one prompt."""
     row_offsets: Int[Any, "B+1"]
     logp: Float[Any, "N"]
     logp_old: Float[Any, "N"]
     logp_sampler: Float[Any, "N"]
-    """As sampled. Where the sampler reports nothing, `logp_old`; the run records which."""
+    """Reported by the sampler, else `logp_old`; the run records which."""
     logp_ref: Float[Any, "N"]
     loss_mask: Bool[Any, "N"]
     kl_exact: Float[Any, "N"] | None = None
@@ -33,10 +33,10 @@ class KLInputs:
     kl_topk: Float[Any, "N"] | None = None
     """The same over the top k and a rest bucket, with gradient (`kl.topk`)."""
     kl_baseline: Float[Any, "N"] | None = None
-    """Mean KL still before the other members of the group at this position, for `sequence`. Give it
-    where rows of one group may lie in different micro-batches; None: from the rows at hand."""
+    """Baseline of `sequence`: mean future KL of the other group members at this position. Required
+    where a group spans micro-batches; None: computed from the rows of this batch."""
     ratio_cap: float = RATIO_CAP
-    """Where the weight of an off-policy token saturates; math.inf for nowhere."""
+    """Largest weight of an off-policy token; math.inf for no cap."""
 
     def __post_init__(self) -> None:
         check_rows(self.row_offsets, **self._token_arrays())
@@ -44,12 +44,12 @@ class KLInputs:
         if not self.ratio_cap > 0:
             raise ConfigError(
                 f"the cap of the importance weights is {self.ratio_cap}: it must be positive. "
-                f"{RATIO_CAP} is the default, math.inf is none."
+                f"{RATIO_CAP} is the default, math.inf disables it."
             )
 
     @classmethod
     def on_policy(cls, *, logp: Any, logp_ref: Any, **others: Any) -> "KLInputs":
-        """Return one completion, just sampled from the policy, every token trained on."""
+        """Return the inputs of one completion sampled from the policy, every token trained."""
         xp = namespace(logp)
         return cls(
             group=xp.zeros(1, dtype=xp.int64, device=logp.device),
@@ -68,7 +68,7 @@ class KLInputs:
         return {name: getattr(self, name) for name in names + exact}
 
     def clean(self) -> "KLInputs":
-        """Return the same with 0 outside the mask: there no term has a value or a gradient."""
+        """Return the inputs with 0 outside the mask, where terms get no value and no gradient."""
         arrays = {k: v for k, v in self._token_arrays().items() if k != "loss_mask"}
         cleaned: dict[str, Any] = {
             k: None if v is None else inside(v, self.loss_mask) for k, v in arrays.items()
@@ -77,22 +77,22 @@ class KLInputs:
 
     @property
     def weight(self) -> Any:
-        """The token ratio to the true sampler, saturated at the cap."""
+        """Token ratio of the policy to the sampler, truncated at the cap."""
         return truncated_weight(logp=self.logp, logp_sampler=self.logp_sampler, cap=self.ratio_cap)
 
     @property
     def policy_and_ref(self) -> dict[str, Any]:
-        """The arguments of a value of KL(policy || reference)."""
+        """Keyword arguments of a `kl` function for KL(policy || reference)."""
         return {"logp_p": self.logp, "logp_q": self.logp_ref}
 
     @property
     def k1_old(self) -> Any:
-        """k1 at the start of the step, where a reward is made."""
+        """k1 at `logp_old`, for estimators that put the KL into the reward."""
         return kl.k1(logp_p=self.logp_old, logp_q=self.logp_ref)
 
 
 def num_saturated(inputs: KLInputs) -> int:
-    """Count the trained tokens whose weight is held at the cap.
+    """Return the number of trained tokens whose weight saturates at the cap.
 
     >>> import numpy as np
     >>> args = {k: np.zeros(1) for k in ("logp", "logp_old", "logp_ref")}

@@ -1,13 +1,13 @@
-"""Reductions over flat tokens: a mean is a sum with weights, and the weights are made once.
+"""Masked reductions over concatenated tokens, as weighted sums.
 
     name           weight of a trained token t of row b
     token_mean     1 / (trained tokens of the step)
     sequence_mean  1 / (trained tokens of row b) / (rows with a trained token)
     constant       1 / length / (rows with a trained token)
 
-Weights are made from the masks of the whole step and then cut with it, so micro-batches and ranks
-cannot change a denominator. A token outside the mask has weight 0, and whatever stands there, NaN
-included, is never multiplied but replaced: neither value nor gradient can leak.
+Weights are computed from the mask of the whole step and then sliced with the batch, so that
+micro-batches and ranks cannot change a denominator. Outside the mask the weight is 0 and the value
+is replaced, not multiplied: not even a NaN leaks into a value or a gradient.
 
 Sources: sequence_mean, Z. Shao et al., "DeepSeekMath" (2024), eq. 3; token_mean, Q. Yu et al.,
 "DAPO" (2025), section 3.3; constant, Z. Liu et al., "Understanding R1-Zero-Like Training" (2025).
@@ -29,7 +29,7 @@ def inside(values: Float[Any, "N"], loss_mask: Bool[Any, "N"]) -> Float[Any, "N"
 
     Formula: x_t if m_t else 0.
     Symbols: x, any value per token; m, `loss_mask`.
-    Assumes: nothing; x may be NaN or infinite outside the mask.
+    Assumes: nothing; x may be non-finite outside the mask.
     Source: the double-where rule, https://docs.jax.dev/en/latest/faq.html: select before the
     formula, since 0 * NaN is NaN in the backward pass.
 
@@ -41,7 +41,7 @@ def inside(values: Float[Any, "N"], loss_mask: Bool[Any, "N"]) -> Float[Any, "N"
 
 
 def weighted_sum(values: Float[Any, "N"], weights: Float[Any, "N"]) -> Float[Any, ""]:
-    """Return the sum of weights * values over the tokens that have a weight.
+    """Return the sum of weights * values over the tokens with a nonzero weight.
 
     Formula: sum over t with w_t != 0 of w_t * x_t.
     Symbols: x, a value per token; w, weights from `token_mean`, `sequence_mean` or `constant`.
@@ -56,7 +56,7 @@ def weighted_sum(values: Float[Any, "N"], weights: Float[Any, "N"]) -> Float[Any
 
 
 def token_mean(loss_mask: Bool[Any, "N"], *, dtype: FloatDType) -> Float[Any, "N"]:
-    """Return weights that give every trained token of the step the same share.
+    """Return equal weights for all trained tokens of the step.
 
     Formula: w_t = m_t / sum(m).
     Symbols: m, `loss_mask` of the whole step.
@@ -73,11 +73,11 @@ def token_mean(loss_mask: Bool[Any, "N"], *, dtype: FloatDType) -> Float[Any, "N
 def sequence_mean(
     loss_mask: Bool[Any, "N"], row_offsets: RowOffsets, *, dtype: FloatDType
 ) -> Float[Any, "N"]:
-    """Return weights that give every row the same share, so long rows have lighter tokens.
+    """Return weights with an equal sum for every row: tokens of long rows weigh less.
 
     Formula: w_t = m_t / n_b / R with n_b = sum of m over row b and R = number of rows, n_b > 0.
     Symbols: m, `loss_mask` of the whole step; b, the row of token t.
-    Assumes: the mask is of the whole step; rows without a trained token do not count.
+    Assumes: the mask is of the whole step; rows without a trained token are not counted.
     Source: DeepSeekMath (2024), eq. 3.
 
     >>> import numpy as np
@@ -92,10 +92,10 @@ def sequence_mean(
 def constant(
     loss_mask: Bool[Any, "N"], row_offsets: RowOffsets, *, length: int, dtype: FloatDType
 ) -> Float[Any, "N"]:
-    """Return weights that do not depend on how long the rows came out.
+    """Return weights that do not depend on the lengths of the rows.
 
     Formula: w_t = m_t / L / R with R = number of rows that have a trained token.
-    Symbols: m, `loss_mask` of the whole step; L, `length`, usually the longest completion allowed.
+    Symbols: m, `loss_mask` of the whole step; L, `length`, usually the maximum completion length.
     Assumes: the mask is of the whole step; L is the same at every step.
     Source: Dr. GRPO (2025), section 3.
 
@@ -106,8 +106,8 @@ def constant(
     """
     if length < 1:
         raise ConfigError(
-            f"the constant length is {length}: it divides the loss. Use the longest completion "
-            "that sampling allows."
+            f"the constant length is {length}: it divides the loss. Use the maximum completion "
+            "length of sampling."
         )
     _, num_rows = _count(loss_mask, row_offsets, dtype)
     return _as(loss_mask, dtype) / length / num_rows
@@ -123,7 +123,7 @@ def aggregation_weights(
 ) -> Float[Any, "N"]:
     """Return the weights of the named aggregation; only `constant` reads `length`.
 
-    Formula: one of this module's table.
+    Formula: the row of that name in this module's table.
     Symbols: as in the three functions above.
     Assumes: mask and offsets are of the whole step.
     Source: this module's table.
@@ -151,7 +151,7 @@ def without_rows(
 
     Formula: m_t and not dropped_b.
     Symbols: m, `loss_mask`; b, the row of token t.
-    Assumes: weights are made from the result, so that the rows leave the denominator too.
+    Assumes: weights are computed from the result, so that the rows leave the denominator too.
     Source: DAPO (2025), section 3.4, overlong filtering.
 
     >>> import numpy as np
@@ -164,7 +164,7 @@ def without_rows(
 
 
 def _count(loss_mask: Any, row_offsets: Any, dtype: FloatDType) -> tuple[Any, Any]:
-    """Return how many trained tokens each row has, and how many rows have any."""
+    """Return the number of trained tokens of each row, and the number of rows with any."""
     check_rows(row_offsets, loss_mask=loss_mask)
     length = segment_count(row_of_token(row_offsets)[loss_mask], len(row_offsets) - 1)
     return _as(length, dtype), _as((length > 0).sum().clip(min=1), dtype)

@@ -1,6 +1,6 @@
-"""Importance ratios: how much likelier a token, or a whole row, is now than when it was sampled.
+"""Importance ratios of tokens and rows: probability under the policy over that when sampled.
 
-Write r_t = exp(logp_t - logp_old_t). Ratios to the true sampler use `logp_sampler` in its place.
+Write r_t = exp(logp_t - logp_old_t). Ratios to the sampler replace `logp_old` by `logp_sampler`.
 
 Sources: token ratio and clipping, J. Schulman et al., "Proximal Policy Optimization" (2017), eq. 7;
 sequence ratio, C. Zheng et al., "Group Sequence Policy Optimization" (2025), eq. 7; truncated
@@ -28,10 +28,10 @@ from klinic.maths.masked import inside
 def token_ratio(
     *, logp: Float[Any, "*shape"], logp_old: Float[Any, "*shape"]
 ) -> Float[Any, "*shape"]:
-    """Return how much likelier each token is now.
+    """Return the importance ratio of each token.
 
     Formula: exp(logp - logp_old).
-    Symbols: logp, now, with gradient; logp_old, when the token was sampled.
+    Symbols: logp, of the current policy, with gradient; logp_old, of the policy that sampled.
     Assumes: both are of the same token at the same temperature.
     Source: PPO (2017), eq. 6.
 
@@ -49,7 +49,7 @@ def sequence_ratio(
     loss_mask: Bool[Any, "N"],
     row_offsets: RowOffsets,
 ) -> Float[Any, "N"]:
-    """Return the geometric mean of a row's token ratios, at each of its tokens.
+    """Return the geometric mean of a row's token ratios, repeated for each of its tokens.
 
     Formula: s_b = exp(sum over trained t of row b of (logp - logp_old) / n_b).
     Symbols: n_b, the trained tokens of row b; a row without any has s_b = 1.
@@ -75,7 +75,7 @@ def sequence_log_ratio(
     loss_mask: Bool[Any, "N"],
     row_offsets: RowOffsets,
 ) -> Float[Any, "N"]:
-    """Return the mean log-ratio of a row's trained tokens, at each of its tokens.
+    """Return the mean log-ratio of a row's trained tokens, repeated for each of its tokens.
 
     Formula: sum over trained t of row b of (logp - logp_old) / n_b.
     Symbols: n_b, the trained tokens of row b; a row without any has 0.
@@ -96,10 +96,10 @@ def sequence_log_ratio(
 
 
 def clip(ratio: Float[Any, "*shape"], *, clip_low: float, clip_high: float) -> Float[Any, "*shape"]:
-    """Return the ratio held between 1 - clip_low and 1 + clip_high.
+    """Return the ratio clipped to [1 - clip_low, 1 + clip_high].
 
     Formula: min(max(r, 1 - clip_low), 1 + clip_high).
-    Symbols: r, a ratio; clip_low, clip_high, how far below and above 1 it may go.
+    Symbols: r, a ratio; clip_low, clip_high, largest distance below and above 1.
     Assumes: 0 <= clip_low <= 1 and clip_high >= 0.
     Source: PPO (2017), eq. 7; unequal bounds, DAPO (2025), section 3.1.
 
@@ -109,8 +109,8 @@ def clip(ratio: Float[Any, "*shape"], *, clip_low: float, clip_high: float) -> F
     """
     if not (0 <= clip_low <= 1 and clip_high >= 0):
         raise ConfigError(
-            f"clip_low is {clip_low} and clip_high is {clip_high}: the ratio is held between "
-            "1 - clip_low and 1 + clip_high, which must enclose 1. Use 0.2 for both to begin with."
+            f"clip_low is {clip_low} and clip_high is {clip_high}: the ratio is clipped to "
+            "[1 - clip_low, 1 + clip_high], which must contain 1. Start with 0.2 for both."
         )
     return ratio.clip(1 - clip_low, 1 + clip_high)
 
@@ -118,12 +118,12 @@ def clip(ratio: Float[Any, "*shape"], *, clip_low: float, clip_high: float) -> F
 def truncated_weight(
     *, logp: Float[Any, "*shape"], logp_sampler: Float[Any, "*shape"], cap: float
 ) -> Float[Any, "*shape"]:
-    """Return the ratio to the sampler, never above the cap.
+    """Return the ratio to the sampler, truncated at the cap.
 
     Formula: min(exp(logp - logp_sampler), cap).
-    Symbols: logp, now; logp_sampler, as the sampler drew the token; cap, math.inf for none.
-    Assumes: logp_sampler is of the distribution that was really sampled from.
-    Source: Ionides (2008). The cap is applied to the logarithm, so nothing overflows.
+    Symbols: logp, of the policy; logp_sampler, of the sampler; cap, math.inf for none.
+    Assumes: logp_sampler is of the distribution that the token was sampled from.
+    Source: Ionides (2008). The cap applies to the log-ratio, so that exp cannot overflow.
 
     >>> import numpy as np
     >>> truncated_weight(logp=np.array([0.0, 500.0]), logp_sampler=np.zeros(2), cap=2.0).round(4)
@@ -136,11 +136,11 @@ def truncated_weight(
 
 
 def effective_sample_size(*, log_weight: Float[Any, "K"]) -> Float[Any, ""]:
-    """Return the share of the samples that the weights leave useful: 1 for equal weights.
+    """Return the effective sample size as a fraction of the samples: 1 for equal weights.
 
     Formula: (sum w)^2 / (n sum w^2) with w = exp(log_weight).
     Symbols: n, the number of weights.
-    Assumes: at least one weight; a common factor does not matter, so none can overflow.
+    Assumes: at least one weight. Invariant to a common factor, so the largest is scaled to 1.
     Source: Kong (1992).
 
     >>> import numpy as np

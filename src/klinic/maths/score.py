@@ -1,8 +1,8 @@
-"""A coefficient on the gradient of a log-prob.
+"""Score-function terms: a constant coefficient on the gradient of a log-prob.
 
-Policy-gradient terms are sums of c_t * grad log p_t with a coefficient c_t that is a number, not a
-function of the weights. Written naively as c * logp, the loss shows a meaningless value, and a
-forgotten stop-gradient on c goes unnoticed. This is the only place where such a term is made.
+Policy-gradient terms are sums of c_t * grad log p_t with a coefficient c_t that is constant in the
+weights. As a plain c * logp the loss has a meaningless value, and a missing stop-gradient on c goes
+unnoticed. All such terms are built here.
 """
 
 from typing import Any
@@ -15,12 +15,12 @@ from klinic.maths.arrays import stop_gradient
 def score(
     coef: Float[Any, "N"], *, logp: Float[Any, "N"], value: Float[Any, "N"] | float = 0.0
 ) -> Float[Any, "N"]:
-    """Return a term that shows `value` and has the gradient coef * grad logp.
+    """Return a term with the value `value` and the gradient coef * grad logp.
 
     Formula: sg(value) + sg(coef) * (logp - sg(logp)), with sg the stop-gradient.
-    Symbols: coef, a number per token; logp, the log-prob of the token, with gradient; value, what
-    the term adds to the number that people read.
-    Assumes: coef is finite; an infinite one makes the value NaN, which is then seen.
+    Symbols: coef, a number per token; logp, the log-prob of the token, with gradient; value, the
+    contribution to the reported loss.
+    Assumes: coef is finite; an infinite one makes the value NaN, which the guards detect.
     Source: R. Williams, "Simple statistical gradient-following algorithms" (1992), the score
     function estimator.
 

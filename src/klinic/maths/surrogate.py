@@ -1,4 +1,4 @@
-"""The policy term of the loss, per token, to be minimised.
+"""Policy terms of the loss, per token, to be minimised.
 
 Write r for the token ratio exp(logp - logp_old), s for the row's geometric mean of it, A for the
 advantage of the row, and c(.) for clipping to [1 - clip_low, 1 + clip_high].
@@ -10,13 +10,13 @@ advantage of the row, and c(.) for clipping to [1 - clip_low, 1 + clip_high].
     gspo           -min(s A, c(s) A)              sequence_mean
     cispo          -sg(min(r, 1 + clip_high)) A logp, as a score    token_mean
 
-bnpo and dapo differ elsewhere in whether the mean is over a local or the whole batch. Here weights
-are always those of the whole step, so they are one thing. (The papers of dapo and cispo divide by
-the tokens of each prompt's group; trainers, and klinic, by those of the step.)
+Elsewhere bnpo averages over a local batch and dapo over the whole one. Here weights always come
+from the whole step, so both are the same. (The papers of dapo and cispo divide by the tokens of
+each prompt's group; trainers, and klinic, by those of the step.)
 
-Completions cut off at the length limit can leave the policy term: make the weights from
-`without_rows(loss_mask, truncated, row_offsets)`. They leave numerator and denominator alike, and
-the KL term keeps them, since its weights come from the full mask.
+To exclude completions truncated at the length limit from the policy term, compute the weights from
+`exclude_rows(loss_mask, truncated, row_offsets)`: they leave numerator and denominator. The KL term
+still includes them, since its weights come from the full mask.
 
 Sources: DeepSeekMath (2024), eq. 3; Dr. GRPO (2025); DAPO (2025), eq. 8; GSPO (2025), eq. 5;
 "MiniMax-M1" (2025), eq. 4, for cispo.
@@ -37,10 +37,10 @@ from klinic.maths.score import score
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyInputs:
-    """What the policy term of one step may see. Rows lie end to end."""
+    """Tensors that the policy term of one step reads. Rows are concatenated."""
 
     advantage: Float[Any, "B"]
-    """One number a row: a completion is good or bad as a whole."""
+    """One per row: all tokens of a completion share it."""
     row_offsets: Int[Any, "B+1"]
     logp: Float[Any, "N"]
     logp_old: Float[Any, "N"]
@@ -83,7 +83,7 @@ def clipped_sequence(inputs: PolicyInputs) -> Float[Any, "N"]:
 
     Formula: -min(s A, c(s) A).
     Symbols: s, the geometric mean of the row's token ratios; A, the advantage; c, clipping.
-    Assumes: summed with `sequence_mean`, where the equal terms of a row add up to one.
+    Assumes: summed with `sequence_mean`, where the weights of a row's equal terms sum to 1 / rows.
     Source: GSPO (2025), eq. 5. Useful clip bounds are far smaller than for tokens (3e-4, 4e-4).
 
     >>> import numpy as np
@@ -100,11 +100,11 @@ def clipped_sequence(inputs: PolicyInputs) -> Float[Any, "N"]:
 
 
 def clipped_weight(inputs: PolicyInputs) -> Float[Any, "N"]:
-    """Return the score of every token, weighted by its ratio up to a bound: cispo.
+    """Return the score-function term weighted by the ratio, clipped above: cispo.
 
-    Formula: -sg(min(r, 1 + clip_high)) A logp; the value shown is -min(r, 1 + clip_high) A.
+    Formula: -sg(min(r, 1 + clip_high)) A logp; the value is -min(r, 1 + clip_high) A.
     Symbols: r = exp(logp - logp_old); A, the advantage of the row.
-    Assumes: tokens sampled at logp_old. No token loses its gradient; clip_low is not used.
+    Assumes: tokens sampled at logp_old. Every token keeps a gradient; clip_low is not used.
     Source: MiniMax-M1 (2025), eq. 4.
 
     >>> import numpy as np
@@ -121,9 +121,9 @@ def clipped_weight(inputs: PolicyInputs) -> Float[Any, "N"]:
 
 def _pessimistic(log_ratio: Any, advantage: Any, inputs: PolicyInputs) -> Any:
     xp = namespace(log_ratio)
-    # Above the bound a good token is clipped anyway and one without advantage adds nothing: stop
-    # there before exp can overflow, or 0 * inf would make their gradients NaN. A bad token has no
-    # such bound; where its ratio overflows, the loss is infinite, and is seen to be.
+    # With A > 0 the ratio is clipped above the bound anyway, and with A = 0 the term is 0: bound
+    # the log-ratio before exp can overflow, since 0 * inf would make the gradient NaN. With A < 0
+    # there is no such bound: where the ratio overflows, the loss is infinite and is detected.
     ceiling = xp.where(advantage < 0, math.inf, math.log1p(inputs.clip_high))
     ratio = xp.exp(xp.minimum(log_ratio, xp.where(advantage == 0, 0.0, ceiling)))
     held = clip(ratio, clip_low=inputs.clip_low, clip_high=inputs.clip_high)
@@ -132,12 +132,12 @@ def _pessimistic(log_ratio: Any, advantage: Any, inputs: PolicyInputs) -> Any:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surrogate:
-    """A named policy term: what each token contributes and how tokens are averaged."""
+    """A policy term per token, and the aggregation over tokens."""
 
     term: Callable[[PolicyInputs], Any]
     aggregation: Aggregation
     along_the_row: bool = False
-    """Whether the term of a token looks at other tokens of its row."""
+    """Whether the term of a token depends on other tokens of its row."""
 
 
 SURROGATES = {

@@ -1,9 +1,9 @@
-"""An adapter's folder: what may stand in it, which base it belongs on, and how it is written.
+"""Read, check and write an adapter folder.
 
-The folder is PEFT's own (`adapter_config.json`, `adapter_model.safetensors`), so that
-`PeftModel.from_pretrained` loads what klinic wrote. A config can ask for much more than low-rank
-matrices: other modules, other forwards, changed base weights. What klinic has not been tested with
-is refused, since it would train or score another model than the file means.
+The folder has PEFT's format (`adapter_config.json`, `adapter_model.safetensors`), so
+`PeftModel.from_pretrained` loads an adapter that klinic wrote. A PEFT config can request far more
+than low-rank matrices: other modules, other forwards, changed base weights. Settings that klinic is
+not tested with are refused, because klinic would train or score a different model.
 """
 
 import json
@@ -18,7 +18,7 @@ from klinic.evidence.writing import write_durably
 CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 BASE = "base.json"
-"""Where the base lies, seen from the adapter: a run that is moved takes its start along."""
+"""Path of the base relative to the adapter, so that a run folder can be moved with its start."""
 
 UNDERSTOOD = frozenset(
     {
@@ -30,17 +30,17 @@ UNDERSTOOD = frozenset(
     }
 )
 STARTS = (True, False, "gaussian", "orthogonal", "olora", "pissa")
-"""How the matrices were first filled. The last two took them out of the base, and PEFT does so
-again when it loads them."""
+"""Initialisations of the low-rank matrices. The last two derive them from the base, and PEFT does
+so again when it loads the adapter."""
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a folder holds an adapter instead of a whole model."""
+    """Whether a folder holds an adapter instead of a full model."""
     return (Path(name) / CONFIG).is_file()
 
 
 def check_files(folder: Path) -> None:
-    """Refuse an adapter that klinic cannot load as it is meant, before any of it is loaded."""
+    """Refuse an adapter that klinic cannot load faithfully, before loading any of it."""
     if not (folder / WEIGHTS).is_file():
         raise ConfigError(
             f"{folder} has no {WEIGHTS}: klinic reads no other file of an adapter, since a pickle "
@@ -50,8 +50,8 @@ def check_files(folder: Path) -> None:
     kind = config.get("peft_type")
     if kind != "LORA":
         raise ConfigError(
-            f"{folder / CONFIG}: peft_type is {kind!r}, and klinic trains low-rank adapters "
-            "(LORA) alone. Merge it into its base with PEFT and give the merged model."
+            f"{folder / CONFIG}: peft_type is {kind!r}, but klinic trains only low-rank adapters "
+            "(LORA). Merge it into its base with PEFT and use the merged model."
         )
     start = config.get("init_lora_weights", True)
     if start not in STARTS and not str(start).startswith("pissa_niter_"):
@@ -62,7 +62,7 @@ def check_files(folder: Path) -> None:
 
 
 def base_of(folder: Path) -> str:
-    """Return the model that an adapter belongs on: the one it names, or where that has moved to."""
+    """Return the base model of an adapter: the one its config names, or where that was moved."""
     named = _config(folder).get("base_model_name_or_path")
     if not named or not isinstance(named, str):
         raise ConfigError(
@@ -73,15 +73,15 @@ def base_of(folder: Path) -> str:
     base = str(beside) if beside is not None and not Path(named).is_dir() else named
     if is_adapter(base):
         raise ConfigError(
-            f"{folder / CONFIG} names {base} as its base, which is an adapter itself. Make that a "
-            "whole model first: klinic export --merge."
+            f"{folder / CONFIG} names {base} as its base, which is itself an adapter. Merge that "
+            "into a full model first: klinic export --merge."
         )
     return base
 
 
 def save_adapter(lm: Any, folder: Path, *, adapter: str) -> None:
     """Write one adapter of a model for `PeftModel.from_pretrained`."""
-    # the base's own embeddings never change here; PEFT would look for them at the hub
+    # the base's embeddings are not trained; otherwise PEFT looks them up on the hub
     lm.save_pretrained(folder, selected_adapters=[adapter], save_embedding_layers=False)
     base = lm.peft_config[adapter].base_model_name_or_path
     if base and Path(base).is_dir():
@@ -90,7 +90,7 @@ def save_adapter(lm: Any, folder: Path, *, adapter: str) -> None:
 
 
 def _beside(folder: Path) -> Path | None:
-    """Return the base at the place it had when the adapter was written, if it is there."""
+    """Return the base at its recorded relative path; None if it is not there."""
     try:
         there = json.loads((folder / BASE).read_text())["folder"]
         found = (folder.resolve() / there).resolve()
@@ -118,7 +118,7 @@ def _default(key: str) -> Any:
 def _refuse(folder: Path, key: str, value: Any) -> None:
     shown = str(value)[:40]
     raise ConfigError(
-        f"{folder / CONFIG}: {key} is {shown}, which klinic does not know how to train or score. "
-        "Merge the adapter into its base with PEFT and give the merged model, with model.lora_rank "
-        "for a fresh adapter on it."
+        f"{folder / CONFIG}: {key} is {shown}, which klinic does not support. Merge the adapter "
+        "into its base with PEFT and use the merged model, with model.lora_rank for a new adapter "
+        "on it."
     )

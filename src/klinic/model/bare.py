@@ -1,4 +1,4 @@
-"""A policy and its reference from their configs alone: every shape, no weights."""
+"""Build a policy and its reference from configs alone: all shapes, no weights."""
 
 import copy
 from collections.abc import Callable
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bare:
-    """A policy and its reference without weights, and the meter of what they do."""
+    """A policy and its reference without weights, and the meter that counts their memory."""
 
     meter: Meter
     policy: Policy
@@ -34,11 +34,11 @@ class Bare:
     num_parameters: int
     num_trainable: int
     largest_layer: int
-    """Bytes of the largest part that a sharded model gathers at a time."""
+    """Bytes of the largest module that a sharded model gathers at a time."""
 
 
 class BareScorer(TokenScorer):
-    """A scorer whose masks have no numbers either: they grow with the square of the length."""
+    """A scorer whose attention masks have no data: their size is quadratic in the length."""
 
     def decode(self, **inputs: Any) -> Any:
         """Run the decoder without its head."""
@@ -52,9 +52,9 @@ class BareScorer(TokenScorer):
 def bare_policy(
     section: "ModelSection", *, temperature: float, tied: str | bool, moves: bool = False
 ) -> Bare:
-    """Return the policy of a recipe, and what it is tied to: nothing, itself or another model.
+    """Return the recipe's policy with its reference: none, a copy of the policy or another model.
 
-    Where that moves, the policy as it starts is held as well.
+    A moving reference also keeps the initial policy.
     """
     lm = _model(section, tied_to_itself=tied is True, moves=moves)
     meter = Meter(kinds_of(lm))
@@ -88,7 +88,7 @@ def bare_policy(
 
 
 def _model(section: "ModelSection", *, tied_to_itself: bool, moves: bool) -> Any:
-    """Return the model with the adapter it would have, and frozen copies of it."""
+    """Return the model with the recipe's adapter and that adapter's frozen copies."""
     lm = architecture(section.name, remote=section.trust_remote_code)
     if section.lora_rank is not None:
         with META:
@@ -112,7 +112,7 @@ def _model(section: "ModelSection", *, tied_to_itself: bool, moves: bool) -> Any
 
 
 def is_reachable(name: str) -> bool:
-    """Whether a model's config can be read here; a folder that has none is a mistake instead."""
+    """Whether a model's config can be read here; always True for local paths, which fail later."""
     from transformers import AutoConfig
 
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
@@ -126,7 +126,7 @@ def is_reachable(name: str) -> bool:
 
 
 def architecture(name: str, *, remote: bool) -> Any:
-    """Return a model from its config alone, without weights worth keeping."""
+    """Return a model built from its config, with arbitrary weights."""
     if name in BUILT_IN:
         from klinic.model.tiny import built_in
 
@@ -143,7 +143,7 @@ def architecture(name: str, *, remote: bool) -> Any:
     except LOADING_ERRORS as error:
         first = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"{base}: no model can be made of its config ({first}). Give a folder with a model's "
+            f"{base}: no model can be built from its config ({first}). Use a folder with a model's "
             "config.json, a hub id that this machine can reach, or `tiny`."
         ) from error
 
@@ -166,8 +166,8 @@ def _reference(policy: Policy, meter: Meter, tied: str | bool) -> Reference | No
 
 
 def _with_start(policy: Policy, meter: Meter, reference: Reference) -> Reference:
-    """Return a reference beside which the policy as it starts is kept."""
-    start = reference  # of an adapter it is switched off, or a copy that the model has already
+    """Return a moving reference that also keeps the initial policy."""
+    start = reference  # with an adapter: disabled, or a frozen copy that the model already has
     if not is_adapted(policy.lm):
         with meter.label(REFERENCE):
             start = _frozen(copy.deepcopy(policy.scorer), "copy")
@@ -189,7 +189,7 @@ def _frozen(scorer: TokenScorer, kind: Kind) -> Reference:
 
 
 def kinds_of(lm: Any) -> Callable[[Tensor], str]:
-    """Return the rule by which tensors are told apart: by their shapes and number formats."""
+    """Return a function that classifies tensors by shape and dtype."""
     vocabulary = int(lm.get_output_embeddings().weight.shape[0])
     weights = {p.shape for p in lm.parameters()} | {p.shape[::-1] for p in lm.parameters()}
 

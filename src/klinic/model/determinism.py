@@ -1,18 +1,18 @@
-"""Make torch on a CPU give the same bits for the same numbers.
+"""Make torch on a CPU bitwise reproducible.
 
-torch sends `exp`, `log`, `sqrt` and the like to MKL, which picks the kernel of each function at its
-first call. If that call runs on several threads, one of them can compute its whole share with a
-kernel of low accuracy, once, without a word: 1e-9 off in float64, thousands of units in the last
-place in float32 (https://github.com/pytorch/pytorch/issues/188792, oneMKL before 2025). A proof to
-1e-9 fails by chance, and a resumed run is not the run that was killed. One call on one number
-settles each kernel while nothing else runs.
+torch dispatches `exp`, `log`, `sqrt` and similar functions to MKL, which selects the kernel of each
+function at its first call. If that call is multi-threaded, one thread can silently compute its part
+once with a low-accuracy kernel: errors of 1e-9 in float64, thousands of ulp in float32
+(https://github.com/pytorch/pytorch/issues/188792, oneMKL before 2025). A proof to 1e-9 then fails
+at random, and a resumed run differs from the run that was killed. One single-threaded call on one
+number selects each kernel safely.
 """
 
 from functools import cache
 
 import torch
 
-# Unary functions of aten/src/ATen/cpu/vml.h; those that a build does not send to MKL cost nothing.
+# Unary functions of aten/src/ATen/cpu/vml.h; calling one that a build does not use is harmless.
 FUNCTIONS = (
     *("acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "expm1"),
     *("floor", "lgamma", "log", "log10", "log1p", "log2", "reciprocal", "round", "rsqrt", "sin"),
@@ -22,7 +22,7 @@ FUNCTIONS = (
 
 @cache
 def settle_kernels() -> None:
-    """Call each of these functions once, on one number, before threads do."""
+    """Call every VML function once on one number, before any multi-threaded call."""
     for dtype in (torch.float32, torch.float64):
         number = torch.full((1,), 0.5, dtype=dtype)
         for name in FUNCTIONS:

@@ -1,8 +1,8 @@
-"""The log-probs of outcomes that were drawn, whose gradient takes no memory of its own.
+"""Log-probs of the sampled tokens, with a backward pass that allocates no second logits tensor.
 
-Logits of a chunk are the largest thing there is. Autograd would make two more of their size in the
-backward pass; the derivative of a log-softmax at one outcome, [x = drawn] - p(x), fits where the
-log-probs are.
+The logits of a chunk are the largest tensor. Autograd would allocate two more of that size in the
+backward pass; the derivative of a log-softmax at one token, [x = sampled] - p(x), overwrites the
+log-probs in place.
 """
 
 from typing import Any
@@ -15,9 +15,9 @@ from torch import Tensor
 def drawn_logp(
     logits: Float[Tensor, "n V"], target_ids: Int[Tensor, "n"]
 ) -> tuple[Float[Tensor, "n V"], Float[Tensor, "n"]]:
-    """Return log-probs of all outcomes, without a gradient, and of those that were drawn.
+    """Return the log-probs of the full vocabulary, without gradient, and of the sampled tokens.
 
-    The first are overwritten by the backward pass: whoever needs them later takes a copy.
+    The backward pass overwrites the former: copy them to use them afterwards.
     """
     logp_all, logp = _Drawn.apply(logits, target_ids)  # type: ignore[no-untyped-call]
     return logp_all, logp
@@ -28,9 +28,9 @@ class _Drawn(torch.autograd.Function):
     def forward(ctx: Any, logits: Tensor, target_ids: Tensor) -> tuple[Tensor, Tensor]:
         logp_all = torch.log_softmax(logits, dim=-1)
         ctx.mark_non_differentiable(logp_all)
-        ctx.set_materialize_grads(False)  # of all outcomes it would be zeros of their size
+        ctx.set_materialize_grads(False)  # else zeros of shape (n, V) are allocated
         ctx.save_for_backward(logp_all, target_ids)
-        # a copy, no view: FSDP2 hangs its hook on what a forward returns
+        # a copy, not a view: FSDP2 registers its hook on the outputs of a forward
         return logp_all, logp_all.gather(-1, target_ids[:, None])[:, 0].clone()
 
     @staticmethod

@@ -1,6 +1,6 @@
-"""Force every dropout to 0: a log-prob must be a function of weights and tokens.
+"""Set every dropout rate to 0: a log-prob must depend on weights and tokens alone.
 
-Eval mode would do it too, but it also switches gradient checkpointing off without a word.
+Eval mode would do the same, but it also silently disables gradient checkpointing.
 """
 
 import torch
@@ -10,7 +10,7 @@ from klinic.errors import ConfigError
 
 
 def silence_dropout(model: nn.Module) -> None:
-    """Set the rate of every dropout in the model to 0, modules and plain numbers alike."""
+    """Set every dropout rate in the model to 0, in dropout modules and in plain attributes."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
             module.p = 0.0
@@ -20,7 +20,7 @@ def silence_dropout(model: nn.Module) -> None:
 
 
 def largest_dropout(model: nn.Module) -> float:
-    """Return the largest rate of any dropout in the model."""
+    """Return the largest dropout rate in the model."""
     rates = [
         float(value)
         for module in model.modules()
@@ -32,16 +32,16 @@ def largest_dropout(model: nn.Module) -> float:
 
 
 def refuse_randomness(first: torch.Tensor, second: torch.Tensor, name: str) -> None:
-    """Refuse a model whose forward gave two answers to one question."""
+    """Refuse a model whose forward pass is non-finite, or differs between two identical calls."""
     if not (torch.isfinite(first).all() and torch.isfinite(second).all()):
         raise ConfigError(
-            f"model.name is {name}: its hidden states are not numbers, so some of its weights are "
-            "NaN or infinite. Use a checkpoint from before that happened."
+            f"model.name is {name}: its hidden states are not finite, so some of its weights are "
+            "NaN or infinite. Use an earlier checkpoint."
         )
     if not torch.equal(first, second):
         apart = float((first - second).abs().max())
         raise ConfigError(
-            f"model.name is {name}: the same tokens scored twice differ by {apart:.1e}. Something "
-            "random is left in its forward (a dropout klinic does not know), and ratios and KLs "
+            f"model.name is {name}: the same tokens scored twice differ by {apart:.1e}. Its "
+            "forward pass is random (a dropout that klinic does not recognise), so ratios and KLs "
             "would be noise. Set it to 0 in the model's config."
         )

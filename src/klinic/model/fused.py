@@ -1,11 +1,10 @@
-"""A loss over tokens whose gradient is taken chunk by chunk, inside the forward pass.
+"""Compute a loss over tokens and its gradient chunk by chunk, inside the forward pass.
 
     hidden states -> [logits -> log-probs -> loss -> gradient of the chunk] -> next chunk
 
-Logits of a chunk are gone before those of the next are made, and none are made twice. The gradient
-is what autograd makes of the loss it is given: there is no second copy of any formula. A loss in
-which tokens look at each other first needs the log-probs of all of them, which is one more pass
-through the head.
+The logits of a chunk are freed before the next chunk's are computed, and none are computed twice.
+Autograd differentiates the given loss, so no formula is duplicated here. A loss that couples tokens
+needs the log-probs of all of them first, which costs one more pass through the head.
 """
 
 from collections.abc import Callable, Sequence
@@ -20,11 +19,11 @@ from klinic.model.head import Sums
 from klinic.model.token_scores import TokenScores, joined_scores
 
 Loss = Callable[[TokenScores, slice], Tensor]
-"""From the scores of some neighbouring tokens to their part of the sum that is minimised."""
+"""Maps the scores of a slice of tokens to their contribution to the loss."""
 Score = Callable[[Tensor, slice], TokenScores]
-"""From the hidden states of some neighbouring tokens to their scores."""
+"""Maps the hidden states of a slice of tokens to their scores."""
 LEARNT = ("logp", "kl_exact", "kl_topk")
-"""The columns that a loss may have a gradient in."""
+"""The score columns that a loss may be differentiated with respect to."""
 
 
 def fused(
@@ -36,10 +35,10 @@ def fused(
     chunks: Sequence[slice],
     token_by_token: bool,
 ) -> tuple[TokenScores, Float[Tensor, ""]]:
-    """Return the scores, and the loss as a number that knows its gradient already.
+    """Return the scores, and the loss with a precomputed gradient.
 
-    `weights` are the parameters between hidden states and scores; their gradient is taken too, or
-    where there is only one, `score` adds it up.
+    `weights` are the parameters between hidden states and scores, whose gradient is also computed;
+    for a single weight, `score` accumulates it in a `HeadGradient`.
     """
     ahead = _Ahead(hidden, weights)
     if token_by_token:
@@ -54,7 +53,7 @@ def fused(
 
 
 class _Ahead:
-    """The sum so far, and its gradient in hidden states and weights."""
+    """The accumulated loss and its gradient with respect to hidden states and weights."""
 
     def __init__(self, hidden: Tensor, weights: Sequence[Tensor] | Sums) -> None:
         self._hidden = hidden
@@ -66,7 +65,7 @@ class _Ahead:
         self._of_weights: list[Tensor | None] = [None] * len(self._weights)
 
     def add(self, score: Score, loss: Loss, tokens: slice) -> TokenScores:
-        """Add the loss of a chunk, and its gradient."""
+        """Add a chunk's loss and its gradient; return the chunk's scores."""
         with torch.enable_grad():
             at = self._at[tokens].requires_grad_()
             scores = score(at, tokens)
@@ -76,7 +75,7 @@ class _Ahead:
         return detached(scores)
 
     def look(self, scores: TokenScores, loss: Loss) -> dict[str, Tensor]:
-        """Take the loss of all tokens; return its gradient in each column of the scores."""
+        """Compute the loss of all tokens; return its gradient with respect to each score column."""
         leaves = {
             name: column.detach().requires_grad_()
             for name in LEARNT
@@ -91,7 +90,7 @@ class _Ahead:
         return {name: pull for name, pull in pairs if pull is not None}
 
     def pull(self, score: Score, pulls: dict[str, Tensor], tokens: slice) -> None:
-        """Add the gradient of a chunk whose loss is known."""
+        """Backpropagate the gradient with respect to a chunk's scores."""
         with torch.enable_grad():
             at = self._at[tokens].requires_grad_()
             scores = score(at, tokens)
@@ -113,7 +112,7 @@ class _Ahead:
                 so_far += more
 
     def number(self) -> Tensor:
-        """Return the sum; its backward pass hands the gradient on to the decoder."""
+        """Return the loss; its backward pass propagates the gradient to the decoder."""
         weights, of_weights = self._weights, self._of_weights
         if self._sums is not None:
             weights, of_weights = [self._sums.weight], [self._sums.of_weight]
@@ -124,7 +123,7 @@ class _Ahead:
 
 
 class _Known(torch.autograd.Function):
-    """A number whose gradient is known."""
+    """A scalar with a precomputed gradient."""
 
     @staticmethod
     def forward(
@@ -135,18 +134,18 @@ class _Known(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, factor: Tensor) -> tuple[Tensor | None, ...]:
-        # in place, and given away: a copy of the head's gradient would be as large as the head
+        # in place, and released: a copy of the head's gradient is as large as the head
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
-            raise RuntimeError("the gradient of a fused loss can be used once")
-        if factor.is_cpu and factor == 1:  # the rule, and the head's is half a gigabyte to walk
+            raise RuntimeError("a fused loss supports one backward pass")
+        if factor.is_cpu and factor == 1:  # the usual case; scaling would touch half a gigabyte
             return (None, None, *gradients)
         scaled = (None if g is None else g.mul_(factor) for g in gradients)
         return (None, None, *scaled)
 
 
 def detached(scores: TokenScores) -> TokenScores:
-    """Return the scores without their graph."""
+    """Return the scores detached from the autograd graph."""
     columns = {
         name: column.detach() for name in LEARNT if (column := getattr(scores, name)) is not None
     }

@@ -1,8 +1,8 @@
-"""What failures leave of the time of a run.
+"""Fraction of a run's time that failures and checkpoints leave for new steps.
 
-Of every interval T between checkpoints, c seconds go to writing one. A failure, every M seconds on
-average, costs R seconds until the run goes on, and half an interval of steps that are made again if
-it goes on from a checkpoint:
+Writing a checkpoint takes c seconds of every interval T. A failure, every M seconds on average,
+costs R seconds until the run continues, plus half an interval of repeated steps if the run resumes
+from a checkpoint:
 
     goodput = 1 - c / T - (R + T / 2) / M          best at T = sqrt(2 c M)
 
@@ -21,7 +21,7 @@ def goodput(
     between_failures: float,
     resumes: bool = True,
 ) -> float:
-    """Return the share of the time in which new steps are made; all times in seconds.
+    """Return the fraction of time spent on new steps; all times in seconds.
 
     >>> round(goodput(checkpoint=1.0, interval=100.0, recovery=50.0, between_failures=1e4), 3)
     0.98
@@ -32,7 +32,7 @@ def goodput(
 
 
 def best_interval(*, checkpoint: float, between_failures: float) -> float:
-    """Return the seconds between checkpoints at which least is lost.
+    """Return the checkpoint interval in seconds that loses the least time.
 
     >>> best_interval(checkpoint=2.0, between_failures=1e4)
     200.0

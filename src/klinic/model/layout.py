@@ -1,9 +1,9 @@
-"""How completions lie in a forward pass, and where each token is predicted.
+"""Lay out completions for a forward pass, and index the hidden state that predicts each token.
 
-Rows are padded on the right, behind everything a causal model can see, so that no attention mask is
-needed and no token's position depends on its neighbours. Or they lie end to end in one, each with
-positions of its own: transformers takes a position that falls for the beginning of a row which sees
-nothing before it. Which hidden state predicts which token is worked out once, here.
+Rows are padded on the right, where a causal model cannot see the padding, so no attention mask is
+needed and no token's position depends on the other rows. Packed rows are concatenated, each with
+its own positions: transformers starts a new row, which attends to nothing before it, wherever the
+position decreases.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from klinic.evidence.rollout import end_to_end, offsets_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Some completions behind their prompts, ready for a forward pass."""
+    """Prompts and completions as the inputs of one forward pass."""
 
     input_ids: Int[Tensor, "R L"]
     position_ids: Int[Tensor, "R L"]
     predict_at: Int[Tensor, "n"]
-    """For each completion token, the flat place of the hidden state that predicts it."""
+    """For each completion token, the flat index of the hidden state that predicts it."""
     target_ids: Int[Tensor, "n"]
-    """The completion tokens of all rows, end to end."""
+    """The completion tokens of all rows, concatenated."""
 
 
 def lay_out(
@@ -38,7 +38,7 @@ def lay_out(
     pad_id: int,
     device: torch.device,
 ) -> Layout:
-    """Return the rows, each completion behind its prompt, padded on the right."""
+    """Return the rows, each a prompt followed by its completion, padded on the right."""
     _refuse_empty_prompts(prompts)
     longest = max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
     input_ids = np.full((len(prompts), longest), pad_id, dtype=np.int64)
@@ -60,7 +60,7 @@ def lay_out(
 def lay_end_to_end(
     prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], *, device: torch.device
 ) -> Layout:
-    """Return the rows behind one another, without padding."""
+    """Return the rows concatenated into one, without padding."""
     _refuse_empty_prompts(prompts)
     rows = [np.concatenate(pair) for pair in zip(prompts, completions, strict=True)]
     spans = pairwise(offsets_of([len(row) for row in rows]))
@@ -84,6 +84,6 @@ def _refuse_empty_prompts(prompts: Sequence[np.ndarray]) -> None:
     for row, prompt in enumerate(prompts):
         if len(prompt) == 0:
             raise ShapeError(
-                f"row {row} has an empty prompt: its first token would be predicted from nothing. "
-                "Give a prompt of at least one token (a BOS token will do)."
+                f"row {row} has an empty prompt, so nothing predicts its first token. Use a "
+                "prompt of at least one token (a BOS token is enough)."
             )

@@ -1,4 +1,4 @@
-"""Load a causal LM as a policy: weights, tokenizer, adapter, and a check of its log-probs."""
+"""Load a causal LM as a policy: weights, tokenizer and adapter, and check its log-probs."""
 
 import os
 from collections.abc import Sequence
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
     from klinic.recipe.model import ModelSection
 
 BUILT_IN = ("tiny", "tiny-gpt2")
-"""Models that klinic makes itself."""
+"""Models that klinic builds itself."""
 TOKENIZER = "tokenizer_config.json"
 WARNING = "warn_if_padding_and_no_attention_mask"
-PROBED = 16  # tokens of the rows that a freshly loaded model is checked on
+PROBED = 16  # tokens on which a loaded model is checked
 LOADING_ERRORS = (
     *(OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError),
-    ImportError,  # of code that comes with a model
+    ImportError,  # from code shipped with a model
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
-    """A model with its tokenizer, ready to be scored, sampled and trained."""
+    """A model with its tokenizer, ready for scoring, sampling and training."""
 
     scorer: TokenScorer
     tokenizer: Any
@@ -47,11 +47,11 @@ class Policy:
     eos_ids: tuple[int, ...]
     pad_id: int
     vocabulary_size: int
-    """Outcomes of the model's head; a tokenizer may know fewer."""
+    """Number of outputs of the model's head; a tokenizer may have fewer tokens."""
     remote: bool
-    """Whether code that comes with the model may run."""
+    """Whether code shipped with the model may run."""
     context_window: int | None
-    """Tokens that prompt and completion may have together; None where the model does not say."""
+    """Maximum tokens of prompt and completion together; None where the config has no limit."""
 
     @property
     def lm(self) -> Any:
@@ -60,9 +60,9 @@ class Policy:
 
 
 def load_policy(section: "ModelSection", *, temperature: float, seed: int) -> Policy:
-    """Return the policy that a recipe's `model` section describes.
+    """Return the policy described by a recipe's `model` section.
 
-    An adapter is trained further; with a rank for a fresh one, it is merged into its base first.
+    An existing adapter is trained further; with `lora_rank` set, it is merged into its base first.
     """
     lm, tokenizer = _load(section.name, seed=seed, remote=section.trust_remote_code)
     if section.lora_rank is not None and is_adapter(section.name):
@@ -71,7 +71,7 @@ def load_policy(section: "ModelSection", *, temperature: float, seed: int) -> Po
 
 
 def load_whole(section: "ModelSection", *, temperature: float, seed: int) -> Policy:
-    """Return the policy without any adapter: what it has is merged in, and none is added."""
+    """Return the policy without an adapter: an existing one is merged in, and none is added."""
     lm, tokenizer = _load(section.name, seed=seed, remote=section.trust_remote_code)
     if is_adapter(section.name):
         lm = _merged(lm, section.name)
@@ -120,18 +120,18 @@ def load_scorer(name: str, *, like: Policy, seed: int) -> TokenScorer:
 
 
 def _refuse_other_tokens(lm: Any, tokenizer: Any, name: str, like: Policy) -> None:
-    """Refuse a reference that means other tokens by the same ids."""
+    """Refuse a reference whose token ids mean different tokens."""
     size = int(lm.get_output_embeddings().weight.shape[0])
     if size != like.vocabulary_size or tokenizer.get_vocab() != like.tokenizer.get_vocab():
         raise ConfigError(
-            f"{name} has {size} outcomes and its own tokenizer, and {like.name} has "
-            f"{like.vocabulary_size} and another one: a KL between them would compare different "
-            "tokens. Use a model of the same family."
+            f"{name} has {size} output tokens and its own tokenizer, but {like.name} has "
+            f"{like.vocabulary_size} and another tokenizer: a KL between them would compare "
+            "different tokens. Use a model of the same family."
         )
 
 
 def _pad_id(tokenizer: Any, eos_ids: tuple[int, ...], vocabulary: int) -> int:
-    """Return an id to pad with; no token ever sees it, but the embedding must know it."""
+    """Return a padding id; no token attends to it, but the embedding must contain it."""
     given = tokenizer.pad_token_id
     return eos_ids[0] if given is None or given >= vocabulary else int(given)
 
@@ -147,11 +147,11 @@ def _load(name: str, *, seed: int, remote: bool) -> tuple[Any, Any]:
     try:
         if is_adapter(name):
             lm, tokenizer = _load(base_of(Path(name)), seed=seed, remote=remote)
-            if (Path(name) / TOKENIZER).is_file():  # it may have learnt another chat template
+            if (Path(name) / TOKENIZER).is_file():  # it may have another chat template
                 tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=remote)
             return with_adapter(lm, Path(name)), tokenizer
         with quiet():
-            # fp32 whatever the file holds: these are the master weights that the optimiser moves
+            # fp32 whatever the file's dtype: these are the optimizer's master weights
             lm, info = AutoModelForCausalLM.from_pretrained(
                 name,
                 dtype=torch.float32,
@@ -166,7 +166,7 @@ def _load(name: str, *, seed: int, remote: bool) -> tuple[Any, Any]:
         raise
     except LOADING_ERRORS as error:
         raise ConfigError(
-            f"model.name is {name}: it cannot be loaded ({first_line(error)}). Give a folder that "
+            f"model.name is {name}: it cannot be loaded ({first_line(error)}). Use a folder that "
             "`save_pretrained` wrote, a hub id that this machine can reach, or `tiny`."
         ) from error
 
@@ -175,37 +175,37 @@ def _refuse_random(missing: Sequence[str], name: str) -> None:
     if missing:
         raise ConfigError(
             f"model.name is {name}: its files lack {len(missing)} tensors, such as {missing[0]}: "
-            "they would start from random numbers. Download or save it again."
+            "they would be initialised randomly. Download or save it again."
         )
 
 
 def _merged(lm: Any, name: str) -> Any:
-    """Return an adapter's model with the adapter merged in, if it stays the same model."""
+    """Return the model with its adapter merged in; refuse if log-probs change."""
     before = probe(TokenScorer(lm, temperature=1.0))
     whole = merge(lm)
     apart = largest_difference(before, probe(TokenScorer(whole, temperature=1.0)))
     if not apart <= LIMIT:
         raise ConfigError(
-            f"model.name is {name}: merged into its base, this adapter moves log-probs by up to "
-            f"{apart:.1e} (limit {LIMIT:.0e}), as one on an embedding does that is the head as "
-            "well. Train it further instead: leave model.lora_rank out."
+            f"model.name is {name}: merging this adapter into its base changes log-probs by up to "
+            f"{apart:.1e} (limit {LIMIT:.0e}), for example because it adapts an embedding that is "
+            "tied to the head. Train it further instead: leave model.lora_rank out."
         )
     return whole
 
 
 def _refuse_missing(name: str) -> None:
-    """Refuse a path that does not exist, before a hub is asked for it."""
+    """Refuse a local path that does not exist, before querying the hub."""
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not Path(name).is_dir():
         raise ConfigError(
-            f"model.name is {name}: there is no such folder. Give a folder that `save_pretrained` "
+            f"model.name is {name}: there is no such folder. Use a folder that `save_pretrained` "
             "wrote, a hub id, or `tiny`."
         )
 
 
 @contextmanager
 def quiet() -> "Iterator[None]":
-    """Keep the bars of transformers out of a console that shows progress of its own."""
+    """Disable the progress bars of transformers, which would disturb klinic's own."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -218,9 +218,9 @@ def quiet() -> "Iterator[None]":
 
 
 def expect_no_mask(lm: Any) -> None:
-    """Let a model not warn of padding without a mask: no token of a layout can see any.
+    """Disable a model's warning about padding without a mask: no token attends to the padding.
 
-    Older models of transformers do, and look for it in every forward pass.
+    Older transformers models search for padding in every forward pass.
     """
     decoder = lm.get_decoder()
     if hasattr(decoder, WARNING):
@@ -232,24 +232,24 @@ def _say_nothing(*_: Any) -> None:
 
 
 def stop_ids(lm: Any, tokenizer: Any, name: str) -> tuple[int, ...]:
-    """Return every id that ends a completion: the tokenizer's, the config's, generation's."""
+    """Return every id that ends a completion: of tokenizer, config and generation config."""
     of_config = getattr(lm.config.get_text_config(), "eos_token_id", None)
     found = _distinct(*declared_ends(lm, tokenizer), of_config)
     if not found:
         raise ConfigError(
             f"model.name is {name}: neither its tokenizer nor its config names an end-of-sequence "
-            "token, so every completion would run into the length limit. Set eos_token_id."
+            "token, so every completion would reach the length limit. Set eos_token_id."
         )
     return found
 
 
 def declared_ends(lm: Any, tokenizer: Any) -> tuple[int, ...]:
-    """Return the ids that end a completion by what tokenizer and generation config say."""
+    """Return the ids that end a completion according to tokenizer and generation config."""
     return _distinct(tokenizer.eos_token_id, getattr(lm.generation_config, "eos_token_id", None))
 
 
 def _distinct(*given: int | Sequence[int] | None) -> tuple[int, ...]:
-    """Return the ids of all that were given, each as one, several or none.
+    """Return the distinct ids of several values, each an id, a sequence of ids or None.
 
     >>> _distinct(2, None, [5, 2])
     (2, 5)
@@ -260,7 +260,7 @@ def _distinct(*given: int | Sequence[int] | None) -> tuple[int, ...]:
 
 @torch.no_grad()
 def check_log_probs(scorer: TokenScorer, name: str) -> None:
-    """Refuse a model that is random, or whose logits are not its head's."""
+    """Refuse a model whose forward pass is random, or whose logits differ from its head's."""
     vocabulary = scorer.lm.get_output_embeddings().weight.shape[0]
     ids = np.arange(PROBED) % vocabulary
     layout = lay_out([ids[:4]], [ids[4:]], pad_id=0, device=scorer.device)
@@ -274,7 +274,7 @@ def check_log_probs(scorer: TokenScorer, name: str) -> None:
 
 
 def num_parameters(lm: nn.Module) -> dict[str, int]:
-    """Return how many parameters a model has, and how many of them are trained."""
+    """Return the number of parameters of a model, and of its trainable ones."""
     return {
         "num_parameters": sum(p.numel() for p in lm.parameters()),
         "num_trainable": sum(p.numel() for p in lm.parameters() if p.requires_grad),
@@ -282,10 +282,10 @@ def num_parameters(lm: nn.Module) -> dict[str, int]:
 
 
 def num_experts(lm: Any) -> int:
-    """Return how many experts a layer chooses from; 0 for a model that has none."""
+    """Return the number of experts per layer; 0 for a dense model."""
     config = lm.config.get_text_config()
     names = ("num_experts", "num_local_experts", "n_routed_experts")
     return max(int(getattr(config, name, None) or 0) for name in names)
 
 
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # forks of user code would warn
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # else forks in user code warn

@@ -1,4 +1,4 @@
-"""What a run's memory is made of: kinds of tensors, bytes by phase, and shares of devices."""
+"""Memory of a run: kinds of tensors, bytes by phase, and fractions of a device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ SCORING, UPDATING, COMMITTING = "scoring", "updating", "committing"
 PHASES = (READING, SAMPLING, EVALUATING, SCORING, UPDATING, COMMITTING)
 OF_LEARNER = (SCORING, UPDATING, COMMITTING)
 
-IN_FLIGHT = 2  # layers that a sharded model holds whole: the one at work, and the next
-FP32, BF16 = 4, 2  # bytes of a number
-MOMENTS = 2  # of AdamW, for each trained weight
+IN_FLIGHT = 2  # gathered layers of a sharded model: the current and the prefetched one
+FP32, BF16 = 4, 2  # bytes per entry
+MOMENTS = 2  # of AdamW, per trained weight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Phase:
-    """A part of a step, at the moment when it holds most."""
+    """One phase of a step at its peak memory."""
 
     name: str
     num_bytes: Mapping[str, int]
@@ -43,20 +43,20 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """What one of several GPUs would hold for the learner, by arithmetic."""
+    """The learner's memory on one of several GPUs, by arithmetic."""
 
     phase: Phase
-    """The one that holds most."""
+    """The phase with the highest peak."""
     left: int
     """Bytes; negative where the learner does not fit."""
     sampler_share: float
-    """Of the device, that a sampler beside the learner could be given at most."""
+    """Largest fraction of the device that a sampler on the same GPU can use."""
     sampler_weights: int
-    """Bytes of them that its own copy of the model in bf16 takes."""
+    """Bytes of the sampler's own bf16 copy of the model."""
 
 
 def state_bytes(*, num_parameters: int, num_trained: int, num_reference: int) -> dict[str, int]:
-    """Return what a learner holds from step to step, and its gradient: all of it in fp32.
+    """Return the bytes of a learner's persistent state and its gradient, all in fp32.
 
     >>> state_bytes(num_parameters=10, num_trained=3, num_reference=0)
     {'weights': 40, 'reference': 0, 'optimiser': 24, 'gradients': 12}
@@ -70,18 +70,18 @@ def state_bytes(*, num_parameters: int, num_trained: int, num_reference: int) ->
 
 
 def largest(phases: Sequence[Phase]) -> Phase:
-    """Return the phase that holds most."""
+    """Return the phase with the highest peak."""
     return max(phases, key=lambda phase: phase.total)
 
 
 def highest_by_name(phases: Sequence[Phase]) -> tuple[Phase, ...]:
-    """Return of each name the one that holds most, in the order of a step."""
+    """Return the highest peak of each phase, in the order of a step."""
     named = [[phase for phase in phases if phase.name == name] for name in PHASES]
     return tuple(largest(found) for found in named if found)
 
 
 def extended(second: Mapping[str, int], third: Mapping[str, int], num: int) -> dict[str, int]:
-    """Return the bytes after `num` equal steps, of which the second and third were measured.
+    """Extrapolate the bytes to `num` equal steps from the measured second and third.
 
     >>> extended({"cache": 10, "logits": 7}, {"cache": 12, "logits": 7}, 5)
     {'logits': 7, 'cache': 16}
@@ -96,10 +96,10 @@ def extended(second: Mapping[str, int], third: Mapping[str, int], num: int) -> d
 def per_device(
     phases: Sequence[Phase], *, num: int, memory: int, largest_layer: int, num_parameters: int
 ) -> Device:
-    """Return what each of `num` devices would hold if the learner were sharded over them.
+    """Return the memory of each of `num` devices with the learner sharded over them.
 
-    As with FSDP's full shard: weights, reference, gradients and optimiser are cut into equal parts,
-    each device has a micro-batch of its own, and layers are gathered one after the other.
+    As with FSDP's full shard: weights, reference, gradients and optimizer state are split equally,
+    each device has its own micro-batch, and layers are gathered one at a time.
 
     >>> one = Phase(name="updating", num_bytes={"weights": 80, "activations": 30})
     >>> device = per_device([one], num=4, memory=100, largest_layer=5, num_parameters=10)

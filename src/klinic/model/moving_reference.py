@@ -1,13 +1,13 @@
-"""A reference that moves: a share of the way to the policy, or all of it.
+"""A reference that follows the policy by an exponential moving average or by resets.
 
     reference = keep x reference + (1 - keep) x policy        in fp32, over the trained tensors
 
 `keep` near 1 after every step is an exponential moving average; `keep` 0 is a reset, after which
-policy and reference are one, bit for bit. Of an adapter its frozen copy moves, matrix by matrix:
-the average of two adapters is not the average of their products.
+policy and reference are bitwise equal. With an adapter, its frozen copy moves matrix by matrix: the
+average of two adapters is not the average of their products.
 
-Where the run started stays at hand: the distance to a reference that follows says little about how
-far the policy has gone.
+The initial policy is kept as well: the KL to a reference that follows the policy does not measure
+how far the policy has moved since the start.
 """
 
 from dataclasses import dataclass
@@ -24,26 +24,26 @@ from klinic.model.reference import Reference, adapter_frozen, adapter_off, froze
 from klinic.model.scorer import TokenScorer
 from klinic.model.weights import digest, sampled_digest, trained
 
-AFFORDABLE = 2**28  # bytes of weights that can be hashed after every step: a fraction of a second
+AFFORDABLE = 2**28  # bytes of weights that can be hashed after every step in under a second
 SAMPLED = "sampled:"
 
 
 @dataclass(slots=True, kw_only=True)
 class MovingReference(Reference):
-    """A reference with weights of its own that are set, or drawn, to the policy's."""
+    """A reference with its own weights, which move towards or are set to the policy's."""
 
     start: Reference
-    """The policy as the run started; it never moves."""
+    """The initial policy of the run; it never moves."""
     ours: dict[str, Tensor]
-    """What is trained, by name."""
+    """The policy's trained tensors, by name."""
     theirs: dict[str, Tensor]
-    """What moves, by the same names."""
+    """The reference's tensors, by the same names."""
     jumped: int = 0
-    """The step after which it left the start or was last set to the policy."""
+    """The step after which it left the start or was last reset to the policy."""
 
     @torch.no_grad()
     def move(self, *, step: int, keep: float) -> None:
-        """Go towards the policy; `keep` is the share that stays."""
+        """Move the weights towards the policy; `keep` is the fraction retained."""
         for name, mine in self.theirs.items():
             if keep:
                 mine.lerp_(self.ours[name], 1 - keep)  # exact where the two are equal
@@ -55,25 +55,25 @@ class MovingReference(Reference):
         self.digest = self._name(whole=not keep or self._num_bytes() <= AFFORDABLE)
 
     def identity(self) -> dict[str, Any]:
-        """Return which reference this is now."""
+        """Return kind, digest and last update of the reference."""
         return {"kind": self.kind, "digest": self.digest, "step": self.step, "jumped": self.jumped}
 
     @torch.no_grad()
     def go_back(self, tensors: dict[str, Tensor], identity: dict[str, Any]) -> None:
-        """Become the reference that an identity names, out of its saved tensors."""
+        """Restore saved tensors, and check that they have the saved identity."""
         if tensors.keys() != self.theirs.keys():
             raise CheckpointError(
-                f"the saved reference has {len(tensors)} tensors, and the one of this run "
-                f"{len(self.theirs)} of other names. Resume with the recipe the run began with."
+                f"the saved reference has {len(tensors)} tensors, but the reference of this run "
+                f"has {len(self.theirs)} with other names. Resume with the run's original recipe."
             )
         for name, mine in self.theirs.items():
             mine.copy_(tensors[name])
         self.digest = self._name(whole=not identity["digest"].startswith(SAMPLED))
         if self.digest != identity["digest"]:
             raise CheckpointError(
-                f"the reference was saved with the digest {identity['digest'][:20]}, and what was "
-                f"loaded has {self.digest[:20]}: the KL would be to other weights. Go on from an "
-                "older checkpoint, or start anew in another output.dir."
+                f"the reference was saved with the digest {identity['digest'][:20]}, but the one "
+                f"loaded has {self.digest[:20]}: the KL would use other weights. Resume from an "
+                "older checkpoint, or start a new run in another output.dir."
             )
         self.step, self.jumped = identity["step"], identity["jumped"]
 
@@ -91,7 +91,7 @@ class MovingReference(Reference):
 
 
 def moving(policy: TokenScorer, reference: Reference, *, source: str) -> MovingReference:
-    """Return a reference that can move; `source` is where the policy starts."""
+    """Return a reference that can move; `source` is the origin of the initial policy."""
     ours = trained(policy.lm)
     _refuse_other_form(policy, reference)
     lm: Any = reference.scorer.lm
@@ -112,7 +112,7 @@ def moving(policy: TokenScorer, reference: Reference, *, source: str) -> MovingR
 
 
 def _start(policy: TokenScorer, source: str) -> Reference:
-    """Return the policy as it starts, at the least cost, beside a reference that leaves it."""
+    """Return the initial policy as a reference, in its cheapest form."""
     if not is_adapted(policy.lm):
         return frozen_copy(policy, source=source)
     if starts_at_zero(policy.lm):
@@ -121,31 +121,31 @@ def _start(policy: TokenScorer, source: str) -> Reference:
 
 
 def _refuse_other_form(policy: TokenScorer, reference: Reference) -> None:
-    """Refuse a reference whose weights are not of the policy's kind."""
+    """Refuse a reference whose weights have another form than the policy's."""
     if reference.kind == "adapter_off":
         raise PolicyError(
-            f"the reference of {reference.source} is the policy with its adapter switched off: it "
-            "has no weights of its own that could move. Use a frozen copy of the adapter."
+            f"the reference of {reference.source} is the policy with its adapter disabled: it has "
+            "no weights of its own to move. Use a frozen copy of the adapter."
         )
     if reference.kind == "copy" and is_adapted(policy.lm):
         raise PolicyError(
-            f"reference.path is {reference.source}, a model of its own, and the policy trains an "
-            "adapter: there is nothing in the one that could move to the other. Leave "
-            "reference.path out, or let the reference stand still."
+            f"reference.path is {reference.source}, a separate model, but the policy trains an "
+            "adapter: their weights do not correspond, so the reference cannot move. Leave "
+            "reference.path out, or keep the reference fixed."
         )
 
 
 def _refuse_other_tensors(
     ours: dict[str, Tensor], theirs: dict[str, Tensor], reference: Reference
 ) -> None:
-    """Refuse tensors that do not correspond, and tensors that are the policy's own."""
+    """Refuse tensors that do not match the policy's, or share storage with them."""
     for name, p in ours.items():
         if name not in theirs or theirs[name].shape != p.shape:
             found = tuple(theirs[name].shape) if name in theirs else "missing"
             raise PolicyError(
-                f"reference.path is {reference.source}: its {name} is {found}, and the policy's is "
+                f"reference.path is {reference.source}: its {name} is {found}, but the policy's is "
                 f"{tuple(p.shape)}, so it cannot move to the policy. Use a model of the same "
-                "shapes, or let the reference stand still."
+                "shapes, or keep the reference fixed."
             )
         if theirs[name].untyped_storage().data_ptr() == p.untyped_storage().data_ptr():
             raise PolicyError(
@@ -156,7 +156,7 @@ def _refuse_other_tensors(
 
 @torch.no_grad()
 def _refuse_other_model(policy: TokenScorer, ours: dict[str, Tensor], reference: Reference) -> None:
-    """Refuse a model that would not be the policy if it had the policy's weights."""
+    """Refuse a model whose log-probs differ from the policy's when it has the policy's weights."""
     layout = probe_layout(policy.lm, policy.device)
     expected = policy(layout).logp
     borrowed = {f"lm.{name}": p for name, p in ours.items()}
@@ -165,7 +165,7 @@ def _refuse_other_model(policy: TokenScorer, ours: dict[str, Tensor], reference:
     if not apart <= LIMIT:
         raise PolicyError(
             f"reference.path is {reference.source}: with the policy's weights its log-probs differ "
-            f"from the policy's by {apart:.1e} (limit {LIMIT:.0e}), so its config is another one "
-            "and it cannot become the policy. Let it stand still, or use a model of the same "
+            f"from the policy's by {apart:.1e} (limit {LIMIT:.0e}), so its config differs and it "
+            "cannot become the policy. Keep the reference fixed, or use a model of the same "
             "config."
         )

@@ -1,9 +1,9 @@
-"""Whether rows may lie end to end: where attention skips what it may not see, and does.
+"""Decide whether a model supports packed rows: flash attention that does not attend across rows.
 
-Flash attention reads rows of any length without padding, and only there is it worth while: with
-others the mask between rows is made and multiplied like any. Most of transformers' models know rows
-apart by positions that fall. Some take no notice: then a row's log-probs depend on the one before
-it, and nothing says so. So it is tried, on two rows.
+Packing pays off only with flash attention, which handles rows of any length without padding; other
+kernels materialise the mask between rows. Most transformers models detect row boundaries by
+decreasing positions. Some do not, and then a row's log-probs silently depend on the row before it,
+so support is tested on two rows.
 """
 
 import numpy as np
@@ -13,18 +13,18 @@ from klinic.model.layout import lay_end_to_end
 from klinic.model.scorer import TokenScorer
 
 LENGTH = 8
-ROUNDING = 0.02  # of a hidden state; bf16 leaves a hundredth
+ROUNDING = 0.02  # relative to a hidden state; bf16 rounding reaches 0.01
 
 
 def packs(scorer: TokenScorer) -> bool:
-    """Whether a model's attention skips other rows, and sees none of them."""
+    """Whether a model uses flash attention and keeps packed rows independent."""
     attention = str(scorer.lm.config._attn_implementation)
     return attention.startswith("flash_attention") and knows_rows_apart(scorer)
 
 
 @torch.no_grad()
 def knows_rows_apart(scorer: TokenScorer) -> bool:
-    """Whether a row behind another is as if alone, whatever the other says."""
+    """Whether a row packed after another scores as if alone, independent of the other's tokens."""
     ids = np.arange(4 * LENGTH) % scorer.lm.get_output_embeddings().weight.shape[0]
     one, other, row = np.split(ids, [LENGTH, 2 * LENGTH])
 
@@ -35,5 +35,5 @@ def knows_rows_apart(scorer: TokenScorer) -> bool:
 
     alone, behind = last(row), last(one, row)
     moved = float((behind - alone).norm() / alone.norm())
-    # what is masked is multiplied by exactly 0
+    # masked entries are multiplied by exactly 0, hence `equal`
     return torch.equal(behind, last(other, row)) and moved < ROUNDING

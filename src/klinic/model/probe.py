@@ -1,4 +1,4 @@
-"""Tokens that any model can be asked about: do two models say the same?"""
+"""Compare two models by their log-probs on fixed tokens."""
 
 from typing import Any
 
@@ -13,12 +13,12 @@ from klinic.model.scorer import TokenScorer
 ROWS = ((3, 29), (9, 8), (1, 5))
 """Lengths of prompt and completion: ordinary, padded and nearly empty rows."""
 LIMIT = 1e-3
-"""Most that a log-prob may differ in fp32. Merging an adapter was seen to shift one by 5.5e-5; a
-layer that is left out, or a head that is tied to what was changed, shifts it by far more."""
+"""Largest allowed difference of a log-prob in fp32. Merging an adapter shifted one by 5.5e-5; a
+missing layer, or a head tied to a changed embedding, shifts it by far more."""
 
 
 def probe_layout(lm: Any, device: torch.device) -> Layout:
-    """Return rows of token ids that are the same for every model with this vocabulary."""
+    """Return rows of token ids that are equal for all models with the same vocabulary size."""
     vocabulary = lm.get_output_embeddings().weight.shape[0]
     stream = np.random.Generator(np.random.Philox(0))
     rows = [stream.integers(0, vocabulary, sum(lengths)) for lengths in ROWS]
@@ -29,13 +29,13 @@ def probe_layout(lm: Any, device: torch.device) -> Layout:
 
 @torch.no_grad()
 def probe(scorer: TokenScorer) -> Float[Tensor, "n V"]:
-    """Return the log-prob of every outcome at every completion token of the rows."""
+    """Return the log-probs of the full vocabulary at every completion token of these rows."""
     hidden = scorer.hidden(probe_layout(scorer.lm, scorer.device))
     return scorer.log_softmax(scorer.head(hidden)).cpu()
 
 
 def largest_difference(a: Float[Tensor, "n V"], b: Float[Tensor, "n V"]) -> float:
-    """Return the most that a log-prob differs; NaN where one of them is not a number.
+    """Return the largest absolute difference of two sets of log-probs; NaN where one is NaN.
 
     >>> largest_difference(torch.zeros(1, 2), torch.tensor([[0.5, -1.0]]))
     1.0

@@ -1,14 +1,14 @@
-"""The policy that the KL term ties to, at the least cost that is exact.
+"""The reference policy of the KL term, in its cheapest exact form.
 
-    kind             what it is                                        what it costs
-    copy             a model of its own                                a second model
-    adapter_off      the policy's model with its adapter switched off  nothing
+    kind             meaning                                           cost
+    copy             a separate model                                  a second model
+    adapter_off      the policy's model with its adapter disabled      nothing
     adapter_frozen   the policy's model with a frozen copy of its      a second adapter
-                     adapter in force
+                     adapter active
 
-A policy with an adapter starts at `adapter_off` only if its adapter adds exactly nothing. One that
-was trained before starts elsewhere, and so does its reference. A reference that is to move
-(`moving_reference.py`) needs weights of its own: never `adapter_off`.
+`adapter_off` equals the initial policy only if the adapter adds exactly 0. An adapter that was
+trained before needs `adapter_frozen`. A reference that moves (`moving_reference.py`) needs its own
+weights: never `adapter_off`.
 """
 
 import copy
@@ -41,22 +41,22 @@ Kind = Literal["copy", "adapter_off", "adapter_frozen"]
 
 @dataclass(slots=True, kw_only=True)
 class Reference:
-    """A frozen policy to score tokens with; it counts how often it was asked."""
+    """A frozen policy that scores tokens; it counts its forward passes."""
 
     scorer: TokenScorer
     kind: Kind
     source: str
-    """Where its weights can be found again."""
+    """Where its weights come from: a folder or a hub id."""
     digest: str
     adapter: str = FROZEN
-    """Which frozen copy is in force, of `adapter_frozen`."""
+    """Name of the active frozen copy, for `adapter_frozen`."""
     step: int = 0
     """The step after which it last changed; 0 is the start."""
     num_forwards: int = 0
 
     @torch.no_grad()
     def hidden(self, layout: Layout) -> RefHidden:
-        """Return the hidden states of the completion tokens, and the way to logits."""
+        """Return the hidden states of the completion tokens, with the function to logits."""
         self.num_forwards += 1
         with self._in_force():
             return RefHidden(hidden=self.scorer.hidden(layout), logits=self._logits)
@@ -71,13 +71,13 @@ class Reference:
     def _logits(self, hidden: Tensor) -> Tensor:
         if self.kind == "copy":
             return self.scorer.logits(hidden)
-        with self._in_force():  # asked from inside the forward pass of this very model
+        with self._in_force():  # called inside the forward pass of the same model
             logits: Tensor = self.scorer.head(hidden)
             return logits
 
     @torch.no_grad()
     def now(self) -> str:
-        """Return a fingerprint of its weights as they are; `digest` is what they should be."""
+        """Return a fingerprint of the current weights; `digest` is the expected identity."""
         lm: Any = self.scorer.lm
         match self.kind:
             case "copy":
@@ -100,7 +100,7 @@ class Reference:
 
 
 def as_it_starts(policy: TokenScorer, *, source: str, moves: bool = False) -> Reference:
-    """Return the policy as it is now, and prove that it is; one that moves has its own weights."""
+    """Return the initial policy as a reference, verified; a moving one gets its own weights."""
     if not is_adapted(policy.lm):
         return frozen_copy(policy, source=source)
     if starts_at_zero(policy.lm) and not moves:
@@ -109,13 +109,13 @@ def as_it_starts(policy: TokenScorer, *, source: str, moves: bool = False) -> Re
 
 
 def frozen_copy(policy: TokenScorer, *, source: str) -> Reference:
-    """Return the policy as it is now, to stay so."""
+    """Return a frozen copy of the policy's current weights."""
     scorer = copy.deepcopy(policy)
     return frozen(scorer, source=source)
 
 
 def frozen(scorer: TokenScorer, *, source: str) -> Reference:
-    """Return a model of its own as the reference."""
+    """Return a separate model as the reference."""
     scorer.requires_grad_(False)
     return Reference(
         scorer=scorer, kind="copy", source=source, digest=digest(scorer.lm.state_dict())
@@ -123,13 +123,13 @@ def frozen(scorer: TokenScorer, *, source: str) -> Reference:
 
 
 def adapter_off(policy: TokenScorer, *, source: str) -> Reference:
-    """Return the policy's own base weights: no copy, right only for an adapter that starts at 0."""
+    """Return the policy's base as the reference: no copy, exact only for an adapter that is 0."""
     if not starts_at_zero(policy.lm):
         raise PolicyError(
-            f"the adapter of {source} does not start at 0, so the model with its adapter switched "
-            "off is not where the policy starts: the KL would be large before the first step, and "
-            "pull back to the base. Leave `reference` out for a frozen copy of the adapter, or, if "
-            "the base is what you want to stay near to, name it: reference.path."
+            f"the adapter of {source} does not start at 0, so the model with its adapter disabled "
+            "is not the initial policy: the KL would be large before the first step, and pull the "
+            "policy back to the base. Leave `reference` out for a frozen copy of the adapter, or "
+            "set reference.path to the base to stay close to it."
         )
     base = base_digest(policy.lm)
     assert base is not None  # noqa: S101 - it has an adapter
@@ -137,7 +137,7 @@ def adapter_off(policy: TokenScorer, *, source: str) -> Reference:
 
 
 def adapter_frozen(policy: TokenScorer, *, source: str, adapter: str = FROZEN) -> Reference:
-    """Return the policy with its adapter as it is now: a copy of the adapter, none of the base."""
+    """Return the policy with a frozen copy of its current adapter; the base is not copied."""
     before = policy_digest(policy.lm)
     freeze_beside(policy.lm, adapter)
     return Reference(
@@ -147,7 +147,7 @@ def adapter_frozen(policy: TokenScorer, *, source: str, adapter: str = FROZEN) -
 
 @torch.no_grad()
 def _proven(reference: Reference) -> Reference:
-    """Refuse a reference that is not, bit for bit, where its policy starts."""
+    """Refuse a reference that is not bitwise equal to the initial policy."""
     policy = reference.scorer
     layout = probe_layout(policy.lm, policy.device)
     hidden = policy.hidden(layout)
@@ -158,8 +158,7 @@ def _proven(reference: Reference) -> Reference:
         apart = float((ours - theirs).abs().max())
         raise PolicyError(
             f"the reference ({reference.kind}) of {reference.source} differs from the policy by "
-            f"{apart:.1e} before the first step: the KL would measure the adapter's form, not what "
-            "is learnt. Merge the adapter: klinic export --merge, and model.lora_rank for a fresh "
-            "one."
+            f"{apart:.1e} before the first step, so the KL would not measure the policy's change. "
+            "Merge the adapter (klinic export --merge) and set model.lora_rank for a new one."
         )
     return reference

@@ -1,10 +1,10 @@
-"""How long a step takes on many accelerators, and how they are best divided, by arithmetic.
+"""Estimate the duration of a step on many accelerators and their best split, by arithmetic.
 
     learner   the longer of its matrix products and of gathering its shards
-    sampler   reading prompts is bound by matrix products; each further token by the longer of
-              reading all weights and the cache of all rows from memory, and matrix products
+    sampler   prefill is bound by matrix products; each decoded token by the longer of reading all
+              weights and the KV cache of all rows from memory, and matrix products
 
-Everything else is left out: starting kernels, rows of different lengths, rewards, waiting.
+Everything else is ignored: kernel launches, rows of different lengths, rewards, waiting.
 """
 
 from dataclasses import dataclass
@@ -14,49 +14,49 @@ from klinic.model.shape import Shape
 from klinic.model.traffic import gathered_bytes
 from klinic.model.work import Flop, StepSizes, Work, work_of
 
-ROOM = 0.5  # share of a memory that weights or a learner's state may take; the rest is at work
-SAMPLERS = 0.9  # share of a memory that an engine takes, vLLM's default
+ROOM = 0.5  # fraction of memory for weights or a learner's state; the rest is for activations
+SAMPLERS = 0.9  # fraction of memory that an engine uses, vLLM's default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Accelerator:
-    """One of many equal devices, as its maker describes it."""
+    """One of many identical devices, with the vendor's figures."""
 
     memory: int | float = 80e9
     flops: float = 1e15
-    """Matrix products in bf16, FLOP a second."""
+    """Matrix products in bf16, FLOP per second."""
     flops_fp32: float = 6.7e13
     """The same in fp32."""
     use: float = 0.4
-    """Share of both that is reached."""
+    """Achieved fraction of both."""
     bandwidth: float = 3.35e12
-    """Bytes a second between its memory and its cores."""
+    """Bytes per second between memory and cores."""
     network: float = 5e10
-    """Bytes a second between any two devices: 400 Gb/s."""
+    """Bytes per second between any two devices: 400 Gb/s."""
 
     def seconds(self, work: Flop) -> float:
-        """Return how long one of them computes."""
+        """Return the compute time on one device."""
         return (work.layers / self.flops + work.head / self.flops_fp32) / self.use
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learning:
-    """Seconds of a step in which a learner is at work."""
+    """Seconds of a step spent in the learner."""
 
     computing: float
     gathering: float
-    """Passing shards round; it goes on beside computing."""
+    """Communication of shards; it overlaps with computing."""
     kl: float
-    """Of the computing, what only a KL asks for."""
+    """The part of `computing` that only a KL term needs."""
 
     @property
     def seconds(self) -> float:
-        """How long it takes."""
+        """Total duration."""
         return max(self.computing, self.gathering)
 
 
 def learning(shape: Shape, sizes: StepSizes, device: Accelerator, *, num: int) -> Learning:
-    """Return how long `num` accelerators learn from a step."""
+    """Return the learner's time per step on `num` accelerators."""
     work = work_of(shape, sizes)
     return Learning(
         computing=device.seconds(work.learning) / num,
@@ -66,7 +66,7 @@ def learning(shape: Shape, sizes: StepSizes, device: Accelerator, *, num: int) -
 
 
 def smallest_learner(shape: Shape, device: Accelerator, *, reference: bool) -> int:
-    """Return how many accelerators hold a learner's state in a part of their memory."""
+    """Return the fewest accelerators whose memory budget holds a learner's state."""
     held = state_bytes(
         num_parameters=shape.num_parameters,
         num_trained=shape.num_trained,
@@ -76,7 +76,7 @@ def smallest_learner(shape: Shape, device: Accelerator, *, reference: bool) -> i
 
 
 def smallest_engine(shape: Shape, device: Accelerator) -> int:
-    """Return how many accelerators, a power of two, hold the weights of a sampler in bf16."""
+    """Return the fewest accelerators, a power of two, that hold a sampler's bf16 weights."""
     num = 1
     while BF16 * shape.num_parameters > ROOM * SAMPLERS * device.memory * num:
         num *= 2
@@ -84,24 +84,24 @@ def smallest_engine(shape: Shape, device: Accelerator) -> int:
 
 
 def rows_at_once(shape: Shape, sizes: StepSizes, device: Accelerator, *, num: int) -> int:
-    """Return the completions whose cache fits beside the weights of an engine of `num`."""
+    """Return how many completions' KV caches fit next to the weights on an engine of `num`."""
     free = SAMPLERS * device.memory * num - BF16 * shape.num_parameters
     return int(free // cache_bytes(shape, sizes))
 
 
 def cache_bytes(shape: Shape, sizes: StepSizes) -> int:
-    """Return the bytes of keys and values of one completion at its end, in bf16."""
+    """Return the bytes of one completion's KV cache at its end, in bf16."""
     return BF16 * shape.num_cached * (sizes.prompt_length + sizes.completion_length)
 
 
 def kept_bytes(shape: Shape, sizes: StepSizes) -> int:
-    """Return what autograd keeps of one row with checkpointing: the input of every layer."""
+    """Return the bytes autograd stores per row with checkpointing: the input of every layer."""
     length = sizes.prompt_length + sizes.completion_length
     return FP32 * shape.hidden * shape.num_layers * length
 
 
 def sampling(shape: Shape, sizes: StepSizes, device: Accelerator, *, num: int) -> float:
-    """Return how many seconds `num` accelerators sample for a step."""
+    """Return the seconds that `num` accelerators need to sample a step."""
     size = smallest_engine(shape, device)
     engines = num // size
     if not engines:
@@ -119,7 +119,7 @@ def sampling(shape: Shape, sizes: StepSizes, device: Accelerator, *, num: int) -
 def _drawing(
     shape: Shape, sizes: StepSizes, device: Accelerator, *, work: Work, rows: int | float, num: int
 ) -> float:
-    """Return the seconds in which `num` accelerators draw all tokens of so many rows at once."""
+    """Return the seconds that `num` accelerators need to decode `rows` completions in parallel."""
     halfway = sizes.prompt_length + sizes.completion_length / 2
     moved = BF16 * (shape.num_parameters + rows * shape.num_cached * halfway)
     flop = work.sampling.total * rows / sizes.num_completion_tokens
@@ -129,19 +129,19 @@ def _drawing(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Accelerators for samplers and for a learner, side by side."""
+    """Accelerators divided between samplers and a learner that run concurrently."""
 
     samplers: int
     learners: int
     sampling: float
-    """Seconds of a step."""
+    """Seconds per step."""
     learning: Learning
 
 
 def split(shape: Shape, sizes: StepSizes, device: Accelerator, *, num: int) -> Split | None:
-    """Return the division of `num` accelerators at which neither side waits long for the other.
+    """Return the split of `num` accelerators with the shortest step.
 
-    None where they are too few for both.
+    None where there are too few for both.
     """
     size = smallest_engine(shape, device)
     least = smallest_learner(shape, device, reference=sizes.reference)
@@ -158,20 +158,20 @@ def split(shape: Shape, sizes: StepSizes, device: Accelerator, *, num: int) -> S
 
 
 def sync_seconds(num_bytes: int | float, device: Accelerator) -> float:
-    """Return how long weights need that are gathered in one process and sent on from there."""
+    """Return the time to sync weights that one process gathers and forwards."""
     return 2 * num_bytes / device.network
 
 
 def ideal_sync_seconds(shape: Shape, device: Accelerator, *, num: int) -> float:
-    """Return how long they need from each of `num` shards to where they are used, in bf16."""
+    """Return the time to sync bf16 weights from each of `num` shards directly to the samplers."""
     return BF16 * shape.num_trained / num / device.network
 
 
 def start_bytes(shape: Shape, *, reference: bool, processes: int) -> int:
-    """Return the host memory that the first machine's processes need while they start.
+    """Return the host memory that the first machine's processes need at start-up.
 
-    Each loads the whole policy and, with a KL and no adapter, copies it for a reference before any
-    of it is sharded; the first keeps one more, to sample from.
+    Each loads the full policy and, with a KL and no adapter, copies it as the reference before
+    sharding; the first keeps one more copy for sampling.
     """
     copies = 2 if reference and shape.trains_all else 1
     return FP32 * shape.num_parameters * (copies * processes + 1)

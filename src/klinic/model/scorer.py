@@ -1,10 +1,10 @@
-"""The one log-prob function: every logp, logp_old and logp_ref of klinic comes from here.
+"""The one log-prob function: every logp, logp_old and logp_ref of klinic is computed here.
 
-At least fp32 log-softmax, one temperature, explicit positions, no dropout. The vocabulary is walked
-through in chunks of tokens, so logits of all tokens never exist at once: `learn` takes the gradient
-of each chunk on the way (fused.py), `forward` with gradients makes it again in the backward pass.
-Entropy, rank and, when a reference is given, the KL over the whole vocabulary come from the same
-chunks.
+Log-softmax in at least fp32, one temperature, explicit positions, no dropout. The logits are
+computed for a chunk of tokens at a time and never exist for all tokens at once: `score_and_loss`
+computes the gradient of each chunk immediately (fused.py), `forward` with gradients recomputes the
+chunk in the backward pass. Entropy, rank and, with a reference, the KL over the full vocabulary
+come from the same chunks.
 """
 
 from collections.abc import Callable
@@ -26,45 +26,45 @@ from klinic.model.head import Head, Sums
 from klinic.model.layout import Layout
 from klinic.model.token_scores import TokenScores, joined_scores
 
-CHUNK_ELEMENTS = 27 * 2**20  # logits at a time: 108 MiB in fp32
-CHUNK_ROWS = 16  # tokens of a chunk are a multiple of it: so matrix products are made
-BLOCK_ELEMENTS = 2**18  # looked at at a time: 1 MiB, which stays in a cache
-TOP_K = 64  # outcomes that the estimator `topk` keeps apart; the rest share a bucket
+CHUNK_ELEMENTS = 27 * 2**20  # logits per chunk: 108 MiB in fp32
+CHUNK_ROWS = 16  # a chunk's tokens are a multiple of it, which suits matrix kernels
+BLOCK_ELEMENTS = 2**18  # log-probs per block: 1 MiB, which fits in the cache
+TOP_K = 64  # tokens that the estimator `topk` treats separately; the rest share a bucket
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefTop:
-    """The reference at the outcomes that were likeliest under the policy when a step was scored."""
+    """The reference's log-probs at the policy's most likely tokens when the step was scored."""
 
     token_ids: Int[Tensor, "n K"]
     logp: Float[Tensor, "n K+1"]
-    """Of those, and of any other."""
+    """Of those tokens, and of all others together."""
 
     def within(self, tokens: slice) -> "RefTop":
-        """Return the same for neighbouring tokens."""
+        """Return the entries of a slice of tokens."""
         return RefTop(token_ids=self.token_ids[tokens], logp=self.logp[tokens])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefHidden:
-    """The reference's hidden states at the same tokens, and its way from there to logits."""
+    """The reference's hidden states at the completion tokens, with the function to logits."""
 
     hidden: Float[Tensor, "m H"]
     logits: Callable[[Tensor], Tensor]
     tokens: Int[np.ndarray, "m"] | None = None
-    """Which of the tokens these are, in order; None for all of them."""
+    """Sorted indices of the tokens it covers; None for all of them."""
     topk: bool = False
-    """Whether the KL over the likeliest outcomes is wanted, beside the exact one."""
+    """Whether to compute the top-k KL in addition to the exact one."""
     top: RefTop | None = None
-    """What was kept of all tokens, so that this KL needs no more of the reference."""
+    """Log-probs stored for all tokens, so that the top-k KL needs no further reference pass."""
 
     def at(self, tokens: Int[np.ndarray, "k"]) -> "RefHidden":
-        """Return the same for some of its tokens."""
+        """Return the entries of selected tokens."""
         places = torch.from_numpy(tokens).to(self.hidden.device)
         return replace(self, hidden=self.hidden[places], tokens=tokens)
 
     def within(self, tokens: slice) -> "RefHidden":
-        """Return what it has of neighbouring tokens, counted from the first of them."""
+        """Return the entries of a slice of tokens, with indices relative to its start."""
         top = None if self.top is None else self.top.within(tokens)
         if self.tokens is None:
             return replace(self, hidden=self.hidden[tokens], top=top)
@@ -74,7 +74,7 @@ class RefHidden:
 
 
 class TokenScorer(nn.Module):
-    """A causal LM as a function from rows to log-probs of their completion tokens."""
+    """Maps rows to the log-probs of their completion tokens with a causal LM."""
 
     def __init__(self, lm: Any, *, temperature: float, autocast: torch.dtype | None = None) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class TokenScorer(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the weights are."""
+        """Device of the weights."""
         device: torch.device = next(self.lm.parameters()).device
         return device
 
@@ -105,19 +105,19 @@ class TokenScorer(nn.Module):
         return states.flatten(0, 1)[layout.predict_at]
 
     def forward(self, layout: Layout, reference: RefHidden | None = None) -> TokenScores:
-        """Score the completion tokens; with a reference, also by the whole vocabulary.
+        """Score the completion tokens; with a reference, also over the full vocabulary.
 
-        A reference that covers only some tokens is for looking, not for training: there
-        `kl_exact` has no gradient, and it is NaN elsewhere.
+        A reference that covers only some tokens is for diagnostics, not training: `kl_exact` then
+        has no gradient and is NaN at the other tokens.
         """
         return self.score(self.hidden(layout), layout.target_ids, reference)
 
     def learn(
         self, layout: Layout, reference: RefHidden | None, loss: Loss, *, token_by_token: bool
     ) -> tuple[TokenScores, Float[Tensor, ""]]:
-        """Return the scores and the loss, whose gradient was taken on the way to it.
+        """Return the scores, and the loss with its precomputed gradient.
 
-        `token_by_token` says that no token's part of the loss looks at another token.
+        `token_by_token` asserts that no token's loss depends on another token.
         """
         hidden, sums = self.hidden(layout), self.head.sums()
 
@@ -140,9 +140,9 @@ class TokenScorer(nn.Module):
         target_ids: Int[Tensor, "n"],
         reference: RefHidden | None = None,
     ) -> TokenScores:
-        """Score tokens from their hidden states, a chunk at a time."""
+        """Score tokens from their hidden states, in chunks."""
         chunks = self._chunks(len(target_ids))
-        # one chunk has nothing to free before the backward pass, so nothing to recompute
+        # a single chunk frees nothing before the backward pass, so recomputing saves nothing
         again = torch.is_grad_enabled() and len(chunks) > 1
         parts = []
         for chunk in chunks:
@@ -158,7 +158,7 @@ class TokenScorer(nn.Module):
     def logp(
         self, hidden: Float[Tensor, "n H"], target_ids: Int[Tensor, "n"]
     ) -> Float[Tensor, "n"]:
-        """Return the log-probs that `score` does, to the bit, and nothing beside them."""
+        """Return the log-probs alone, bitwise equal to those of `score`."""
 
         def drawn(some: slice) -> Tensor:
             return drawn_logp(self._tempered(self.head(hidden[some])), target_ids[some])[1]
@@ -167,7 +167,7 @@ class TokenScorer(nn.Module):
 
     @torch.no_grad()
     def top(self, hidden: Float[Tensor, "n H"], reference: RefHidden) -> RefTop:
-        """Return the reference at the outcomes that are likeliest here, a chunk at a time."""
+        """Return the reference's log-probs at the policy's most likely tokens, in chunks."""
         token_ids, logp = [], []
         for chunk in self._chunks(len(hidden)):
             logp_all = self.log_softmax(self.head(hidden[chunk]))
@@ -184,7 +184,7 @@ class TokenScorer(nn.Module):
         return [slice(start, min(start + size, num_tokens)) for start in starts]
 
     def logits(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
-        """Return the logits of hidden states, when asked from outside a forward pass."""
+        """Return the logits of hidden states, for calls from outside a forward pass."""
         logits: Tensor = self.head(hidden)
         return logits
 
@@ -208,7 +208,7 @@ class TokenScorer(nn.Module):
         if reference is None:
             return scores
         if reference.tokens is None or reference.top is not None:
-            # apart from `logp`, whose gradient is the same to the bit whether this has one or not
+            # separate from `logp`, whose gradient must be bitwise independent of the KL
             logp_all = torch.log_softmax(logits, dim=-1)
         if (top := reference.top) is not None:
             kept = {"coarse_q": top.logp, "token_ids": top.token_ids}
@@ -227,10 +227,10 @@ class TokenScorer(nn.Module):
 
     @torch.no_grad()
     def _looked(self, hidden: Tensor, ref_all: Tensor, some: np.ndarray) -> Tensor:
-        """Return the exact KL at some tokens, and NaN elsewhere: for looking, without gradient."""
+        """Return the exact KL at some tokens and NaN at the others, without gradient."""
         tokens = torch.from_numpy(some).to(hidden.device)
         kl_exact = ref_all.new_full((len(hidden),), torch.nan)
-        # logits of their own, in the shape of the reference's: equal policies differ by 0, exactly
+        # separate logits, in the shape of the reference's: equal policies differ by exactly 0
         logp_some = self.log_softmax(self.head(hidden[tokens]))
         kl_exact[tokens] = kl.exact(logp_p=logp_some, logp_q=ref_all)
         return kl_exact
@@ -242,14 +242,14 @@ def _num_apart(logp_all: Tensor) -> int:
 
 @torch.no_grad()
 def _seen(logp_all: Tensor, logp: Tensor) -> dict[str, Tensor]:
-    """Return entropy and rank, some rows at a time: what they take beside the logits is little."""
+    """Return entropy and rank, computed in blocks of rows to keep temporary memory small."""
     rows = max(1, BLOCK_ELEMENTS // logp_all.shape[-1])
     undecided, rank = torch.empty_like(logp), torch.empty_like(logp)
     likelier = torch.empty_like(logp_all[:rows])
     for start in range(0, len(logp), rows):
         some = slice(start, start + rows)
         undecided[some] = entropy(logp_all[some])
-        # zeros and ones as floats, in a third of the time; their sum is exact below 2**24
+        # float zeros and ones take a third of the time; their sum is exact below 2**24
         into = likelier[: len(undecided[some])]
         rank[some] = torch.gt(logp_all[some], logp[some, None], out=into).sum(-1)
     return {"entropy": undecided, "rank": rank.long()}

@@ -1,9 +1,9 @@
-"""What a decoder's cost depends on: a few sizes, and the matrix products that follow from them.
+"""Sizes of a decoder, and the FLOPs of its matrix products.
 
-A matrix of n entries costs 2 n FLOP for each token that it is multiplied with. Attention costs 4
-FLOP for each pair of a query and a key, and each number of a query: one product for the scores, one
-with the values. Norms, activations and the softmax are left out. A backward pass costs a forward
-pass again for what reaches the inputs of a matrix, and once more where the matrix is trained.
+A matrix of n entries costs 2 n FLOP per token. Attention costs 4 FLOP per pair of query and key and
+per query dimension: one product for the scores, one with the values. Norms, activations and the
+softmax are ignored. A backward pass costs one forward pass for the gradient of a matrix's inputs,
+and another one where the matrix is trained.
 """
 
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """The sizes of a decoder whose every weight is used for every token (no experts)."""
+    """The sizes of a decoder that uses every weight for every token (no experts)."""
 
     num_parameters: int
     num_trained: int
     num_in_layers: int
-    """Those of its layers, adapters included: all but the embedding and the head."""
+    """Parameters of the layers, adapters included: all but the embedding and the head."""
     num_layers: int
     hidden: int
     query_heads: int
@@ -27,29 +27,29 @@ class Shape:
 
     @property
     def trains_all(self) -> bool:
-        """Whether the matrices themselves are trained, not adapters beside them."""
+        """Whether the matrices themselves are trained, not adapters."""
         return 2 * self.num_trained > self.num_parameters
 
     @property
     def num_cached(self) -> int:
-        """Numbers in the cache for each token: keys and values of every layer."""
+        """Entries in the KV cache per token: keys and values of every layer."""
         return 2 * self.num_layers * self.key_heads * self.head_size
 
     def layers(self, num_tokens: int) -> int:
-        """Return the FLOP of the layers' matrices in a forward pass."""
+        """Return the FLOPs of the layers' matrices in a forward pass."""
         return 2 * self.num_in_layers * num_tokens
 
     def attention(self, num_pairs: int) -> int:
-        """Return the FLOP of attention between queries and keys in a forward pass."""
+        """Return the FLOPs of attention in a forward pass."""
         return 4 * self.num_layers * self.query_heads * self.head_size * num_pairs
 
     def head(self, num_tokens: int) -> int:
-        """Return the FLOP from hidden states to logits."""
+        """Return the FLOPs from hidden states to logits."""
         return 2 * self.hidden * self.vocabulary * num_tokens
 
 
 def causal_pairs(length: int) -> int:
-    """Return how many pairs attention has in a row: each token looks at itself and all before it.
+    """Return the number of query-key pairs in a row under a causal mask.
 
     >>> causal_pairs(3)
     6
@@ -66,9 +66,9 @@ def dense(
     vocabulary: int,
     tied: bool = False,
 ) -> Shape:
-    """Return the shape of a gated decoder such as Llama, every weight trained.
+    """Return the shape of a gated decoder such as Llama, with every weight trained.
 
-    `heads` are those of queries, those of keys, and the size of each.
+    `heads` are the number of query heads, of key heads, and the head size.
 
     >>> dense(num_layers=32, hidden=4096, inner=14336, heads=(32, 8, 128),
     ...     vocabulary=128256).num_parameters
@@ -93,7 +93,7 @@ def dense(
 
 
 def shape_of(lm: Any, *, num_parameters: int, num_trainable: int) -> Shape:
-    """Return the shape of a transformers model, from its config and its two ends."""
+    """Return the shape of a transformers model, from its config, embedding and head."""
     config = lm.config.get_text_config()
     ends = {id(end.weight): end.weight for end in (lm.get_input_embeddings(), _head(lm))}
     vocabulary, hidden = _head(lm).weight.shape

@@ -1,10 +1,10 @@
-"""Language models that learn on a laptop in minutes: characters, and less than a million weights.
+"""Character-level language models of less than a million weights that train on a laptop in minutes.
 
-    tiny        Qwen3, lower case and signs: sums, and small questions
-    tiny-gpt2   GPT-2, all of printable ASCII: positions and moves of chess
+    tiny        Qwen3, lower case and symbols: sums, and small questions
+    tiny-gpt2   GPT-2, all of printable ASCII: chess positions and moves
 
-The special tokens hold a `|`, which is not among the characters: no sequence of characters spells
-one of them, so `encode(decode(ids)) == ids` for all ids whatever the model writes.
+The special tokens contain `|`, which is not in the character set: no sequence of characters spells
+a special token, so `encode(decode(ids)) == ids` for any sampled ids.
 """
 
 import string
@@ -34,7 +34,7 @@ CHAT = (
 
 
 def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
-    """Return a tokenizer with one token a character, no BOS, and `<|unk|>` for all others.
+    """Return a character-level tokenizer without BOS; unknown characters become `<|unk|>`.
 
     >>> tokenizer = tiny_tokenizer()
     >>> tokenizer.encode("47+38=")
@@ -52,7 +52,7 @@ def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
         pad_token=PAD,
         eos_token=EOS,
         unk_token=UNKNOWN,
-        padding_side="left",  # completions begin where prompts end
+        padding_side="left",  # completions directly follow prompts
         model_max_length=MAX_LENGTH,
         model_input_names=["input_ids", "attention_mask"],
         clean_up_tokenization_spaces=False,
@@ -60,11 +60,11 @@ def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
 
 
 def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """Return a fresh Qwen3 of 0.8M parameters in float32, the same for the same seed.
+    """Return a new Qwen3 of 0.8M parameters in float32, deterministic in the seed.
 
-    First weights of 0.06 and rotations of theta 20 suit a narrow model and short texts: sums are
-    learnt from fewer examples than with the usual 0.02 and 10,000. The global random stream of
-    torch is left as it was.
+    An initializer range of 0.06 and a RoPE theta of 20 suit a narrow model and short texts: sums
+    are learnt from fewer examples than with the usual 0.02 and 10,000. torch's global RNG state is
+    left unchanged.
     """
     config = Qwen3Config(
         vocab_size=len(tokenizer),
@@ -88,7 +88,7 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalL
 
 
 def tiny_gpt2(tokenizer: PreTrainedTokenizerFast, seed: int) -> GPT2LMHeadModel:
-    """Return a fresh GPT-2 of 0.9M parameters in float32, the same for the same seed."""
+    """Return a new GPT-2 of 0.9M parameters in float32, deterministic in the seed."""
     config = GPT2Config(
         vocab_size=len(tokenizer),
         n_positions=MAX_LENGTH,
@@ -101,21 +101,21 @@ def tiny_gpt2(tokenizer: PreTrainedTokenizerFast, seed: int) -> GPT2LMHeadModel:
         initializer_range=0.04,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
-        # no pad_token_id: transformers would warn of padding that no token ever sees
+        # no pad_token_id: transformers would warn about padding that no token attends to
         dtype=torch.float32,
     )
     return _seeded(lambda: GPT2LMHeadModel(config), seed)
 
 
 def built_in(name: str, *, seed: int) -> tuple[Any, PreTrainedTokenizerFast]:
-    """Return a fresh model of klinic's own with its tokenizer."""
+    """Return a new built-in model with its tokenizer."""
     tokenizer = built_in_tokenizer(name)
     make = tiny_gpt2 if name == "tiny-gpt2" else tiny_model
     return make(tokenizer, seed=seed), tokenizer
 
 
 def built_in_tokenizer(name: str) -> PreTrainedTokenizerFast:
-    """Return the tokenizer of a model of klinic's own."""
+    """Return the tokenizer of a built-in model."""
     return tiny_tokenizer(PRINTABLE if name == "tiny-gpt2" else CHARACTERS)
 
 
@@ -123,5 +123,5 @@ def _seeded(make: Callable[[], Model], seed: int) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = make().to(torch.float32)
-    # as a trainer would get it from a folder: in the mode in which scores can be compared
+    # in eval mode, as `from_pretrained` returns it, so that scores are comparable
     return model.eval()

@@ -1,4 +1,4 @@
-"""What a forward pass says about each completion token."""
+"""Per-token results of a forward pass."""
 
 from dataclasses import dataclass, fields
 from typing import Any
@@ -10,19 +10,19 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenScores:
-    """A value for each token, the tokens of all rows end to end."""
+    """One value per completion token, with the rows concatenated."""
 
     logp: Float[Tensor, "n"]
     entropy: Float[Tensor, "n"]
     rank: Int[Tensor, "n"]
-    """How many outcomes are likelier than the token."""
+    """Number of vocabulary entries more likely than the token."""
     kl_exact: Float[Tensor, "n"] | None = None
     kl_topk: Float[Tensor, "n"] | None = None
     logp_ref: Float[Tensor, "n"] | None = None
 
 
 def joined_scores(parts: list[TokenScores]) -> TokenScores:
-    """Return the scores of neighbouring tokens as one."""
+    """Concatenate the scores of consecutive tokens."""
     if len(parts) == 1:
         return parts[0]
     columns: dict[str, Any] = {}

@@ -1,8 +1,8 @@
-"""How many bytes a step moves between processes and leaves on disk.
+"""Estimate the bytes that a step moves between processes and writes to disk.
 
-The first process tells the others the rows of a step (`SENT`); what all of them find out about its
-tokens is summed up on each (`FOUND`, and `COMPARED` with a reference). Bytes are those of the Arrow
-columns: a boolean is a bit.
+Rank 0 broadcasts the rows of a step (`SENT_TOKEN_BYTES`); per-token results are all-reduced
+(`RESULT_TOKEN_BYTES`, and `REFERENCE_TOKEN_BYTES` with a reference). Bytes are those of the Arrow
+columns: a boolean is one bit.
 """
 
 import math
@@ -19,30 +19,30 @@ SENT: Mapping[str, int | float] = {
     "logp_sampler": 4,
     "weight_version": 8,
 }
-"""Bytes of a completion token in the record that goes out."""
+"""Bytes per completion token in the broadcast record."""
 FOUND: Mapping[str, int | float] = {"logp": 4, "entropy": 4, "rank": 8}
-"""Bytes of a completion token in what comes back from an update."""
+"""Bytes per completion token in the results of an update."""
 COMPARED: Mapping[str, int | float] = {"logp_ref": 4, "kl_exact": 4}
-"""The same with a reference."""
-PROMPT_TOKEN = 8  # bytes, in every row that completes it
-ROW = 112  # bytes of a completion's own columns, and where its lists begin
+"""Additional bytes with a reference."""
+PROMPT_TOKEN = 8  # bytes, repeated in every row of the prompt
+ROW = 112  # bytes of a completion's scalar columns and list offsets
 
 STORED_FLOATS = ("logp_sampler", "logp", "logp_old", "entropy")
-"""Columns on disk whose numbers no compression makes smaller; masks and versions take nothing."""
-FLOAT = 3.7  # bytes: four, of which zstd saves a little, as exponents are alike
-RANK = 1.0  # bytes: most tokens are among the likeliest
+"""Columns on disk that do not compress; masks and versions take almost no space."""
+FLOAT = 3.7  # bytes: 4 before zstd, which saves little because only exponents repeat
+RANK = 1.0  # bytes: most tokens have a small rank
 STORED_ROW = 16  # bytes
-FILE = 3_300  # bytes: descriptions of 20 columns
+FILE = 3_300  # bytes: metadata of 20 columns
 
 
 def sent_bytes(sizes: StepSizes) -> float:
-    """Return the bytes of the record that the first process sends to each of the others."""
+    """Return the bytes of the record that rank 0 sends to each other rank."""
     tokens = sizes.num_completion_tokens * sum(SENT.values())
     return tokens + PROMPT_TOKEN * sizes.num_prompt_tokens + ROW * sizes.rows
 
 
 def summed_bytes(sizes: StepSizes) -> int | float:
-    """Return the bytes of what is summed up over all processes, in each of them."""
+    """Return the bytes that each rank all-reduces."""
     found = sizes.updates * sum(FOUND.values()) + sizes.scores_old * FP32
     if sizes.reference:
         found += COMPARED["logp_ref"] + sizes.updates * COMPARED["kl_exact"]
@@ -50,7 +50,7 @@ def summed_bytes(sizes: StepSizes) -> int | float:
 
 
 def sent_seconds(num_bytes: int | float, *, num: int, network: float) -> float:
-    """Return how long a broadcast takes whose every receiver sends the whole on, as gloo's do.
+    """Return the seconds of a tree broadcast in which every receiver forwards the data (gloo).
 
     >>> sent_seconds(10.0, num=8, network=5.0)
     6.0
@@ -59,15 +59,15 @@ def sent_seconds(num_bytes: int | float, *, num: int, network: float) -> float:
 
 
 def sync_bytes(shape: Shape) -> int:
-    """Return the bytes of what is trained, as a sampler is given it: in fp32."""
+    """Return the bytes of the trained weights as sent to a sampler, in fp32."""
     return FP32 * shape.num_trained
 
 
 def gathered_bytes(shape: Shape, sizes: StepSizes, *, num: int) -> float:
     """Return the bytes that each of `num` shards receives in a step.
 
-    A forward pass gathers every weight in fp32, a backward pass once more, and passes on the
-    gradient of what is trained.
+    A forward pass gathers every weight in fp32, a backward pass gathers them again and reduces the
+    gradient of the trained weights.
     """
     if num == 1:
         return 0.0
@@ -80,20 +80,20 @@ def gathered_bytes(shape: Shape, sizes: StepSizes, *, num: int) -> float:
 
 
 def stored_per_token(shape: Shape, *, group: int, reference: bool) -> float:
-    """Return the bytes of a completion token in a record on disk, compressed."""
+    """Return the compressed bytes per completion token in a record on disk."""
     num_floats = float(len(STORED_FLOATS))
     if reference:
-        num_floats += 1 + 1 / group  # the exact KL is that of one completion a group
+        num_floats += 1 + 1 / group  # the exact KL covers one completion per group
     return FLOAT * num_floats + _id_bytes(shape) + RANK
 
 
 def stored_bytes(shape: Shape, sizes: StepSizes) -> float:
-    """Return the bytes that the record of a step takes on disk, written by one process."""
+    """Return the bytes of a step's record on disk, written by one process."""
     token = stored_per_token(shape, group=sizes.group, reference=sizes.reference)
-    prompts = _id_bytes(shape) * sizes.prompts * sizes.prompt_length  # zstd folds equal ones
+    prompts = _id_bytes(shape) * sizes.prompts * sizes.prompt_length  # zstd deduplicates them
     return FILE + STORED_ROW * sizes.rows + prompts + token * sizes.num_completion_tokens
 
 
 def _id_bytes(shape: Shape) -> float:
-    """Return the bytes of a token id where ids are numbered by as few bits as they need."""
+    """Return the bytes of a token id under dictionary encoding."""
     return math.log2(shape.vocabulary) / 8

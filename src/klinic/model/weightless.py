@@ -1,11 +1,11 @@
-"""Tensors with a shape and no numbers, and a meter of the memory they would take.
+"""Tensors with a shape but no data, and a meter of the memory they would take.
 
-A model made of them goes through the very code of a run: sampling, scoring, backward pass and
-update. Nothing is computed, and every tensor that the code makes is counted from its birth to its
-end, so what autograd keeps need not be guessed.
+A model made of them runs the same code as a real run: sampling, scoring, backward pass and update.
+Nothing is computed, and every tensor is counted from allocation to release, so the memory that
+autograd retains is measured instead of guessed.
 
-The meta device of torch does half of this. But autocast knows no meta device, and attention chooses
-its kernel, and with it its memory, by the device; these tensors say that they are on a CPU.
+torch's meta device alone does not suffice: autocast does not support it, and attention selects its
+kernel, and with it its memory, by device. These tensors report that they are on the CPU.
 """
 
 import gc
@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 CPU, META = torch.device("cpu"), torch.device("meta")
-READ = torch.ops.aten._local_scalar_dense.default  # what float(), int() and bool() call
+READ = torch.ops.aten._local_scalar_dense.default  # called by float(), int() and bool()
 
 
 class Meter:
-    """Bytes of the tensors that are alive, by kind, and of those at the highest point."""
+    """Bytes of live tensors by kind, and of those at the peak."""
 
     def __init__(self, kind_of: Callable[[Tensor], str]) -> None:
         self.live: Counter[str] = Counter()
@@ -36,13 +36,13 @@ class Meter:
         self._shapes: dict[Any, tuple[Any, ...]] = {}
 
     def begin(self) -> None:
-        """Forget the highest point: what is alive now is the highest so far."""
-        gc.collect()  # a tensor in a cycle of references is not alive
+        """Reset the peak to the tensors that are live now."""
+        gc.collect()  # free tensors that are only held by reference cycles
         self.peak = self.live.copy()
 
     @contextmanager
     def label(self, kind: str) -> Iterator[None]:
-        """Count what is made in a block as of this kind."""
+        """Count tensors allocated within the context as this kind."""
         before, self._label = self._label, kind
         try:
             yield
@@ -50,7 +50,7 @@ class Meter:
             self._label = before
 
     def count(self, tensor: Tensor) -> None:
-        """Count a tensor's storage until it is freed; a view has none of its own."""
+        """Count a tensor's storage until it is freed; a view has no storage of its own."""
         storage = tensor.untyped_storage()
         if storage in self._known:
             return
@@ -65,7 +65,7 @@ class Meter:
         self.live[kind] -= num_bytes
 
     def run(self, operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run one operation of torch on shapes alone."""
+        """Run one torch operation on shapes alone."""
         args, kwargs = _shapes(args), {name: _shapes(value) for name, value in kwargs.items()}
         if "device" in kwargs:
             kwargs["device"] = META
@@ -82,7 +82,7 @@ class Meter:
         return result.untyped_storage() not in self._known
 
     def wrap(self, result: Any) -> Any:
-        """Return what an operation gave as tensors that are counted."""
+        """Wrap an operation's results as counted tensors."""
         if isinstance(result, Tensor):
             return Weightless(result, self)
         if isinstance(result, list | tuple):
@@ -91,9 +91,9 @@ class Meter:
 
 
 class Weightless(Tensor):
-    """A tensor on the CPU with a shape and no numbers; whoever reads a number gets 1 or False."""
+    """A tensor that reports the CPU and holds no data; reading a scalar gives 1 or False."""
 
-    __module__ = "torch"  # the formulas of klinic compute in the library of their input
+    __module__ = "torch"  # klinic's formulas select the array library by the input's module
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     only_shape: Tensor
@@ -150,9 +150,9 @@ class Weightless(Tensor):
 
 
 def without_weights(model: nn.Module, meter: Meter) -> nn.Module:
-    """Put tensors without numbers in the place of a model's own; what was shared stays shared."""
+    """Replace a model's tensors by tensors without data; shared tensors stay shared."""
     made: dict[int, Tensor] = {}
-    originals = []  # kept, so that no id is used twice
+    originals = []  # keeps them alive, so that no id is reused
     for module in model.modules():
         for own in (module._parameters, module._buffers):
             for name, tensor in own.items():
@@ -190,9 +190,9 @@ def _shapes(value: Any) -> Any:
 
 
 def _key(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-    """Return what decides the shape of the result; None where that is not for sure.
+    """Return a cache key of the result's shape; None where the result may alias an input.
 
-    Layers are alike, and a shape found once need not be found again.
+    Layers repeat the same shapes, so a computed shape is reused.
     """
     if _shares(operation):
         return None
@@ -206,7 +206,7 @@ def _key(operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 @cache
 def _shares(operation: Any) -> bool:
-    """Whether a result may be, or be a view of, what was given."""
+    """Whether a result may be an input, or a view of one."""
     schema = operation._schema
     return any(entry.alias_info is not None for entry in (*schema.arguments, *schema.returns))
 
@@ -216,4 +216,4 @@ def _described(value: Any) -> Any:
         return value.size(), value.stride(), value.dtype
     if isinstance(value, list | tuple):
         return tuple(_described(entry) for entry in value)
-    return type(value), value  # 1 and 1.0 are equal, and make different tensors
+    return type(value), value  # 1 and 1.0 are equal but give different dtypes

@@ -1,4 +1,4 @@
-"""Names for weights: a digest that proves identity, a fingerprint that every step can afford."""
+"""Identify weights: a digest of all entries, and a fingerprint cheap enough for every step."""
 
 import hashlib
 import math
@@ -10,28 +10,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-SAMPLED = 64  # entries of each tensor in a fingerprint
+SAMPLED = 64  # entries per tensor in a fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """Where weights are and which they are; the tensors themselves stay where they are."""
+    """Location and identity of a set of weights; it holds no tensors."""
 
     version: int
-    """Updates that went into them."""
+    """Number of updates applied to them."""
     fingerprint: str
     location: str
     """`process` for weights that sampler and learner share, else a path."""
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """Return all entries of a tensor that may be sharded over processes; all of them must ask."""
+    """Return the full tensor of a possibly sharded one; every rank must call this."""
     gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return gathered
 
 
 def trained(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors that an optimiser moves, by name."""
+    """Return the trainable tensors, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
 
@@ -39,8 +39,8 @@ def trained(model: nn.Module) -> dict[str, Tensor]:
 def fingerprint(model: nn.Module) -> str:
     """Return a hash of evenly spaced entries of every trainable tensor.
 
-    An optimiser moves every entry, so a push that changed nothing shows, for the price of a few
-    thousand numbers.
+    An optimizer changes every entry, so a weight sync that changed nothing is detected by reading a
+    few thousand numbers.
     """
     return sampled_digest(trained(model))
 
@@ -58,7 +58,7 @@ def sampled(tensor: Tensor) -> Tensor:
 
 @torch.no_grad()
 def sampled_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of evenly spaced entries of every tensor; all who share tensors must ask."""
+    """Return a hash of evenly spaced entries of every tensor; all ranks must call it on shards."""
     gathered = _gathered({name: p for name, p in tensors.items() if _is_sharded(p)})
     entries = {
         name: gathered[name] if name in gathered else sampled(p.detach())
@@ -68,7 +68,7 @@ def sampled_digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _joined(entries: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the same in few tensors: each is fetched from its device, and waited for."""
+    """Concatenate entries by dtype and device, so that each device is read once."""
     alike: dict[tuple[torch.dtype, torch.device], list[str]] = {}
     for name, few in entries.items():
         alike.setdefault((few.dtype, few.device), []).append(name)
@@ -78,11 +78,11 @@ def _joined(entries: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def _gathered(sharded: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Return the sampled entries of tensors that are shared; none of them is gathered whole."""
+    """Return the sampled entries of sharded tensors, without gathering the full tensors."""
     if not sharded:
         return {}
     own = {name: _sampled_here(tensor) for name, tensor in sharded.items()}
-    # every entry is in one process, and 0 in the others: their sum is all of them
+    # every entry is on one rank and 0 on the others, so the sum gathers them
     total = torch.cat([entries.view(torch.uint8) for entries in own.values()])
     dist.all_reduce(total, group=next(iter(sharded.values())).device_mesh.get_group())
     parts = torch.split(total, [entries.nbytes for entries in own.values()])
@@ -93,15 +93,15 @@ def _gathered(sharded: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def _sampled_here(tensor: Any) -> Tensor:
-    """Return a tensor's sampled entries, 0 for those that are in another process."""
-    # a second to import, and only processes that share a learner need it
+    """Return a tensor's sampled entries, with 0 for those on other ranks."""
+    # takes a second to import, and only sharded learners need it
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     _, offset = compute_local_shape_and_global_offset(
         tensor.shape, tensor.device_mesh, tensor.placements
     )
     if any(offset[1:]):
-        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not cut into rows")
+        raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not sharded by rows")
     here, spacing = tensor.to_local().reshape(-1), _spacing(tensor)
     start = offset[0] * math.prod(tensor.shape[1:])
     found = here[-start % spacing :: spacing]

@@ -1,9 +1,9 @@
-"""The matrix products of a step, by what they are for.
+"""FLOPs of a step's matrix products, by purpose.
 
-All rows are as long as the longest: prompts of P tokens, completions of C. The head is applied to
-completion tokens alone, in chunks whose gradient is taken on the way; where the loss looks along
-rows, its forward pass is made twice. With checkpointing so is that of the layers, but for the last
-product of each, which is counted here.
+All rows have the longest length: prompts of P tokens, completions of C. The head is applied to
+completion tokens only, in chunks whose gradient is computed immediately; where the loss couples the
+tokens of a row, the head's forward pass runs twice. With checkpointing the layers' forward pass
+also runs twice, except for the last product of each layer, which is still counted.
 """
 
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from klinic.model.shape import Shape, causal_pairs
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepSizes:
-    """How much one step is asked to do."""
+    """Sizes and options of one step."""
 
     prompts: int
     group: int
@@ -23,27 +23,27 @@ class StepSizes:
     micro_batch: int = 8
     updates: int = 1
     scores_old: bool = False
-    """Whether the policy is scored apart before its updates."""
+    """Whether `logp_old` is scored separately before the updates."""
     reference: bool = False
-    """Whether the step is compared with a reference."""
+    """Whether the step is scored by a reference."""
     whole_vocabulary: bool = False
-    """Whether the KL term needs every outcome under the reference in every update."""
+    """Whether the KL term needs the reference's full vocabulary in every update."""
     kept_top: bool = False
-    """Whether it needs some outcomes, which are kept when the step is scored."""
+    """Whether it needs only top-k entries, which are stored when the step is scored."""
     apart: int | float = 0
-    """Share of the steps in which the gradient of the KL is taken apart."""
+    """Fraction of steps that compute the KL gradient separately."""
     checkpointing: bool = False
     along_the_row: bool = False
-    """Whether the loss of a token looks at other tokens of its row."""
+    """Whether a token's loss depends on other tokens of its row."""
 
     @property
     def reference_again(self) -> int:
-        """How often the reference runs after it has scored: its states are kept for one update."""
+        """Reference passes after scoring: its hidden states are stored for a single update only."""
         return self.updates if self.whole_vocabulary and self.updates > 1 else 0
 
     @property
     def rows(self) -> int:
-        """Completions."""
+        """Number of completions."""
         return self.prompts * self.group
 
     @property
@@ -53,18 +53,18 @@ class StepSizes:
 
     @property
     def num_prompt_tokens(self) -> int:
-        """Tokens of all prompts, each as often as it is completed."""
+        """Tokens of all prompts, counted once per completion."""
         return self.rows * self.prompt_length
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Flop:
-    """Matrix products, by the precision they are made in."""
+    """FLOPs of matrix products, by precision."""
 
     layers: int | float = 0
-    """In that of the recipe."""
+    """In the recipe's precision."""
     head: int | float = 0
-    """Always in fp32 where it is scored or trained."""
+    """Always fp32 in scoring and training."""
 
     @property
     def total(self) -> int | float:
@@ -75,35 +75,35 @@ class Flop:
         return Flop(layers=self.layers + other.layers, head=self.head + other.head)
 
     def times(self, factor: int | float) -> "Flop":
-        """Return the same, so many times."""
+        """Return the FLOPs multiplied by a factor."""
         return Flop(layers=factor * self.layers, head=factor * self.head)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """The matrix products of one step."""
+    """FLOPs of one step's matrix products."""
 
     reading: Flop
-    """Each prompt once."""
+    """Prefill: each prompt once."""
     sampling: Flop
-    """Every token of every completion, one after the other."""
+    """Decoding: every completion token, one at a time."""
     scoring: Flop
-    """`logp_old`, where it is scored apart."""
+    """`logp_old`, where it is scored separately."""
     reference: Flop
-    """All that only a KL asks of the reference."""
+    """Reference passes that only a KL needs."""
     updating: Flop
-    """Forward and backward, all updates together."""
+    """Forward and backward passes of all updates."""
     apart: Flop
-    """What the look at the KL's own gradient costs, spread over all steps."""
+    """The separate KL gradient diagnostic, averaged over all steps."""
 
     @property
     def learning(self) -> Flop:
-        """All but sampling."""
+        """Everything except sampling."""
         return self.scoring + self.reference + self.updating + self.apart
 
     @property
     def kl(self) -> Flop:
-        """What a KL adds."""
+        """The cost of the KL."""
         return self.reference + self.apart
 
     @property
@@ -112,15 +112,15 @@ class Work:
         return self.reading + self.sampling + self.learning
 
 
-@cache  # a division tries many, and they depend on neither number
+@cache  # the search for a split calls it repeatedly with equal arguments
 def work_of(shape: Shape, sizes: StepSizes) -> Work:
-    """Return the matrix products of a step."""
+    """Return the FLOPs of a step."""
     forward = scored(shape, sizes)
     once = trained(shape, sizes)
     head = Flop(head=forward.head)
     reference = Flop()
     if sizes.reference:
-        # for people, the KL of one completion a group is made exactly in every update
+        # the exact KL of one completion per group is a metric of every update
         looked = head.times(2 * sizes.updates / sizes.group)
         reference = forward + looked
     if sizes.kept_top:
@@ -140,14 +140,14 @@ def work_of(shape: Shape, sizes: StepSizes) -> Work:
 
 
 def scored(shape: Shape, sizes: StepSizes) -> Flop:
-    """Return a forward pass over all rows."""
+    """Return the FLOPs of a forward pass over all rows."""
     length = sizes.prompt_length + sizes.completion_length
     layers = shape.layers(length) + shape.attention(causal_pairs(length))
     return Flop(layers=sizes.rows * layers, head=shape.head(sizes.num_completion_tokens))
 
 
 def trained(shape: Shape, sizes: StepSizes) -> Flop:
-    """Return a forward and a backward pass over all rows."""
+    """Return the FLOPs of a forward and a backward pass over all rows."""
     length = sizes.prompt_length + sizes.completion_length
     matrices = sizes.rows * shape.layers(length)
     attention = sizes.rows * shape.attention(causal_pairs(length))

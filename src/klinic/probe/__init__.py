@@ -1,1 +1,1 @@
-"""The real parts, driven on a batch or a step: before a run, or to prove what was wrong."""
+"""Run the real components on one batch before a run, or replay a recorded step to prove a cause."""

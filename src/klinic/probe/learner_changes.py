@@ -1,4 +1,4 @@
-"""One thing changed in reference, rewards, loss or update, and what it did."""
+"""Replay a step with one change to reference, rewards, loss or update, and measure its effect."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,16 +18,16 @@ from klinic.probe.replay import Replay
 
 
 def start_as_reference(replay: Replay) -> Measured:
-    """Take the policy as it starts for the reference."""
+    """Use the initial policy as the reference."""
     return rms(gap(replay.record, "logp_old", "logp_ref")), rms(
         gap(replay.scored_record(), "logp_old", "logp_ref")
     )
 
 
 def emitted_mask(replay: Replay) -> Measured:
-    """Train on exactly what the policy emitted: the share of its tokens that the mask has wrong."""
+    """Train exactly on the policy's tokens: the fraction of tokens with a wrong mask."""
     record = replay.record
-    assert record.emitted_by is not None  # noqa: S101 - named by it
+    assert record.emitted_by is not None  # noqa: S101 - the check needs it
     own = record.emitted_by == EmittedBy.POLICY
     again = flatten(rollouts_of(record), step=record.step)
     return (
@@ -37,13 +37,13 @@ def emitted_mask(replay: Replay) -> Measured:
 
 
 def right_gradient(replay: Replay) -> Measured:
-    """Let the KL term be what its name promises."""
+    """Compute the KL term by the formula of its estimator."""
     told = replay.told("kl_gradient")
     return _off(told, told), _off(replay.probe()["kl_gradient"], told)
 
 
 def _off(answer: Mapping[str, Any], told: Mapping[str, Any]) -> float:
-    """Return how far a gradient is from the one that was promised, over that of the score."""
+    """Return the distance of a gradient from the expected one, relative to the score's norm."""
     found, promised = float(answer["norm"] or 0), float(answer["expected_norm"] or 0)
     along = found * promised * float(answer["cosine"] or 0)
     square = max(found**2 + promised**2 - 2 * along, 0.0)
@@ -51,13 +51,13 @@ def _off(answer: Mapping[str, Any], told: Mapping[str, Any]) -> float:
 
 
 def cut_otherwise(replay: Replay) -> Measured:
-    """Divide by the tokens of the whole step."""
+    """Divide by the tokens of the full step."""
     told = replay.told("micro_batches")
     return float(told.get("ratio") or 0.0), float(replay.probe()["micro_batches"]["ratio"] or 0.0)
 
 
 def linear_tails(replay: Replay) -> Measured:
-    """Use an estimator with linear tails on the very same batch."""
+    """Use an estimator with linear tails on the same batch."""
     learner = replay.learner
     scored = replay.score(replay.record)
     ref = torch.from_numpy(wide(replay.record.logp_ref)).to(scored.targets.advantage)
@@ -71,7 +71,7 @@ def linear_tails(replay: Replay) -> Measured:
 
 
 def chosen_not_multiplied(replay: Replay) -> Measured:
-    """Leave out what is masked, instead of multiplying it by 0: 1 where the loss is a number."""
+    """Select unmasked tokens instead of multiplying by 0: 1 where the loss is finite."""
     told = replay.record.facts.get("loss")
     scored = replay.score(replay.record)
     prepared = replay.learner.prepare(scored, kl_coef=replay.kl_coef)
@@ -79,7 +79,7 @@ def chosen_not_multiplied(replay: Replay) -> Measured:
 
 
 def own_advantages(replay: Replay) -> Measured:
-    """Compute advantages as the recipe names them, within groups: the largest, over its bound."""
+    """Recompute the recipe's advantages within groups: the largest, relative to its bound."""
     record = replay.record
     assert record.reward is not None and record.advantage is not None  # noqa: S101, PT018
     again = ADVANTAGES[replay.recipe.learner.advantage](record.reward, record.group)
@@ -87,7 +87,7 @@ def own_advantages(replay: Replay) -> Measured:
 
 
 def _worst(record: StepRecord, advantage: np.ndarray) -> float:
-    """Return the farthest that a group's advantages are from a sum of 0, or from their bound."""
+    """Return the largest deviation of a group's advantages from a sum of 0 or from their bound."""
     sums = np.abs(np.bincount(record.group, weights=np.nan_to_num(advantage)))
     sizes = np.bincount(record.group, weights=np.abs(np.nan_to_num(advantage)))
     bound = np.sqrt(np.maximum(np.bincount(record.group)[record.group] - 1, 1))
@@ -96,14 +96,14 @@ def _worst(record: StepRecord, advantage: np.ndarray) -> float:
 
 
 def no_dropout(replay: Replay) -> Measured:
-    """Score without any dropout."""
+    """Score without dropout."""
     return float(replay.told("rescore").get("largest") or 0.0), float(
         replay.probe()["rescore"]["largest"] or 0.0
     )
 
 
 def smaller_rate(replay: Replay) -> Measured:
-    """Make the update before the step at a tenth of its rate: KL(new || old)."""
+    """Repeat the update before the step at a tenth of its learning rate: KL(new || old)."""
     step = replay.record.step
     moved = []
     for factor in (_rate_factor(replay), 0.1 * _rate_factor(replay)):
@@ -115,14 +115,14 @@ def smaller_rate(replay: Replay) -> Measured:
 
 
 def _rate_factor(replay: Replay) -> float:
-    """Return how many times the recipe's rate the run really used."""
+    """Return the learning rate that the run used, relative to the recipe's."""
     used = replay.record.facts.get("learning_rate")
     planned = replay.recipe.learner.learning_rate
     return 1.0 if used is None else float(used) / planned
 
 
 def full_precision(replay: Replay) -> Measured:
-    """Make the update in fp32, at the rate of the recipe: the share of weights that stay."""
+    """Apply the update in fp32 at the recipe's learning rate: the fraction of unchanged weights."""
     told = replay.record.facts.get("unchanged_share")
     replay.learner._look = True
     metrics = replay.update(replay.record)
@@ -130,9 +130,9 @@ def full_precision(replay: Replay) -> Measured:
 
 
 def regraded(replay: Replay) -> Measured | None:
-    """Grade the completions again, and in the opposite order: the share of rewards that agree.
+    """Grade the completions again, also in reverse order: the fraction of equal rewards.
 
-    A grader that gives another reward every time agrees with itself no better than with the run.
+    A random grader agrees with itself no better than with the run.
     """
     if not replay.can_grade:
         return None
@@ -147,9 +147,9 @@ def _share_equal(one: np.ndarray, other: np.ndarray) -> float:
 
 
 def told_again(replay: Replay) -> Measured | None:
-    """Score the step again: how far the KL that was told is off, and how far the record's is.
+    """Score the step again: the relative error of the logged KL, and of the record's.
 
-    Where the record is off as well, it is not the telling that is wrong.
+    If the record is wrong as well, the logging is not the cause.
     """
     again = kl_metrics(replay.scored_record()).get("kl")
     if again is None:

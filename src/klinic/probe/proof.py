@@ -1,4 +1,4 @@
-"""A cause proved: the step again with one thing changed, and a quantity before and after."""
+"""Prove a cause: replay a step with one change, and compare a quantity before and after."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,44 +9,44 @@ from klinic.probe.replay import Replay
 Measured = tuple[float, float]
 """A quantity before and after."""
 
-BETTER = 5.0  # times smaller: what remains is then not the same fault
+BETTER = 5.0  # times smaller: the remainder then has another cause
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proof:
-    """What one change does to the quantity that a cause spoilt."""
+    """The effect of one change on the quantity that a cause affects."""
 
     cause: str
     changed: str
-    """The one thing that was changed."""
+    """The one change."""
     quantity: str
     before: float
     after: float
     confirmed: bool
     step: int
     replay_apart: float | None = None
-    """How far the replay's log-probs are from those that were recorded, in nats."""
+    """Difference of the replay's log-probs from the recorded ones, in nats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """One thing to change, and what to measure."""
+    """One change, and the quantity to measure."""
 
     changed: str
     quantity: str
     measure: Callable[[Replay], Measured | None]
-    """Return the quantity before and after; None where this run does not allow it."""
+    """Return the quantity before and after; None where the run does not allow it."""
     holds: Callable[[float, float], bool]
     """Whether before and after prove the cause."""
 
 
 def much_smaller(before: float, after: float) -> bool:
-    """Whether a change took away most of a quantity."""
+    """Whether a change removed most of a quantity."""
     return abs(after) * BETTER < abs(before)
 
 
 def prove(folder: Path, cause: str, step: int, *, run_code: bool = False) -> Proof | None:
-    """Replay the step with the cause's one thing changed; None where no proof is possible.
+    """Replay the step with the cause's change; None where no proof is possible.
 
     Code that the run's recipe names (rewards, model code) runs only with `run_code`.
     """

@@ -1,4 +1,4 @@
-"""Completions of a record, as the sampler handed them over."""
+"""Rebuild rollouts from a record."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from klinic.probe.replay import Replay
 
 
 def rollouts_of(record: StepRecord) -> list[Rollout]:
-    """Return the completions of a record as they were sampled."""
+    """Return the completions of a record as rollouts without text."""
     assert record.prompt_ids is not None and record.prompt_offsets is not None  # noqa: S101, PT018
     prompts = np.split(record.prompt_ids, record.prompt_offsets[1:-1])
     rows = np.split(record.token_ids, record.row_offsets[1:-1])
@@ -33,7 +33,7 @@ def rollouts_of(record: StepRecord) -> list[Rollout]:
 
 
 def decoded(replay: Replay) -> list[Rollout]:
-    """Return the completions with texts, and prompts with the columns of their rows."""
+    """Return the completions with text, and prompts with their dataset columns."""
     tokenizer = replay.run.policy.tokenizer
     found = []
     for rollout in rollouts_of(replay.record):

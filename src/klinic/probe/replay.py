@@ -1,8 +1,8 @@
-"""A step of a run again, from the nearest checkpoint before it and with the very same tokens.
+"""Replay a step of a run from the nearest earlier checkpoint, on the recorded tokens.
 
-What was recorded (tokens, rewards, advantages) is fed to the learner as it is; the updates between
-the checkpoint and the step are made again. Whether the replay is faithful is measured: its
-log-probs against those that were recorded.
+Recorded tokens, rewards and advantages are passed to the learner unchanged; the updates between the
+checkpoint and the step are repeated. Fidelity is measured: the replay's log-probs against the
+recorded ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -37,12 +37,12 @@ ALONE = {"shards": 1}
 
 
 class Replay:
-    """The parts of a run, with the weights that they had before a step."""
+    """A run's components with the weights from before a step."""
 
     def __init__(self, folder: Path, step: int, *, run_code: bool = False) -> None:
         if not (folder / RECIPE).is_file():
             raise EvidenceError(
-                f"{folder} has no {RECIPE}, so its steps cannot be made again: --prove replays "
+                f"{folder} has no {RECIPE}, so its steps cannot be replayed: --prove replays "
                 "runs that klinic trained. Leave --prove out for the diagnosis alone."
             )
         recorded = load_recorded(folder / RECIPE, run_code=run_code)
@@ -61,7 +61,7 @@ class Replay:
         return Replay(self.folder, step, run_code=self.run_code)
 
     def _go_to(self, step: int) -> tuple[int, ...]:
-        """Bring the weights to where they were before a step; return the steps made again."""
+        """Restore the weights from before a step; return the steps that were repeated."""
         found = checkpoint.newest_good(self.folder, at_most=step - 1).checkpoint
         start = 0
         if found is not None:
@@ -71,19 +71,19 @@ class Replay:
         if len(between) < step - 1 - start:
             raise EvidenceError(
                 f"{self.folder} has records of {len(between)} of the {step - 1 - start} steps "
-                f"between the checkpoint of step {start} and step {step}, so it cannot be made "
-                "again. Record every step (output.records_every: 1)."
+                f"between the checkpoint of step {start} and step {step}, so it cannot be "
+                "replayed. Record every step (output.records_every: 1)."
             )
         for number in between:
             self.make_again(number)
         return tuple(between)
 
     def make_again(self, step: int) -> None:
-        """Make the updates of a step again, from the weights that it began with."""
+        """Repeat the updates of a step, starting from its initial weights."""
         self.update(_read(self.folder, step))
 
     def update(self, record: StepRecord, *, lr_factor: float = 1.0) -> dict[str, float]:
-        """Make the updates of a recorded batch again."""
+        """Repeat the updates of a recorded batch."""
         scored = self.score(record)
         scale = reward_scale(self.run, LoopState(step=record.step - 1))
         metrics: dict[str, float] = {}
@@ -95,11 +95,11 @@ class Replay:
 
     @property
     def kl_coef(self) -> float:
-        """The coefficient of the step."""
+        """The KL coefficient of the step."""
         return kl_coef(self.record)
 
     def score(self, record: StepRecord) -> Any:
-        """Score a recorded batch with the weights as they are now."""
+        """Score a recorded batch with the current weights."""
         needed = self.run.reference["kind"] != "none"
         return self.learner.score(_as_sampled(record), needs_reference=needed)
 
@@ -108,21 +108,21 @@ class Replay:
         return self.score_other(self.record)
 
     def scored_record(self) -> StepRecord:
-        """Return the record of the step as this learner sees it."""
+        """Return the record of the step as computed by this learner."""
         prepared = self.learner.prepare(self.score(self.record), kl_coef=self.kl_coef)
         self.learner.discard()
         record: StepRecord = prepared.record
         return record
 
     def score_other(self, record: StepRecord, *, size: int | None = None) -> np.ndarray:
-        """Return the log-probs of a batch under these weights, in batches of another size."""
+        """Return the log-probs of a batch under the current weights, in micro-batches of `size`."""
         with torch.no_grad():
             scorer = self.run.policy.scorer
             batches = self.batches(record, size=size)
             return in_order([scorer(batch.layout).logp for batch in batches], batches)
 
     def batches(self, record: StepRecord, *, size: int | None = None) -> list[MicroBatch]:
-        """Return a record as the learner lays it out, or in batches of another size."""
+        """Return the micro-batches of a record, of the learner's size or another."""
         return micro_batches(
             record,
             size=self.recipe.learner.micro_batch_size if size is None else size,
@@ -132,28 +132,28 @@ class Replay:
         )
 
     def probe(self) -> dict[str, dict[str, Any]]:
-        """Ask this learner, about the step, what the run was asked."""
+        """Run the active probes on the step with this learner."""
         answers: dict[str, dict[str, Any]] = self.learner.probe(
             _as_sampled(self.record), kl_coef=self.kl_coef
         )
         return answers
 
     def told(self, question: str) -> dict[str, Any]:
-        """Return what the run answered in the step."""
+        """Return the run's recorded result of a probe in the step."""
         for entry in Journal(self.folder / PROBES).entries():
             if entry.get("step") == self.record.step and entry.get("probe") == question:
                 return entry
         return {}
 
     def metric(self, name: str) -> float:
-        """Return a metric of the step as it was told."""
+        """Return a logged metric of the step."""
         for entry in Journal(self.folder / METRICS).entries():
             if entry.get("step") == self.record.step and entry.get(name) is not None:
                 return float(entry[name])
-        raise EvidenceError(f"{self.folder} has no {name} of step {self.record.step}.")
+        raise EvidenceError(f"{self.folder} has no metric {name} of step {self.record.step}.")
 
     def apart(self) -> float | None:
-        """Return how far the replay is from what was recorded, in nats."""
+        """Return the difference of the replay's log-probs from the recorded ones, in nats."""
         if self.record.logp_old is None:
             return None
         known = known_tokens(self.record, "logp_old")
@@ -161,7 +161,7 @@ class Replay:
 
     @contextmanager
     def temperature(self, value: float) -> Iterator[None]:
-        """Score at another temperature for a while."""
+        """Score at another temperature within the context."""
         scorer = self.run.policy.scorer
         before, scorer.temperature = scorer.temperature, value
         try:
@@ -171,23 +171,23 @@ class Replay:
 
 
 def in_order(parts: Sequence[Tensor], batches: Sequence[MicroBatch]) -> np.ndarray:
-    """Return a column of a record from those of its batches."""
+    """Return a record column from per-micro-batch values."""
     whole = joined(parts, batches, sum(len(part) for part in parts))
     return np.asarray(whole.double().cpu().numpy())
 
 
 def kl_coef(record: StepRecord) -> float:
-    """Return the coefficient of a recorded step: a controller may have moved it since."""
+    """Return the KL coefficient of a recorded step: a controller may have changed it since."""
     return float(record.facts.get("kl_coef") or 0.0)
 
 
 def _on_this_machine(recipe: Recipe) -> Recipe:
-    """Return the recipe for one process without engine, trackers or another machine's Ray.
+    """Return the recipe for one process, without engine, trackers or a remote Ray cluster.
 
-    The tokens are recorded, and gradients are the same.
+    The tokens are recorded, and gradients do not depend on these.
     """
     cluster = recipe.cluster
-    if cluster is not None:  # the loss depends on max_staleness, which only a cluster has
+    if cluster is not None:  # the loss depends on cluster.max_staleness
         alone = {"address": None, "samplers": 1, "reward_workers": 0}
         cluster = cluster.model_copy(update=alone) if cluster.max_staleness else None
     return recipe.model_copy(
@@ -201,9 +201,9 @@ def _on_this_machine(recipe: Recipe) -> Recipe:
 
 
 def _source(recipe: Recipe, refused: Sequence[NamedCode]) -> tuple[Source, bool]:
-    """Return the run's rows and rewards and True; stand-ins where they are not at hand.
+    """Return the run's dataset and rewards and True; placeholders and False if unavailable.
 
-    Rewards that Python handed over are not recorded, and those that are named may not run.
+    Rewards passed as Python functions are not recorded, and named ones may not be allowed to run.
     """
     try:
         if not refused:
@@ -215,12 +215,12 @@ def _source(recipe: Recipe, refused: Sequence[NamedCode]) -> tuple[Source, bool]
 
 
 def handed_over(prompts: list[str], completions: list[str], **columns: Any) -> list[None]:  # noqa: ARG001
-    """Stand for reward functions that a recipe does not name: a replay has their rewards."""
+    """Stand in for reward functions that a recipe does not name; a replay uses recorded rewards."""
     return [None] * len(completions)
 
 
 def _read(folder: Path, step: int) -> StepRecord:
-    """Return a record whose arrays may be handed to torch, which wants to be able to write."""
+    """Return a record with writable arrays, as torch requires."""
     record = store.read_record(folder, step)
     arrays = {f.name: getattr(record, f.name) for f in fields(record)}
     own: dict[str, Any] = {n: np.array(a) for n, a in arrays.items() if isinstance(a, np.ndarray)}
@@ -228,7 +228,7 @@ def _read(folder: Path, step: int) -> StepRecord:
 
 
 def _as_sampled(record: StepRecord) -> StepRecord:
-    """Return a record as it was before the learner saw it."""
+    """Return a record without the learner's columns."""
     return replace(
         record, logp=None, logp_old=None, logp_ref=None, entropy=None, rank=None, kl_exact=None
     )

@@ -1,4 +1,4 @@
-"""One thing changed between sampler and learner, and the gap before and after."""
+"""Replay a step with one change between sampler and learner, and measure the log-prob gap."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,35 +19,35 @@ from klinic.sampler.drawing import Drawing, kept
 
 
 def _sampler_gap(record: StepRecord, logp: np.ndarray | None = None) -> float:
-    """Return how far the sampler is from the learner, or from other log-probs of the learner."""
+    """Return the gap between sampler and learner, or other log-probs of the learner."""
     record = record if logp is None else replace(record, logp_old=logp)
     return rms(gap(record, "logp_sampler", "logp_old"))
 
 
 def first_weights(replay: Replay) -> Measured:
-    """Score with the weights that the tokens fit best, of those before the step."""
+    """Score with the earlier weights that fit the tokens best."""
     record = replay.record
     before = _sampler_gap(record)
     return before, min(_sampler_gap(record, each.score_other(record)) for each in _older(replay))
 
 
 def _older(replay: Replay) -> Iterator[Replay]:
-    """Yield the first weights, and then those before each step that the replay made again."""
+    """Yield the initial weights, then those before each repeated step."""
     older, at = replay.at(1), 1
     yield older
     for step in (step for step in replay.replayed if step > 1):
         if step == at + 1:
             older.make_again(at)
-        else:  # a checkpoint lies between
+        else:  # the replay started from a checkpoint in between
             older = replay.at(step)
         at = step
         yield older
 
 
 def own_weights(replay: Replay) -> Measured:
-    """Score with the weights that the tokens say they were drawn from."""
+    """Score with the weights of the version recorded with the tokens."""
     record = replay.record
-    assert record.weight_version is not None  # noqa: S101 - named by it
+    assert record.weight_version is not None  # noqa: S101 - the check needs it
     version = int(record.weight_version[record.loss_mask].min())
     steps = version // replay.recipe.learner.updates_per_batch
     older = replay.at(max(1, steps + 1))
@@ -56,7 +56,7 @@ def own_weights(replay: Replay) -> Measured:
 
 @torch.no_grad()
 def fitted_temperature(replay: Replay) -> Measured:
-    """Score at the temperature that the gap's line says."""
+    """Score at the temperature fitted to the gap."""
     record, scorer = replay.record, replay.run.policy.scorer
     columns = [c for c in ("logp_sampler", "logp_ref") if getattr(record, c) is not None]
     fits = {c: temperature_on_one_side.fit(Case(record=record), c) for c in columns}
@@ -76,7 +76,7 @@ def fitted_temperature(replay: Replay) -> Measured:
 
 
 def found_shift(replay: Replay) -> Measured:
-    """Shift the log-probs by what the scan found, in the rows that it hit."""
+    """Shift the log-probs by the detected offset, in the affected rows."""
     record = replay.record
     found = {
         c: misaligned_logp.scan(record, c)
@@ -88,9 +88,9 @@ def found_shift(replay: Replay) -> Measured:
 
 
 def surviving_rows(replay: Replay) -> Measured:
-    """Leave out the rows that do not survive decoding and encoding."""
+    """Drop the rows that do not survive decoding and encoding."""
     record = replay.record
-    assert record.round_trip is not None  # noqa: S101 - named by it
+    assert record.round_trip is not None  # noqa: S101 - the check needs it
     lost = np.repeat(~record.round_trip, np.diff(record.row_offsets))
     kept_rows = replace(record, loss_mask=record.loss_mask & ~lost)
     return _sampler_gap(record), _sampler_gap(kept_rows)
@@ -98,7 +98,7 @@ def surviving_rows(replay: Replay) -> Measured:
 
 @torch.no_grad()
 def narrowed(replay: Replay) -> Measured:
-    """Score among fewer outcomes: the top-p or top-k that fits best."""
+    """Score over fewer tokens: the top-p or top-k that fits best."""
     record, scorer = replay.record, replay.run.policy.scorer
     tried = [Drawing(top_p=float(p)) for p in np.arange(0.5, 1.0, 0.05)]
     tried += [Drawing(top_k=k) for k in (1, 2, 3, 5, 10, 20, 50)]
@@ -125,7 +125,7 @@ def rows_alone(replay: Replay) -> Measured:
 
 
 def streams_of_their_own(replay: Replay) -> Measured:
-    """Sample again, every completion from a stream of its own: pairs of equal completions."""
+    """Sample again with a separate RNG stream per completion: pairs of equal completions."""
     replay.run.sampler.load(replay.learner.publish())
     prompts = list({r.prompt.index: r.prompt for r in rollouts_of(replay.record)}.values())
     groups = list(replay.run.sampler.sample(prompts, step=replay.record.step))

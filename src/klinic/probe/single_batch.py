@@ -1,7 +1,7 @@
-"""`klinic check`: every part of a recipe on two small batches, before any hour is spent.
+"""`klinic check`: run every component of a recipe on two small batches before a long run.
 
-Nothing is kept: the run lives in a folder that is thrown away, and so does its one update. The
-second batch is there because many things can only be seen once policy and reference differ.
+Nothing is kept: the run uses a temporary folder, and its update is discarded. The second batch is
+needed because many faults show only once policy and reference differ.
 """
 
 import tempfile
@@ -30,14 +30,14 @@ from klinic.model.adapter_files import is_adapter
 from klinic.model.loading import load_whole, num_parameters
 from klinic.recipe.recipe import Recipe
 
-PROMPTS, GROUP = 8, 2  # of a batch
-SHORT = 40  # steps of a warm start that was not made yet
+PROMPTS, GROUP = 8, 2  # per batch
+SHORT = 40  # steps of a warm start that is not cached
 SHOWN = 3  # completions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One part that was tried."""
+    """The result of one component."""
 
     name: str
     ok: bool
@@ -46,7 +46,7 @@ class Part:
 
 @dataclass(slots=True, kw_only=True)
 class Checked:
-    """What came of it."""
+    """Results of all components, some completions, and the diagnosis."""
 
     parts: list[Part] = field(default_factory=list)
     shown: list[tuple[str, str, float]] = field(default_factory=list)
@@ -55,24 +55,24 @@ class Checked:
 
     @property
     def ok(self) -> bool:
-        """Whether every part works and no cause was found."""
+        """Whether every component works and no cause was found."""
         cause = None if self.diagnosis is None else self.diagnosis.cause
         return cause is None and all(part.ok for part in self.parts)
 
     def add(self, name: str, says: str, *, ok: bool = True) -> None:
-        """Add a part."""
+        """Add the result of a component."""
         self.parts.append(Part(name=name, ok=ok, says=says))
 
 
 def single_batch(recipe: Recipe, tell: Callable[[str], None]) -> Checked:
-    """Drive the parts of a recipe on two batches; `tell` hears what is being done."""
+    """Run the components of a recipe on two batches; `report` receives progress messages."""
     found = Checked()
     settle(recipe)
     with tempfile.TemporaryDirectory(prefix="klinic-check-") as temporary:
         folder = Path(temporary) / "run"
         folder.mkdir()
         small = _small(recipe, folder)
-        tell("loading the parts")
+        tell("loading the components")
         source = find_source(small, Given())
         small = _warmed(small, source, folder)
         run = assemble(small, folder, source, Console(quiet=True))
@@ -83,7 +83,7 @@ def single_batch(recipe: Recipe, tell: Callable[[str], None]) -> Checked:
 
 
 def _small(recipe: Recipe, folder: Path) -> Recipe:
-    """Return the recipe with two small batches, and nobody else to tell."""
+    """Return the recipe with two small batches and no trackers."""
     loop = recipe.loop.model_copy(
         update={
             "prompts_per_step": min(PROMPTS, recipe.loop.prompts_per_step),
@@ -99,10 +99,10 @@ def _small(recipe: Recipe, folder: Path) -> Recipe:
 
 
 def _warmed(small: Recipe, source: Source, folder: Path) -> Recipe:
-    """Leave the warm start where the run looks for it: that of the cache, or a short one."""
+    """Provide the warm start: the cached one, or a short one."""
     section = small.warm_start
     refused = is_adapter(small.model.name) and small.model.lora_rank is None
-    if section is None or refused:  # the run itself says why
+    if section is None or refused:  # the run raises the error
         return small
     policy = load_whole(small.model, temperature=1.0, seed=0)
     if not is_made(policy, small):
@@ -122,7 +122,7 @@ def _warmth(small: Recipe, recipe: Recipe) -> str:
 def _examine(
     run: Run, recipe: Recipe, state: LoopState, found: Checked, tell: Callable[[str], None]
 ) -> None:
-    """Make the two steps, and say of each part what it did."""
+    """Run the two steps, and report on each component."""
     sizes = num_parameters(run.policy.lm)
     name = recipe.model.name + _warmth(run.recipe, recipe)
     found.add(
@@ -136,7 +136,7 @@ def _examine(
     first = run.metrics(done)
     _say_parts(run, done, first, found)
     examination.hear(cases.next(with_facts(done, first), run.asked, first))
-    tell("a gradient that is not a number")
+    tell("a non-finite gradient")
     _nan(run, done, found)
     tell("the second batch: the KL term, now that the policy has moved")
     done, state = one_step(run, state, run.recipe.kl)
@@ -171,7 +171,7 @@ def _say_parts(run: Run, done: StepDone, metrics: dict[str, float], found: Check
     found.add("reference", said)
     found.add(
         "update",
-        f"loss {metrics['loss']:.4f}, gradient norm {metrics['grad_norm']:.4f}, thrown away"
+        f"loss {metrics['loss']:.4f}, gradient norm {metrics['grad_norm']:.4f}, discarded"
         f"{_signal(record)}",
         ok=bool(np.isfinite(metrics["grad_norm"])),
     )
@@ -179,7 +179,7 @@ def _say_parts(run: Run, done: StepDone, metrics: dict[str, float], found: Check
 
 def _signal(record: StepRecord) -> str:
     if record.advantage is not None and not np.nan_to_num(record.advantage).any():
-        return "; no group had two different rewards, so there was nothing to learn"
+        return "; no group had two different rewards, so the advantages are 0"
     return ""
 
 
@@ -187,7 +187,7 @@ def _gold(run: Run) -> str:
     answer = run.asked.get("regrade")
     if not answer or answer.get("right_answers") is None:
         return ""
-    return f", right answers get {answer['right_answers']:.3f}"
+    return f", correct answers get {answer['right_answers']:.3f}"
 
 
 def _any_reward(record: StepRecord) -> bool:
@@ -196,13 +196,13 @@ def _any_reward(record: StepRecord) -> bool:
 
 def _some(done: StepDone) -> Iterator[tuple[str, str, float]]:
     rewards = done.record.reward
-    assert rewards is not None  # noqa: S101 - the step was judged
+    assert rewards is not None  # noqa: S101 - the step has rewards
     for rollout, reward in list(zip(done.rollouts, rewards, strict=True))[:SHOWN]:
         yield rollout.prompt.text, rollout.text, float(reward)
 
 
 def _nan(run: Run, done: StepDone, found: Checked) -> None:
-    """Give the learner an advantage that is not a number, and see the update thrown away."""
+    """Inject an infinite advantage, and check that the update is discarded."""
     before = run.learner.publish().fingerprint
     advantage = np.array(done.record.advantage)
     advantage[0] = np.inf
@@ -214,7 +214,7 @@ def _nan(run: Run, done: StepDone, found: Checked) -> None:
     sites = [name for name, finite in prepared.finite_at.items() if not finite]
     found.add(
         "NaN handling",
-        f"an infinite advantage makes {' and '.join(sites) or 'nothing'} not a number; the update "
-        f"is {'discarded' if same else 'made'}",
+        f"an infinite advantage makes {' and '.join(sites) or 'nothing'} non-finite; the update "
+        f"is {'discarded' if same else 'applied'}",
         ok=same and bool(sites),
     )

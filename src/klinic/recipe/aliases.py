@@ -1,8 +1,7 @@
-"""The names people already write, and what each is here.
+"""Aliases: setting names of other trainers, mapped to recipe keys.
 
-One table: a familiar name is another spelling of a key, or a function of the value that says which
-keys it sets. A second table holds names that have no counterpart, each with what to set instead.
-Dashes and underscores are alike.
+`ALIASES` maps a name to a key, or to a function from its value to an `AliasTarget`. `REFUSED` holds
+the names that have no counterpart, each with advice. Dashes and underscores are equivalent.
 """
 
 from collections.abc import Callable, Mapping
@@ -19,14 +18,14 @@ DYNAMIC_ROUNDS = 9  # with the first, the ten batches that DAPO allows a step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """What a familiar name with a value sets."""
+    """The keys that an alias sets for a given value."""
 
     sets: Mapping[str, Any]
-    """Keys that take these values; a section is set to {} (there) or None (off)."""
+    """Keys and their values; a section is set to {} (enabled) or None (disabled)."""
     unless_said: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that take these values where the same source says nothing more precise."""
+    """Keys that are set unless the same source sets them explicitly."""
     unless_chosen: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that take these values where no source chose one."""
+    """Keys that are set unless any source sets them."""
 
 
 def _kl_penalty(value: Any) -> Meaning:
@@ -34,8 +33,8 @@ def _kl_penalty(value: Any) -> Meaning:
         return Meaning(sets={"kl.estimator": value})
     if isinstance(value, bool | str):
         raise ValueError(
-            "it is a coefficient (0.01), or the name of an estimator (k3). "
-            "To switch the KL on or off, write use_kl_penalty"
+            "it must be a coefficient (0.01) or an estimator name (k3). "
+            "To switch the KL on or off, use use_kl_penalty"
         )
     return Meaning(sets={"kl.coef": value})
 
@@ -57,11 +56,11 @@ def _bf16(value: Any) -> Meaning:
 
 
 def _report_to(value: Any) -> Meaning:
-    """Read a name or a list of names, and `all` and `none`."""
+    """Accept one tracker name or a list of names; `all` and `none` are allowed too."""
     names = ["none"] if value is None else [value] if isinstance(value, str) else value
     known = (*TRACKERS, "all", "none")
     if not isinstance(names, list) or not all(name in known for name in names):
-        raise ValueError(f"it is one of {', '.join(TRACKERS)}, all or none, or a list of these")
+        raise ValueError(f"use one of {', '.join(TRACKERS)}, all or none, or a list of these")
     asked = TRACKERS if "all" in names else names
     return Meaning(sets={"output.trackers": [name for name in TRACKERS if name in asked]})
 
@@ -84,7 +83,7 @@ def _learners(value: Any) -> Meaning:
 
 def _flag(value: Any) -> bool:
     if not isinstance(value, bool):
-        raise ValueError("it is either true or false")
+        raise ValueError("it must be true or false")
     return value
 
 
@@ -184,38 +183,38 @@ _STEP = (
     "learner.micro_batch_size for memory"
 )
 _NO_ENGINE = (
-    "An engine of the run's own takes what vLLM takes by default; start a server with what you "
-    "want and give its URL as sampler.server. To train in less, lower learner.micro_batch_size"
+    "The engine that klinic starts uses vLLM's default. To set it, start a vLLM server and set "
+    "sampler.server to its URL. To use less memory in training, lower learner.micro_batch_size"
 )
 
 REFUSED = {
-    "reward_weights": "A weight stands beside its function: rewards: [{function: f, weight: 0.5}]",
+    "reward_weights": "Set the weight in the reward entry: rewards: [{function: f, weight: 0.5}]",
     "gradient_accumulation_steps": "It follows from learner.micro_batch_size: set that to the "
-    "completions that fit into memory, and gradients are accumulated over the step",
+    "number of completions that fit into memory; gradients are accumulated over the step",
     "rollout_batch_size": _STEP,
     "train_batch_size": _STEP,
     "per_device_train_batch_size": _STEP,
     "gpu_mem_util": _NO_ENGINE,
     "gpu_memory_utilization": _NO_ENGINE,
     "vllm_gpu_memory_utilization": _NO_ENGINE,
-    "max_prompt_length": "Prompts are never cut: one that does not fit the model is refused",
-    "run_name": "A run has the name of its folder: set output.dir",
-    "logging_steps": "Every step is written down; output.records_every thins out the records",
-    "dataset_config": "It stands behind the dataset: data.path: name,config,split",
-    "dataset_train_split": "It stands behind the dataset: data.path: name,config,split",
-    "dataset_split": "It stands behind the dataset: data.path: name,config,split",
-    "lora_dropout": "Dropout is off while training: the sampler has none, and policies that differ "
-    "in it would be compared",
-    "scale_rewards": "learner.advantage says it: group_std divides by the group's standard "
+    "max_prompt_length": "Prompts are never truncated: one that does not fit the model is refused",
+    "run_name": "The run is named after its folder: set output.dir",
+    "logging_steps": "Every step is logged; output.records_every sets how often a record is saved",
+    "dataset_config": "It is part of the dataset name: data.path: name,config,split",
+    "dataset_train_split": "It is part of the dataset name: data.path: name,config,split",
+    "dataset_split": "It is part of the dataset name: data.path: name,config,split",
+    "lora_dropout": "Dropout is off in training: the sampler applies none, so the log-probs of "
+    "learner and sampler would differ",
+    "scale_rewards": "Set learner.advantage: group_std divides by the group's standard "
     "deviation, leave_one_out and group_mean do not",
 }
 
 FLAGS = frozenset({"use_kl_penalty", "use_kl_loss", "bf16", "dynamic_sampling", "use_vllm"})
-"""Familiar names that are true or false themselves."""
+"""Aliases whose value is a boolean."""
 
 
 def canonical(name: str) -> str:
-    """Return a name with the dashes of the command line as underscores.
+    """Normalise a name: strip leading dashes, turn the other dashes into underscores.
 
     >>> canonical("--kl-beta")
     'kl_beta'
@@ -224,6 +223,6 @@ def canonical(name: str) -> str:
 
 
 def meaning(name: str, value: Any) -> Meaning:
-    """Return what a familiar name sets; ValueError says why it cannot have this value."""
+    """Return the keys that an alias sets; raise ValueError for a value it does not accept."""
     target = ALIASES[name]
     return Meaning(sets={target: value}) if isinstance(target, str) else target(value)

@@ -1,16 +1,16 @@
-"""The `cluster` section: which processes a run is made of, and where they run."""
+"""The `cluster` section: the Ray processes of a run."""
 
 from klinic.recipe.section import Count, CountOrZero, Section, Text
 
 
 class ClusterSection(Section):
-    """Processes that Ray starts and klinic keeps alive. `learner.shards` says how many learners."""
+    """Ray processes, restarted when they die. `learner.shards` sets the number of learners."""
 
     samplers: Count = 1
-    """Processes that sample, each with the policy's weights."""
+    """Number of sampler processes, each with a copy of the policy's weights."""
     reward_workers: CountOrZero = 0
-    """Processes that call reward functions; 0 is the first process alone."""
+    """Number of processes that call reward functions; 0: the driver process calls them."""
     max_staleness: CountOrZero = 0
-    """Steps by which sampling may run ahead of training; 0 is that neither overlaps the other."""
+    """Steps by which sampling may run ahead of training; 0: they alternate."""
     address: Text | None = None
-    """Head node of a running Ray, host:port; null starts one on this machine for the run."""
+    """Head node of a running Ray cluster, host:port; null starts a local one for the run."""

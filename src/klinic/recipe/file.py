@@ -1,4 +1,4 @@
-"""The text of a recipe file, or where a recipe might be that is not there."""
+"""Reads the text of a recipe file; suggests nearby recipes if the file is missing."""
 
 from difflib import get_close_matches
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 from klinic.errors import ConfigError
 from klinic.regular_file import open_regular
 
-LARGEST_FILE = 1_000_000  # bytes; a recipe has a few hundred
+LARGEST_FILE = 1_000_000  # bytes; typical recipes have a few hundred
 SUFFIXES = frozenset({".yaml", ".yml"})
 MOST_NAMED = 5
 
@@ -18,8 +18,8 @@ def read_text(path: Path) -> str:
             raise ConfigError(f"{path}: {_missing(path)}")
         if path.stat().st_size > LARGEST_FILE:
             raise ConfigError(
-                f"{path}: the file has {path.stat().st_size:,} bytes, and a recipe at most "
-                f"{LARGEST_FILE:,}. Is it a dataset? Then name it in data.path."
+                f"{path}: the file has {path.stat().st_size:,} bytes; a recipe has at most "
+                f"{LARGEST_FILE:,}. If it is a dataset, set it as data.path."
             )
         with open_regular(path) as file:
             return (file.read(LARGEST_FILE + 1) or b"").decode("utf-8-sig")
@@ -40,8 +40,8 @@ def _missing(path: Path) -> str:
         return f"{kind}. Did you mean {next(n for n, stem in names.items() if stem == close[0])}?"
     if names:
         more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-        return f"{kind}. Nearby there is {', '.join(list(names)[:MOST_NAMED])}{more}."
-    return f"{kind}, and no recipe is near. Give its path from {Path.cwd()}."
+        return f"{kind}. Recipes nearby: {', '.join(list(names)[:MOST_NAMED])}{more}."
+    return f"{kind}, and there are no recipes nearby. Give its path relative to {Path.cwd()}."
 
 
 def _recipes_near(path: Path) -> list[Path]:

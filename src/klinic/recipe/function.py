@@ -1,4 +1,4 @@
-"""Find the function that a recipe or a command names: `module:function` or `file.py:function`."""
+"""Imports a function named in a recipe or command: `module:function` or `file.py:function`."""
 
 import importlib
 import importlib.util
@@ -18,8 +18,8 @@ def find_function(target: str, *, example: str) -> Callable[..., Any]:
     place, _, name = target.rpartition(":")
     if not place or not name:
         raise FunctionError(
-            f"{target!r} names no function. Write module:function or path/to/file.py:function, "
-            f"for example {example}."
+            f"{target!r} is not a function name. Write module:function or "
+            f"path/to/file.py:function, for example {example}."
         )
     module = _module(place)
     function = getattr(module, name, None)
@@ -27,7 +27,7 @@ def find_function(target: str, *, example: str) -> Callable[..., Any]:
         known = [n for n, f in vars(module).items() if inspect.isfunction(f)]
         raise FunctionError(
             f"{place} has no function {name!r}. "
-            + (f"It has: {', '.join(sorted(known))}." if known else "It defines none.")
+            + (f"It has: {', '.join(sorted(known))}." if known else "It defines no functions.")
         )
     found: Callable[..., Any] = function
     return found
@@ -35,13 +35,13 @@ def find_function(target: str, *, example: str) -> Callable[..., Any]:
 
 def _module(place: str) -> ModuleType:
     if place.endswith(".py") and not Path(place).is_file():
-        raise FunctionError(f"{place} is not a file. Give its path from {Path.cwd()}.")
+        raise FunctionError(f"{place} is not a file. Give its path relative to {Path.cwd()}.")
     try:
         with guard(place):
             return _imported(place)
     except (KeyboardInterrupt, KlinicError):
         raise
-    except BaseException as error:  # importing runs a user's code
+    except BaseException as error:  # importing runs user code
         raise FunctionError(
             f"{place} cannot be imported: {type(error).__name__}: {text_of(error)}. Run the "
             "command where `python -c 'import ...'` works, or give the path of the file."
@@ -51,7 +51,7 @@ def _module(place: str) -> ModuleType:
 def _imported(place: str) -> ModuleType:
     if place.endswith(".py"):
         return _from_file(Path(place))
-    # what `python -c` could import from here, a console script should find too
+    # a console script does not have the working directory on sys.path, `python -c` does
     if "" not in sys.path:
         sys.path.insert(0, "")
     return importlib.import_module(place)
@@ -60,11 +60,11 @@ def _imported(place: str) -> ModuleType:
 def _from_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not Python")
+        raise ImportError(f"{path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
-    # as `python file.py` would: neighbours can be imported, and no arguments of ours are seen
+    # as `python file.py` does: sibling modules are importable, klinic's arguments are hidden
     sys.path.insert(0, str(path.parent.resolve()))
-    sys.modules.setdefault(path.stem, module)  # dataclasses look their module up
+    sys.modules.setdefault(path.stem, module)  # dataclasses look up their module
     arguments, sys.argv = sys.argv, [str(path)]
     try:
         spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Sections of a recipe that are given from Python: `klinic.KL(...)` and `klinic.Recovery(...)`."""
+"""Recipe sections as Python calls: `klinic.KL(...)` and `klinic.Recovery(...)`."""
 
 from typing import Any, TypeVar
 
@@ -12,8 +12,8 @@ from klinic.recipe.section import Section
 AnySection = TypeVar("AnySection", bound=Section)
 
 
-def KL(**settings: Any) -> KLSection:  # noqa: N802 - a noun for users, like the section itself
-    """Return a KL term: the keys of a recipe's `kl` section.
+def KL(**settings: Any) -> KLSection:  # noqa: N802 - named like a class
+    """Return a `kl` section; takes the keys of that section.
 
     >>> KL(coef=0.001).estimator
     'unbiased'
@@ -22,7 +22,7 @@ def KL(**settings: Any) -> KLSection:  # noqa: N802 - a noun for users, like the
 
 
 def Recovery(**settings: Any) -> RecoverySection:  # noqa: N802
-    """Return what counts as trouble: the keys of a recipe's `recovery` section.
+    """Return a `recovery` section; takes the keys of that section.
 
     >>> Recovery(kl_limit=0.5).lr_factor
     0.1
@@ -40,4 +40,4 @@ def _made(kind: type[AnySection], name: str, settings: dict[str, Any]) -> AnySec
             for problem in error.errors(include_url=False)
         ]
         known = ", ".join(kind.model_fields)
-        raise ConfigError(f"{' '.join(said)} Its keys are {known}.") from None
+        raise ConfigError(f"{' '.join(said)} Available keys: {known}.") from None

@@ -1,22 +1,22 @@
-"""The `eval` and `retention` sections: what a policy is measured on and never trained on."""
+"""The `eval` and `retention` sections: prompts for evaluation, never trained on."""
 
 from klinic.recipe.rewards import Rewards
 from klinic.recipe.section import Section, Text
 
 
 class EvalSection(Section):
-    """Held-out prompts of what is trained."""
+    """Held-out prompts of the trained skill."""
 
     path: Text
-    """Held-out prompts, in the form of `data.path`; `data.map` applies to them too."""
+    """Held-out prompts, in the format of `data.path`; `data.map` applies to them too."""
     rewards: Rewards = ()
-    """What judges them; none is the rewards of training."""
+    """Reward functions for evaluation; empty: those of training."""
 
 
 class RetentionSection(Section):
-    """Prompts of something else, which training should not spoil."""
+    """Prompts of other skills, to measure forgetting."""
 
     path: Text
-    """Prompts of something else, in the form of `data.path`."""
+    """Prompts of other skills, in the format of `data.path`."""
     rewards: Rewards
-    """What judges them."""
+    """Reward functions for these prompts."""

@@ -1,4 +1,4 @@
-"""Keys of a recipe by their dotted names, and the nearest one to a name that is none."""
+"""Recipe keys by dotted name, and suggestions for misspelt names."""
 
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
@@ -12,9 +12,9 @@ from klinic.recipe.recipe import Recipe
 from klinic.recipe.rewards import RewardEntry
 from klinic.recipe.section import Section
 
-SURE = 2  # edits up to which a name is taken for a slip of the finger
+SURE = 2  # edits up to which a name counts as a typo
 MOST_SUGGESTIONS = 3
-FAR = 1000  # edits; farther than any two names of keys
+FAR = 1000  # edits; more than between any two keys
 LONGEST_NAME = 60  # no key is half as long
 
 
@@ -27,13 +27,13 @@ def sections() -> dict[str, type[Section]]:
 
 @cache
 def optional_sections() -> frozenset[str]:
-    """Return the sections whose absence means something: off."""
+    """Return the sections that may be null, which disables them."""
     return frozenset(name for name in sections() if _may_be_none(Recipe.model_fields[name]))
 
 
 @cache
 def fields() -> dict[str, FieldInfo]:
-    """Return every key that takes a value, by dotted name, in the order of a recipe.
+    """Return every key that takes a value, by dotted name, in recipe order.
 
     >>> list(fields())[:4]
     ['seed', 'threads', 'model.name', 'model.dtype']
@@ -43,7 +43,7 @@ def fields() -> dict[str, FieldInfo]:
 
 @cache
 def every_knob() -> dict[str, FieldInfo]:
-    """Return the keys, and those of one entry of a list with them."""
+    """Return all keys, including those of a `rewards` entry."""
     knobs = {}
     for key, field in fields().items():
         knobs[key] = field
@@ -75,13 +75,13 @@ def _may_be_none(field: FieldInfo) -> bool:
 
 
 def is_flag(key: str) -> bool:
-    """Tell whether a key is either true or false."""
+    """Return whether a key takes a boolean."""
     field = fields().get(key)
     return field is not None and field.annotation is bool
 
 
 def dotted(values: Any, prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by their dotted names.
+    """Flatten nested settings to dotted names.
 
     >>> dotted({"kl": {"coef": 0.1}, "seed": 0})
     {'kl.coef': 0.1, 'seed': 0}
@@ -95,7 +95,7 @@ def dotted(values: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def nearest(name: str, familiar: Mapping[str, Any]) -> list[str]:
-    """Return the names a person may have meant, the nearest first; familiar ones are known too.
+    """Return the keys and aliases that are closest to a misspelt name, the closest first.
 
     >>> nearest("learner.learnin_rate", {})
     ['learner.learning_rate']
@@ -106,7 +106,7 @@ def nearest(name: str, familiar: Mapping[str, Any]) -> list[str]:
         return []
     leaf = name.rpartition(".")[2]
     distance = {key: _slips(name, key, SURE) for key in (*sections(), *fields())}
-    for key in fields():  # a right name in the wrong section is one edit away
+    for key in fields():  # the right name in the wrong section counts as one edit
         distance[key] = min(distance[key], _slips(leaf, key.rpartition(".")[2], len(leaf) // 3) + 1)
     for alias in familiar:
         distance[alias] = _slips(leaf, alias, len(leaf) // 3) + (leaf != name)
@@ -117,7 +117,7 @@ def nearest(name: str, familiar: Mapping[str, Any]) -> list[str]:
 
 
 def _slips(name: str, right: str, most: int) -> int:
-    """Count edits up to a limit; beyond it, it is another name."""
+    """Return the edit distance, or `FAR` above the limit."""
     if abs(len(name) - len(right)) > most:
         return FAR
     distance = edits(name, right)
@@ -125,7 +125,7 @@ def _slips(name: str, right: str, most: int) -> int:
 
 
 def edits(a: str, b: str) -> int:
-    """Return how many characters to add, drop, change or swap with the next to turn a into b.
+    """Return the edit distance: insertions, deletions, substitutions and adjacent swaps.
 
     >>> edits("coef", "coeff"), edits("coef", "ceof"), edits("kl", "")
     (1, 1, 2)

@@ -1,4 +1,4 @@
-"""The `kl` section: the tie to the reference policy. Without it there is neither."""
+"""The `kl` section: the KL term to the reference policy; without it there is no reference."""
 
 from typing import Annotated, Literal
 
@@ -7,7 +7,7 @@ from pydantic import model_validator
 from klinic.maths.kl_coef import Rule
 from klinic.recipe.section import CountOrZero, Section, within
 
-# spelt out, so that editors and type checkers know the names; a test holds it to the registry
+# literal, for editors and type checkers; a test compares it with the registry
 EstimatorName = Literal[
     "unbiased",
     "exact",
@@ -28,28 +28,28 @@ MULTIPLYING = frozenset({"band", "ziegler", "log_pi"})
 
 
 class KLSection(Section):
-    """How strongly, and by which term, the policy is held to the reference."""
+    """Coefficient, estimator and controller of the KL term."""
 
     coef: Annotated[float, within("a negative one rewards leaving the reference", low=0)] = 0.01
-    """What the KL term is multiplied by (papers: beta); 0 trains without it."""
+    """Factor of the KL term (beta in papers); 0 trains without it."""
     estimator: EstimatorName = "unbiased"
-    """Which KL term; `klinic verify` proves what each name differentiates."""
+    """KL estimator; `klinic verify` proves which gradient each one has."""
     controller: Rule = "fixed"
-    """How the coefficient moves: it stays, or it steers the KL to `target`."""
+    """How the coefficient changes: fixed, or adapted to keep the KL at `target`."""
     target: Annotated[float, within("it is the mean KL to hold, in nats per token", above=0)] = 0.05
-    """Mean KL(policy || reference) that a controller holds, in nats per token."""
+    """Mean KL(policy || reference) that a controller aims for, in nats per token."""
     max_coef: Annotated[float, within("it is the largest coefficient to use", above=0)] = 100.0
-    """Where a controller ends; one that is held there for long says so."""
+    """Upper bound of the coefficient under a controller; staying there raises a warning."""
     warmup_steps: CountOrZero = 0
-    """Steps in which the coefficient rises from 0 to its value."""
+    """Steps of linear warm-up of the coefficient from 0."""
     rollout_limit: Annotated[float, within("it is a KL in nats", above=0)] | None = None
-    """Leave out completions whose summed KL to the reference is above it; null leaves out none."""
+    """Drop completions whose summed KL to the reference is above this; null drops none."""
     monitor_every: CountOrZero = 0
-    """At coefficient 0, measure the KL every so many steps; 0 is never."""
+    """At coefficient 0, steps between KL measurements; 0: never."""
 
     @property
     def needs_reference(self) -> bool:
-        """Whether anything is ever compared with the reference."""
+        """Whether the run ever scores the reference policy."""
         looks = self.monitor_every > 0 or self.rollout_limit is not None
         return self.coef > 0 or self.controller != "fixed" or looks
 
@@ -57,19 +57,19 @@ class KLSection(Section):
     def _the_controller_can_work(self) -> "KLSection":
         if self.controller == "fixed" and "target" in self.model_fields_set:
             raise ValueError(
-                f"kl.target is {self.target} with kl.controller fixed: a fixed coefficient steers "
-                "to no target. Use kl.controller band, ziegler, dual_ascent or log_pi, or leave "
-                "kl.target out."
+                f"kl.target is {self.target} with kl.controller fixed: a fixed coefficient has no "
+                "target. Use kl.controller band, ziegler, dual_ascent or log_pi, or remove "
+                "kl.target."
             )
         if self.controller in MULTIPLYING and self.coef == 0:
             raise ValueError(
-                f"kl.coef is 0 with kl.controller {self.controller}: it multiplies the "
-                "coefficient, and 0 would stay 0. Start above 0 (0.01 is the default), or use "
+                f"kl.coef is 0 with kl.controller {self.controller}: this controller multiplies "
+                "the coefficient, so 0 would stay 0. Start above 0 (0.01 is the default), or use "
                 "kl.controller dual_ascent, which adds."
             )
         if self.coef > self.max_coef:
             raise ValueError(
-                f"kl.coef is {self.coef} and kl.max_coef {self.max_coef}: it would start above its "
-                "own limit. Lower one or raise the other."
+                f"kl.coef is {self.coef} and kl.max_coef {self.max_coef}: the coefficient would "
+                "start above its limit. Lower kl.coef or raise kl.max_coef."
             )
         return self

@@ -1,4 +1,4 @@
-"""Recipes from files, command lines and calls, and back to text."""
+"""Loads recipes from files, command lines and Python calls; dumps them as YAML."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,31 +14,31 @@ from klinic.recipe.file import read_text
 from klinic.recipe.problems import explain, shown
 from klinic.recipe.recipe import Recipe
 
-MOST_PROBLEMS = 20  # that a person wants to read at once
+MOST_PROBLEMS = 20  # listed in one error message
 TRUTH = frozenset({"true", "false", "yes", "no", "on", "off"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A recipe, and what the user should hear about how it was read."""
+    """A recipe, and the notes about its aliases to print."""
 
     recipe: Recipe
     echoes: list[str]
-    """One line for each familiar name: what it is called here."""
+    """One line for each alias used, with the key it sets."""
     name: str
-    """Of the recipe file, or of the model."""
+    """Name of the recipe file, or of the model."""
 
 
 def load(
     path: Path | str, overrides: Sequence[str] = (), *, changed: Mapping[str, Any] | None = None
 ) -> Loaded:
-    """Return the recipe of a file, with what code has changed and `key=value` overrides on top."""
+    """Load a recipe file; `changed` (from Python), then `key=value` overrides take precedence."""
     where = str(path)
     values = yaml_text.parse(read_text(Path(path)), where=where)
     if not isinstance(values, dict):
-        found = "it is empty" if values is None else f"it is {shown(values)}"
+        found = "this one is empty" if values is None else f"this one is {shown(values)}"
         raise ConfigError(
-            f"{where}: a recipe is a mapping of keys to values, and {found}. The least is two "
+            f"{where}: a recipe is a mapping of keys to values; {found}. A minimal recipe has two "
             "lines: `model: tiny` and `task: arithmetic`."
         )
     file = settings.read(values.items(), where=where)
@@ -48,7 +48,7 @@ def load(
 
 
 def from_keywords(**values: Any) -> Loaded:
-    """Return the recipe of a call: sections as dictionaries, and every familiar name.
+    """Build a recipe from keywords: sections as dictionaries, keys and aliases.
 
     >>> loaded = from_keywords(model="tiny", task="arithmetic", kl_beta=0.02)
     >>> loaded.recipe.kl.coef, loaded.echoes[1]
@@ -61,7 +61,7 @@ def from_keywords(**values: Any) -> Loaded:
 
 
 def flags_to_overrides(args: Sequence[str]) -> list[str]:
-    """Return `key=value` overrides for flags of other trainers; overrides stay as they are.
+    """Turn the flags of other trainers into `key=value` overrides; keep overrides unchanged.
 
     >>> flags_to_overrides(["--kl-beta", "0.02", "--bf16", "--max-steps=5", "seed=1"])
     ['kl_beta=0.02', 'bf16=true', 'max_steps=5', 'seed=1']
@@ -81,10 +81,10 @@ def flags_to_overrides(args: Sequence[str]) -> list[str]:
 
 
 def dump(recipe: Recipe) -> str:
-    """Return the whole recipe as YAML that loads back equal."""
+    """Return the whole recipe as YAML; loading it gives an equal recipe."""
     values = recipe.model_dump(mode="json")
     if recipe.kl is not None and recipe.kl.controller == "fixed":
-        del values["kl"]["target"]  # a fixed coefficient has none, and saying one is refused
+        del values["kl"]["target"]  # loading refuses a target with a fixed coefficient
     return yaml_text.write(values)
 
 
@@ -105,7 +105,9 @@ def _from_overrides(overrides: Sequence[str]) -> settings.Source:
     for override in overrides:
         name, equals, value = override.partition("=")
         if not equals or not name.strip():
-            problems.append(f"{shown(override)} is no setting. Write key=value: kl.coef=0.02.")
+            problems.append(
+                f"{shown(override)} is not a setting. Write key=value, such as kl.coef=0.02."
+            )
             continue
         try:
             pairs.append((name, yaml_text.parse(value, where=shown(override))))
@@ -117,7 +119,7 @@ def _from_overrides(overrides: Sequence[str]) -> settings.Source:
 
 
 def _resolve(sources: Sequence[settings.Source], *, where: str) -> tuple[Recipe, list[str]]:
-    """Return the recipe that sources add up to, or say everything that is wrong with them."""
+    """Merge sources into a recipe; raise ConfigError with all problems."""
     tree, said, echoes = settings.merge(sources)
     problems = [problem for source in sources for problem in source.problems]
     try:

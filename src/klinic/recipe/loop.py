@@ -1,4 +1,4 @@
-"""The `loop` section: how many steps, over how much, and what is kept on the way."""
+"""The `loop` section: number of steps, batch size, evaluation and checkpoints."""
 
 from typing import Annotated
 
@@ -6,34 +6,34 @@ from klinic.recipe.section import LARGEST_COUNT, Count, CountOrZero, Section, wi
 
 
 class LoopSection(Section):
-    """One step samples a group of completions for each prompt and updates the policy."""
+    """Steps, batch size, and the intervals of evaluation and checkpoints."""
 
     max_steps: Count = 100
-    """Updates to make. Steps are counted from 1."""
+    """Number of training steps, counted from 1."""
     prompts_per_step: Count = 8
-    """Prompts in a step."""
+    """Prompts per step."""
     group_size: Annotated[
         int,
         within(
-            "a group of one has zero advantage everywhere, so nothing would be learnt",
+            "a group of one has zero advantage everywhere, so nothing is learned",
             low=2,
         ),
         within("it is a count", high=LARGEST_COUNT),
     ] = 8
-    """Completions of each prompt, compared with one another."""
+    """Completions per prompt; advantages are computed within the group."""
     extra_rounds: CountOrZero = 0
-    """Further batches to sample while groups have equal rewards (dynamic sampling); 0 is none."""
+    """Extra batches sampled while groups have equal rewards (dynamic sampling); 0: none."""
     eval_every: CountOrZero = 0
-    """Steps between evaluations; 0 is only at the end."""
+    """Steps between evaluations; 0: only at the end."""
     eval_prompts: Count = 200
-    """Held-out prompts of an evaluation, for each skill."""
+    """Held-out prompts per skill in an evaluation."""
     checkpoint_every: CountOrZero = 50
-    """Steps between checkpoints; 0 is only at the end."""
+    """Steps between checkpoints; 0: only at the end."""
     keep_checkpoints: Annotated[
         int,
-        within("a checkpoint that turns out broken needs a predecessor", low=2),
+        within("a damaged checkpoint needs a predecessor to fall back on", low=2),
         within("it is a count", high=LARGEST_COUNT),
     ] = 2
-    """How many of the newest checkpoints stay on disk."""
+    """Number of most recent checkpoints to keep on disk."""
     show_completions_every: CountOrZero = 0
-    """Steps between printed samples, text beside reward; 0 is never."""
+    """Steps between printing of sample completions with rewards; 0: never."""

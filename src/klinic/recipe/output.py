@@ -1,4 +1,4 @@
-"""The `output` section: what a run leaves behind, where, and who is told."""
+"""The `output` section: run folder, records, metrics sinks and the live doctor."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ NOT_IN_PROJECT = r"/\#?%:"
 def _check_project(value: str) -> str:
     if len(value) > LONGEST_PROJECT or any(char in value for char in NOT_IN_PROJECT):
         raise ValueError(
-            f"W&B would not take it. Use at most {LONGEST_PROJECT} characters, and none of "
+            f"W&B refuses it. Use at most {LONGEST_PROJECT} characters, and none of "
             f"{' '.join(NOT_IN_PROJECT)}"
         )
     return value
@@ -25,15 +25,15 @@ Project = Annotated[Text, AfterValidator(_check_project)]
 
 
 class OutputSection(Section):
-    """The folder of the run, and its trackers."""
+    """Run folder, metrics sinks, records and doctor."""
 
     dir: Text | None = None
-    """Folder of the run; null is `runs/` and the name of the recipe file or of the model."""
+    """Run folder; null: `runs/` and the name of the recipe file or of the model."""
     trackers: Annotated[tuple[TrackerName, ...], Field(strict=False)] = ("tensorboard",)
-    """Who is told beside the console: any of `tensorboard`, `wandb`, `trackio`."""
+    """Metrics sinks in addition to the console: any of `tensorboard`, `wandb`, `trackio`."""
     project: Project = "klinic"
-    """What W&B and trackio file the run under; the run's own name is that of its folder."""
+    """Project name in W&B and trackio; the run is named after its folder."""
     records_every: CountOrZero = 1
-    """Steps between recorded steps, token by token; 0 is none."""
+    """Steps between per-token step records; 0: none."""
     doctor: Literal["tell", "stop", "none"] = "tell"
-    """Whether every step is tested for known causes: `tell` of one, `stop` at one, or `none`."""
+    """Test every step for known causes: `tell` prints a finding, `stop` ends the run, or `none`."""

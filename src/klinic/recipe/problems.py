@@ -1,4 +1,4 @@
-"""What is wrong with a value, in one line: where, what was found, what is wanted."""
+"""Turns pydantic validation errors into one-line messages: key, value, expected value."""
 
 import math
 import re
@@ -15,19 +15,19 @@ from klinic.recipe.secret import without_secrets
 LONGEST_SHOWN = 60
 
 WANTED = {
-    "int_type": "a whole number is wanted",
-    "float_type": "a number is wanted",
+    "int_type": "it must be an integer",
+    "float_type": "it must be a number",
     "finite_number": "it must be finite",
-    "bool_type": "true or false is wanted",
-    "string_type": "text is wanted. Put it in quotes if it is a name",
+    "bool_type": "it must be true or false",
+    "string_type": "it must be text. Put it in quotes if it is a name",
     "string_unicode": "it is not valid text",
-    "tuple_type": "a list is wanted",
-    "model_type": "a function is wanted, such as binary, or {function: binary, weight: 0.5}",
+    "tuple_type": "it must be a list",
+    "model_type": "it must be a function, such as binary, or {function: binary, weight: 0.5}",
 }
 
 
 def shown(value: Any) -> str:
-    """Return a value as a person wrote it, short, on one line, safe for any terminal.
+    """Format a value for a message: one line, truncated, without secrets or control characters.
 
     >>> shown(None), shown(True), shown([1, 2]), shown("a" * 70)[-4:]
     ('null', 'true', 'a list', 'a...')
@@ -47,13 +47,13 @@ def shown(value: Any) -> str:
 
 
 def shown_key(key: str) -> str:
-    """Return a key bare where it can be printed, quoted and cut where not."""
+    """Format a key for a message: as it is if printable, else quoted and truncated."""
     plain = key.isprintable() and key.isascii() and 0 < len(key) <= LONGEST_SHOWN and " " not in key
     return key if plain else shown(key)
 
 
 def explain(error: ValidationError) -> Iterator[tuple[str, str]]:
-    """Yield for each problem the dotted key, "" if there is none, and a sentence about it."""
+    """Yield for each error its dotted key ("" for an error across keys) and a sentence."""
     for problem in error.errors(include_url=False):
         key, entry = _key(problem["loc"])
         if problem["type"] == "value_error" and (key not in every_knob() or key == ""):
@@ -78,13 +78,13 @@ def _sentence(problem: Any, key: str, entry: str) -> str:
             f"{name} is {shown(value)}: use one of {', '.join(_choices(field))}{_default(field)}."
         )
     if kind == "float_type" and isinstance(value, int) and not isinstance(value, bool):
-        kind = "finite_number"  # a whole number beyond the largest float
+        kind = "finite_number"  # an integer above the largest float
     wanted = WANTED.get(kind, problem["msg"])
     return f"{name} is {shown(value)}: {wanted}{_default(field)}."
 
 
 def _key(loc: tuple[int | str, ...]) -> tuple[str, str]:
-    """Return the dotted key, and how an entry of a list is called if it is inside one."""
+    """Return the dotted key, and the indexed name (`rewards[0].weight`) if in a list, else ""."""
     key = ".".join(str(part) for part in loc if isinstance(part, str))
     key = key if key in every_knob() else re.sub(r"^\w+\.rewards\.", "rewards.", key)
     entry = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
@@ -96,13 +96,13 @@ def _about(section: str) -> str:
     kind = sections()[section]
     needed = [f"{section}.{name}" for name, f in kind.model_fields.items() if f.is_required()]
     return {
-        "model": "say what to train, such as model: tiny.",
-        "data": "say where prompts come from, such as data.task arithmetic, or data.path.",
+        "model": "set the model to train, such as model: tiny.",
+        "data": "set the source of prompts, such as data.task arithmetic, or data.path.",
     }.get(section, f"it needs {', '.join(needed)}.")
 
 
 def _choices(field: FieldInfo | None) -> tuple[str, ...]:
-    """Return the words a key takes, or an entry of it where it is a list."""
+    """Return the allowed words of a key, or of its entries if it is a list."""
     words = () if field is None else get_args(field.annotation)
     return tuple(word for entry in words for word in get_args(entry) or (entry,) if word != ...)
 

@@ -1,4 +1,4 @@
-"""A recipe: everything a run is asked to do, in sections."""
+"""The `Recipe` model: all sections of a run, and the checks across sections."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -23,46 +23,46 @@ from klinic.recipe.sampling import SamplingSection
 from klinic.recipe.section import Count, Section, within
 from klinic.recipe.warm_start import WarmStartSection
 
-LARGEST_SEED = 2**63 - 1  # what a 64-bit random generator takes
+LARGEST_SEED = 2**63 - 1  # largest seed of a 64-bit random generator
 
 
 class Recipe(Section):
-    """All sections of a run, each alone and all together known to be possible."""
+    """All settings of a run, validated section by section and together."""
 
-    seed: Annotated[int, within("it starts a random stream", low=0, high=LARGEST_SEED)] = 0
-    """Start of every random stream; the same recipe and seed give the same run."""
+    seed: Annotated[int, within("it seeds random generators", low=0, high=LARGEST_SEED)] = 0
+    """Seed of all random generators; the same recipe and seed give the same run."""
     threads: Count | None = None
-    """CPU threads of torch; null is all cores, and one for the tiny model."""
+    """CPU threads of torch; null: all cores, and one for the tiny model."""
     model: ModelSection
-    """Which policy is trained."""
+    """The policy to train."""
     data: DataSection
-    """Where prompts come from."""
+    """The source of prompts."""
     rewards: Rewards = ()
-    """What a completion is worth; none is the task's own reward."""
+    """Reward functions; empty: the task's own reward."""
     eval: EvalSection | None = None
-    """Held-out prompts; absent is none, and a task has its own."""
+    """Held-out prompts of a dataset; a task has its own."""
     retention: RetentionSection | None = None
-    """Prompts of something else; absent is none, and a task has other skills."""
+    """Prompts of other skills; a task has its own."""
     kl: KLSection | None = None
-    """The tie to the reference; absent is no KL and no reference."""
+    """The KL term to the reference; absent: no KL and no reference."""
     reference: ReferenceSection = ReferenceSection()
-    """Which policy the KL ties to, and whether it moves."""
+    """The reference policy, and whether it is updated."""
     sampling: SamplingSection = SamplingSection()
-    """How completions are drawn."""
+    """Sampling parameters of completions."""
     sampler: SamplerSection = SamplerSection()
-    """What draws them."""
+    """The engine that samples completions."""
     cluster: ClusterSection | None = None
-    """Processes that Ray starts; absent is none, and one machine needs none."""
+    """Ray processes; absent: none. A single machine needs none."""
     loop: LoopSection = LoopSection()
-    """How many steps, over how much."""
+    """Number of steps, batch size, evaluation and checkpoints."""
     learner: LearnerSection = LearnerSection()
-    """The loss and the optimiser."""
+    """The loss and the optimizer."""
     recovery: RecoverySection | None = RecoverySection()
-    """What counts as trouble, and what is done about it; null only discards NaN updates."""
+    """Limits that define an anomaly, and the response; null only discards non-finite updates."""
     warm_start: WarmStartSection | None = None
-    """Supervised training first; absent is none."""
+    """Supervised training before the first step; absent: none."""
     output: OutputSection = OutputSection()
-    """What the run leaves behind."""
+    """Run folder, metrics sinks, records and doctor."""
 
     @model_validator(mode="after")
     def _sections_fit(self) -> "Recipe":
@@ -88,11 +88,11 @@ class Recipe(Section):
         return 0 if self.cluster is None else self.cluster.max_staleness
 
     def plain(self) -> dict[str, Any]:
-        """Return what was asked for as plain values, for another process to validate."""
+        """Return the explicitly set values as JSON values, for another process to validate."""
         return self.model_dump(mode="json", exclude_unset=True)
 
     def sizes(self) -> str:
-        """Return what one step computes, in words.
+        """Describe the batch sizes of one step.
 
         >>> recipe = Recipe(model=ModelSection(name="tiny"), data=DataSection(task="arithmetic"))
         >>> recipe.sizes()
@@ -113,11 +113,11 @@ class Recipe(Section):
 
 
 def check_complete(recipe: Recipe, *, has_reward_functions: bool = False) -> None:
-    """Refuse a recipe that nobody gave a reward, neither in it nor as a function from Python."""
+    """Raise ConfigError if neither the recipe nor a Python function provides a reward."""
     if recipe.data.task is None and not recipe.rewards and not has_reward_functions:
         raise ConfigError(
-            f"rewards is empty and data.path is {recipe.data.path}: a dataset of your own has no "
-            "reward, so nothing could be learnt. Add one, such as rewards: [my_rewards.py:correct]"
+            f"rewards is empty and data.path is {recipe.data.path}: only a task brings its own "
+            "reward. Add a reward function, such as rewards: [my_rewards.py:correct]"
         )
 
 
@@ -127,9 +127,9 @@ def _kl_against_loss(recipe: Recipe) -> Iterator[str]:
     loss = recipe.learner.loss
     if SURROGATES[loss].aggregation == "sequence_mean":
         yield (
-            f"kl.estimator is sequence with learner.loss {loss}: it divides by the length of each "
-            "completion, so a longer one would be a way to lower the KL. Use learner.loss dr_grpo, "
-            "bnpo, dapo or cispo, or kl.estimator unbiased."
+            f"kl.estimator is sequence with learner.loss {loss}: this loss divides by the length "
+            "of each completion, so longer completions would lower the KL. Use learner.loss "
+            "dr_grpo, bnpo, dapo or cispo, or kl.estimator unbiased."
         )
 
 
@@ -138,8 +138,8 @@ def _warm_start_has_rows(recipe: Recipe) -> Iterator[str]:
     if warm_start is not None and warm_start.path is None and recipe.data.task is None:
         yield (
             "warm_start has no examples: warm_start.path is null, and only a task brings its own. "
-            "Set warm_start.path to a JSONL file with `prompt` and `completion`, or leave "
-            "warm_start out."
+            "Set warm_start.path to a JSONL file with `prompt` and `completion`, or remove "
+            "warm_start."
         )
 
 
@@ -170,8 +170,8 @@ def _held_out_is_free(recipe: Recipe) -> Iterator[str]:
     for name in ("eval", "retention"):
         if getattr(recipe, name) is not None:
             yield (
-                f"{name} does not go with data.task: a task holds out questions of its own, of the "
-                f"skill that is trained and of the others. Leave {name} out, or use data.path."
+                f"{name} does not apply to data.task: a task has its own held-out questions for "
+                f"every skill. Remove {name}, or use data.path."
             )
 
 
@@ -180,15 +180,15 @@ def _buffer_fits(recipe: Recipe) -> Iterator[str]:
     if buffer > limit:
         yield (
             f"learner.overlong_buffer is {buffer} with sampling.max_new_tokens {limit}: even an "
-            f"empty completion would be too long. Use at most {limit}."
+            f"empty completion would be penalised. Use at most {limit}."
         )
 
 
 def _reference_is_used(recipe: Recipe) -> Iterator[str]:
     if recipe.kl is None and recipe.reference != ReferenceSection():
         yield (
-            "reference is given, but kl is not: without a KL nothing is compared with a reference. "
-            "Add kl, with coef 0 and monitor_every to only look, or leave reference out."
+            "reference is set, but kl is not: without a KL the reference is not used. Add kl (coef "
+            "0 with monitor_every only measures it), or remove reference."
         )
 
 
@@ -196,7 +196,7 @@ def _server_is_used(recipe: Recipe) -> Iterator[str]:
     if recipe.sampler.server is not None and recipe.sampler.type != "vllm":
         yield (
             f"sampler.server is {recipe.sampler.server} with sampler.type {recipe.sampler.type}: "
-            "only vllm has a server. Set sampler.type vllm, or leave sampler.server out."
+            "only vllm uses a server. Set sampler.type vllm, or remove sampler.server."
         )
 
 
@@ -204,7 +204,7 @@ def _cluster_fits(recipe: Recipe) -> Iterator[str]:
     if recipe.cluster is not None and recipe.sampler.server is not None:
         yield (
             f"sampler.server is {recipe.sampler.server} and there is a cluster: its samplers have "
-            "engines of their own. Leave sampler.server out, or cluster."
+            "engines of their own. Remove sampler.server or cluster."
         )
 
 
@@ -214,13 +214,13 @@ def _shards_fit(recipe: Recipe) -> Iterator[str]:
         return
     if recipe.reference.moves:
         yield (
-            f"learner.shards is {shards} and the reference moves: that is not built for several "
-            "processes. Leave reference.ema and reference.reset_every out, or use learner.shards 1."
+            f"learner.shards is {shards} and the reference moves: FSDP does not support a moving "
+            "reference. Remove reference.ema and reference.reset_every, or use learner.shards 1."
         )
     if recipe.model.compile:
         yield (
-            f"learner.shards is {shards} with model.compile: a compiled model that is gathered "
-            "layer by layer has not been proven right. Leave one of them out."
+            f"learner.shards is {shards} with model.compile: FSDP with a compiled model is not "
+            "verified. Remove one of them."
         )
 
 
@@ -229,5 +229,5 @@ def _limits_can_be_seen(recipe: Recipe) -> Iterator[str]:
     if limit is not None and (recipe.kl is None or not recipe.kl.needs_reference):
         yield (
             f"recovery.kl_limit is {limit}, but no KL is measured: kl is off, or its coef is 0. "
-            "Set kl.coef, or kl.coef 0 with kl.monitor_every 1 to only look."
+            "Set kl.coef, or kl.coef 0 with kl.monitor_every 1 to only measure it."
         )

@@ -1,8 +1,9 @@
-"""The recipe that a run folder holds: none of the code it names runs unless the user allows it.
+"""Loads recipes from run folders, which are untrusted: code they name runs only with consent.
 
-A run folder may come from anybody. Commands that read one (`eval`, `export`, `diagnose --prove`,
-`ablate --plot`, `check`) load its recipe here, and get it without its functions, judges and model
-code. A recipe that the user passes to `train` or `check` is loaded by `klinic.recipe.loading`.
+Commands that read a run folder (`eval`, `export`, `diagnose --prove`, `ablate --plot`, `check`)
+load its recipe here, without its functions, judges and model code unless the user passes
+`--run-code`. A recipe that the user passes to `train` or `check` is loaded by
+`klinic.recipe.loading`.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,14 +21,14 @@ MODEL_CODE = "model.trust_remote_code"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedCode:
-    """One thing in a recipe that would run code, or send completions to a URL."""
+    """A recipe setting that would run code, or send completions to a URL."""
 
     key: str
     """The recipe key that names it."""
     target: str
 
     def __str__(self) -> str:
-        """Return the key, what it names, and the file where that is one."""
+        """Return the key, its target, and the absolute path if the target is in a file."""
         place = self.target.rpartition(":")[0]
         file = f" ({Path(place).absolute()})" if place.endswith(".py") else ""
         return f"{self.key}: {self.target}{file}"
@@ -35,7 +36,7 @@ class NamedCode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recorded:
-    """A recorded recipe, with the code that may run and the code that was taken out of it."""
+    """A recipe from a run folder, with the code it may run and the code removed from it."""
 
     recipe: Recipe
     allowed: tuple[NamedCode, ...] = ()
@@ -43,7 +44,7 @@ class Recorded:
 
 
 def load_recorded(path: Path, *, run_code: bool) -> Recorded:
-    """Return the recipe of a run folder; without `run_code` nothing in it can run any code."""
+    """Load the recipe of a run folder; without `run_code`, remove all code from it."""
     recipe = load(path).recipe
     code = tuple(find_code(recipe))
     if run_code:
@@ -52,7 +53,7 @@ def load_recorded(path: Path, *, run_code: bool) -> Recorded:
 
 
 def find_code(recipe: Recipe) -> Iterator[NamedCode]:
-    """Yield everything in a recipe that runs code which does not come with klinic."""
+    """Yield every setting of a recipe that runs code from outside klinic."""
     if recipe.model.trust_remote_code:
         yield NamedCode(key=MODEL_CODE, target=f"Python files that come with {recipe.model.name}")
     if recipe.data.map is not None:
@@ -67,17 +68,17 @@ def find_code(recipe: Recipe) -> Iterator[NamedCode]:
 
 
 def functions_of(code: Iterable[NamedCode]) -> tuple[NamedCode, ...]:
-    """Return the functions and judges among named code, without model code."""
+    """Return the functions and judges, without model code."""
     return tuple(one for one in code if one.key != MODEL_CODE)
 
 
 def list_code(code: tuple[NamedCode, ...]) -> str:
-    """Return what is named, for one sentence."""
+    """Format code settings as a comma-separated list."""
     return ", ".join(map(str, code))
 
 
 def _functions(key: str, entries: tuple[RewardEntry, ...]) -> Iterator[NamedCode]:
-    """Yield the rewards that are functions of a file or module, or judges behind a URL."""
+    """Yield the rewards that are functions of a file or module, or HTTP judges."""
     for entry in entries:
         if entry.is_url or ":" in entry.function:  # any other name is a reward of a built-in task
             yield NamedCode(key=key, target=entry.function)
@@ -86,7 +87,7 @@ def _functions(key: str, entries: tuple[RewardEntry, ...]) -> Iterator[NamedCode
 def _without_code(recipe: Recipe) -> Recipe:
     """Return the recipe without functions, judges and model code.
 
-    One of several rewards alone would be another reward, so that none is kept.
+    It removes all rewards if it removes one: a subset would be a different reward.
     """
     update: dict[str, Any] = {"model": recipe.model.model_copy(update={"trust_remote_code": False})}
     if not functions_of(find_code(recipe)):

@@ -1,7 +1,6 @@
-"""The `recovery` section: what counts as trouble, and how far to go against it.
+"""The `recovery` section: limits that define an anomaly, and the response.
 
-A loss, a gradient or a weight that is not a number is always trouble. Every other limit is off
-until it is given.
+A non-finite loss, gradient or weight is always an anomaly. Every other limit is off by default.
 """
 
 from typing import Annotated
@@ -10,23 +9,23 @@ from klinic.recipe.section import Count, Section, within
 
 
 class RecoverySection(Section):
-    """Limits of what is well, and how hard to brake. `recovery: null` only discards NaN updates."""
+    """Anomaly limits and back-off. `recovery: null` only discards non-finite updates."""
 
     kl_limit: Annotated[float, within("it is a KL in nats per token", above=0)] | None = None
-    """Trouble above this KL(policy || reference), smoothed over five steps; null is none."""
+    """Anomaly above this KL(policy || reference), smoothed over five steps; null: no limit."""
     update_kl_limit: Annotated[float, within("it is a KL in nats per token", above=0)] | None = None
-    """KL(new || old) per token above which the updates of a batch end; null is none."""
+    """KL(new || old) per token above which the updates on a batch stop; null: no limit."""
     grad_norm_limit: (
         Annotated[float, within("a smaller one would stop usual gradients", above=1)] | None
     ) = None
-    """Trouble above so many times the 90% quantile of recent gradient norms; null is none."""
+    """Anomaly above this multiple of the 90% quantile of recent gradient norms; null: no limit."""
     reward_drop: Annotated[float, within("it is a fall of the reward", above=0)] | None = None
-    """Trouble when the smoothed reward falls so far below its best, or a batch below all noise."""
+    """Anomaly if the smoothed reward falls this far below its best, or a batch below its noise."""
     lr_factor: Annotated[
         float, within("the learning rate is multiplied by it", above=0, high=1)
     ] = 0.1
-    """What the learning rate is multiplied by after trouble that stays."""
+    """Factor of the learning rate after an anomaly that a retry does not clear."""
     lr_steps: Count = 50
-    """Steps for which it is; again as many each time trouble comes back."""
+    """Steps for which the factor applies; each further anomaly adds as many."""
     max_consecutive: Count = 5
-    """Batches in trouble, one after the other, after which the run stops and says why."""
+    """Consecutive anomalous batches after which the run stops with a diagnosis."""

@@ -1,4 +1,4 @@
-"""The `reference` section: which policy the KL ties to, and whether it moves."""
+"""The `reference` section: the reference policy of the KL, and whether it is updated."""
 
 from typing import Annotated
 
@@ -8,22 +8,22 @@ from klinic.recipe.section import CountOrZero, Section, Text, within
 
 
 class ReferenceSection(Section):
-    """Without it, the reference is the policy as it starts, for the whole run."""
+    """The reference policy; by default the initial policy, fixed for the whole run."""
 
     path: Text | None = None
-    """A folder or a hub id; null is the policy as it starts, after a warm start."""
-    ema: Annotated[float, within("it is the share that stays in a step", low=0, below=1)] = 0.0
-    """After every step, reference = ema x reference + (1 - ema) x policy; 0 stands still."""
+    """A folder or a hub id; null: the initial policy, after the warm start if there is one."""
+    ema: Annotated[float, within("it is the decay of the moving average", low=0, below=1)] = 0.0
+    """After every step, reference = ema x reference + (1 - ema) x policy; 0: fixed."""
     reset_every: CountOrZero = 0
-    """Steps after which the policy becomes the reference; 0 is never."""
+    """Steps between resets of the reference to the policy; 0: never."""
     on_plateau: bool = False
-    """Reset only where the reward of the last `reset_every` steps is no better than before them."""
+    """Reset only if the reward of the last `reset_every` steps has not improved."""
     reset_optimizer: bool = False
-    """Whether a reset also forgets the moments of AdamW."""
+    """Whether a reset also clears the moments of AdamW."""
 
     @property
     def moves(self) -> bool:
-        """Whether the reference is ever another one than at the start."""
+        """Whether the reference ever changes."""
         return self.ema > 0 or self.reset_every > 0
 
     @model_validator(mode="after")
@@ -31,12 +31,12 @@ class ReferenceSection(Section):
         if self.ema and self.reset_every:
             raise ValueError(
                 f"reference.ema is {self.ema} and reference.reset_every is {self.reset_every}: a "
-                "reference either follows the policy slowly or jumps to it. Keep one."
+                "reference either averages the policy or is reset to it. Keep one."
             )
         for name in ("on_plateau", "reset_optimizer"):
             if getattr(self, name) and not self.reset_every:
                 raise ValueError(
-                    f"reference.{name} is true without reference.reset_every: there is no reset to "
-                    "hold back or to add to. Set reference.reset_every to a number of steps."
+                    f"reference.{name} is true without reference.reset_every: it only affects "
+                    "resets. Set reference.reset_every to a number of steps."
                 )
         return self

@@ -1,4 +1,4 @@
-"""The `rewards` list: what a completion is worth."""
+"""The `rewards` list: reward functions with their weights."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -8,15 +8,15 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from klinic.recipe.section import CountOrZero, Section, Text, within
 
-LONGEST_WAIT = 86_400  # seconds; a step that waits for a day has stopped
-MOST_AT_ONCE = 1_000  # open connections; more than a process usually may have
+LONGEST_WAIT = 86_400  # seconds; a step that waits for a day is stuck
+MOST_AT_ONCE = 1_000  # open connections; near the usual file limit of a process
 
 Seconds = Annotated[float, within("it is a time limit in seconds", above=0, high=LONGEST_WAIT)]
 AtOnce = Annotated[int, within("it is a number of open requests", low=1, high=MOST_AT_ONCE)]
 
 
 def _pair_from_list(value: object) -> object:
-    """Return a list as a tuple: pydantic below 2.12 refuses one in a union of a strict section."""
+    """Convert a list to a tuple: pydantic below 2.12 refuses lists in unions of strict models."""
     return tuple(value) if isinstance(value, list) else value
 
 
@@ -24,25 +24,25 @@ Score = Annotated[float | tuple[float, float], BeforeValidator(_pair_from_list)]
 
 
 class RewardEntry(Section):
-    """One reward function and its share of the sum; text alone is a function of weight 1."""
+    """One reward function and its weight; a plain string is a function of weight 1."""
 
     function: Text
     """A reward of the task (`binary`), `module:function`, `file.py:function`, or a judge's URL."""
     weight: float = 1.0
-    """What the reward is multiplied by before rewards are added."""
+    """Factor of this reward in the total."""
     timeout: Seconds | None = None
-    """Seconds for a call, in a process of its own; null is no limit, and 30 for a URL."""
+    """Time limit of a call in seconds, enforced in a subprocess; null: none, and 30 for a URL."""
     concurrency: AtOnce = 8
-    """Completions that a judge behind a URL has at a time."""
+    """Concurrent requests to an HTTP judge."""
     retries: CountOrZero = 2
-    """How often a judge behind a URL is asked again about a completion."""
+    """Retries of a failed request to an HTTP judge."""
 
     levels: Mapping[str, Score] | None = None
-    """What levels of a graduated reward are worth (`{malformed: -0.5}`); null is its own scores."""
+    """Scores of levels of a graduated reward (`{malformed: -0.5}`); null: its own scores."""
 
     @property
     def is_url(self) -> bool:
-        """Whether this is a judge behind HTTP and not a function."""
+        """Whether this is an HTTP judge and not a function."""
         return "://" in self.function
 
     @model_validator(mode="before")
@@ -54,26 +54,25 @@ class RewardEntry(Section):
     def _only_a_judge_is_asked_again(self) -> "RewardEntry":
         if self.is_url:
             _check_url(self.function)
-            self._refuse_levels(f"{self.function} is a URL, and a judge there has no levels")
+            self._refuse_levels(f"{self.function} is a URL, and an HTTP judge has no levels")
             return self
         if self.timeout is not None:
             self._refuse_levels(
-                "with a timeout the reward runs in a process of its own, which knows its own "
-                "levels alone"
+                "with a timeout the reward runs in a subprocess, where its levels cannot be changed"
             )
         for name in ("concurrency", "retries"):
             value = getattr(self, name)
             if value != type(self).model_fields[name].default:
                 raise ValueError(
-                    f"{name} is {value}, but {self.function} is no URL: a function is called once "
-                    "for all completions. Leave it out, or use klinic.rewards.per_completion in "
-                    "the function"
+                    f"{name} is {value}, but {self.function} is not a URL: a function is called "
+                    "once for all completions. Remove the key, or use "
+                    "klinic.rewards.per_completion in the function"
                 )
         return self
 
     def _refuse_levels(self, why: str) -> None:
         if self.levels is not None:
-            raise ValueError(f"levels are given, but {why}. Leave one of the two out")
+            raise ValueError(f"levels is set, but {why}. Remove one of the two")
 
 
 def _check_url(url: str) -> None:
@@ -81,10 +80,10 @@ def _check_url(url: str) -> None:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as error:
-        raise ValueError(f"{url} is no URL: {error}") from error
+        raise ValueError(f"{url} is not a URL: {error}") from error
     if parts.scheme not in ("http", "https") or not host or port == 0:
-        raise ValueError(f"{url} is no judge's URL. Use http://HOST:PORT/PATH, or https")
+        raise ValueError(f"{url} is not the URL of a judge. Use http://HOST:PORT/PATH, or https")
 
 
-# a YAML list becomes a tuple, so that a recipe is frozen all the way down
+# not strict: a YAML list becomes a tuple, so that recipes are immutable
 Rewards = Annotated[tuple[RewardEntry, ...], Field(strict=False)]

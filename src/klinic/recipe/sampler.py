@@ -1,4 +1,4 @@
-"""The `sampler` section: what draws the completions."""
+"""The `sampler` section: the engine that samples completions."""
 
 from typing import Literal
 
@@ -6,9 +6,9 @@ from klinic.recipe.section import Section, Text
 
 
 class SamplerSection(Section):
-    """The engine. What it draws from is the `sampling` section's, whichever it is."""
+    """The engine. The `sampling` section sets the distribution for all engines."""
 
     type: Literal["transformers", "vllm"] = "transformers"
-    """`transformers` is this process, with the weights that are trained; `vllm` is an engine."""
+    """`transformers` samples in this process with the trained weights; `vllm` in a vLLM engine."""
     server: Text | None = None
     """URL of a running vLLM server; null starts an engine for the run."""

@@ -1,4 +1,4 @@
-"""Finds secrets in URLs: recipes are kept with runs, printed, and sent to trackers."""
+"""Detects secrets in URLs: recipes are saved with runs, printed, and sent to trackers."""
 
 import re
 from collections.abc import Iterator
@@ -10,21 +10,21 @@ WORDS = frozenset(
         *("credential", "credentials", "bearer", "session", "sessionid"),
     )
 )
-"""The last word of a parameter that holds a secret, in any case: `api_key`, `X-Sig`."""
+"""Last words of parameter names that hold secrets, case-insensitive: `api_key`, `X-Sig`."""
 ENDINGS = ("apikey", "accesskey", "secretkey", "token", "secret", "password", "passwd", "signature")
-"""The end of one that is written in one word: `accesstoken`."""
+"""Endings of names written as one word: `accesstoken`."""
 LOGIN = re.compile(r"://[^/?#\s]*@")
 PARAMETER = re.compile(r"([?&;#])([^=&;#?]*?)(=|%3[dD])([^&;#]+)")
 HIDDEN = "***"
 INSTEAD = (
-    "and recipes are saved with runs. Put a password into ~/.netrc, which is read for the host of "
-    "a judge, the key of a vLLM server into VLLM_API_KEY, and any other into the environment of a "
-    "function of your own that asks the judge"
+    "and recipes are saved with runs. Put the password of a judge into ~/.netrc, the key of a vLLM "
+    "server into VLLM_API_KEY, and any other secret into an environment variable that your own "
+    "reward function reads"
 )
 
 
 def refuse_secret(text: str) -> str:
-    """Return text as it is, unless it is a URL that holds a password or a key."""
+    """Return the text unchanged; raise ValueError if it is a URL with a password or key."""
     if "://" not in text:
         return text
     found = "a password" if LOGIN.search(text) else next(_secrets(text), "")
@@ -34,7 +34,7 @@ def refuse_secret(text: str) -> str:
 
 
 def without_secrets(text: str) -> str:
-    """Return text with what is secret in its URLs hidden.
+    """Return text with the secrets in its URLs replaced by `***`.
 
     >>> without_secrets("see https://me:no@judge.example.org/v1?model=a&API-Key=not-a-secret.")
     'see https://***@judge.example.org/v1?model=a&API-Key=***'
@@ -56,7 +56,7 @@ def _secrets(text: str) -> Iterator[str]:
 
 
 def _is_secret(name: str) -> bool:
-    """Whether a parameter holds a secret.
+    """Return whether a URL parameter of this name holds a secret.
 
     >>> [_is_secret(name) for name in ("api_key", "accessToken", "X-Amz-Signature", "APIKEY")]
     [True, True, True, True]

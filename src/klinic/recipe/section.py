@@ -1,8 +1,7 @@
-"""What every section of a recipe is: frozen, strict, and with a reason for each bound.
+"""Base class of recipe sections (frozen, strict), and field types whose bounds state a reason.
 
-Strict means that a value is what it looks like: text is not a number, true is not 1, and neither
-NaN nor infinity is a setting. Text from a file or a command line is read as YAML before it comes
-here.
+Strict: text is not converted to a number, true is not 1, and NaN and infinity are refused. Text
+from a file or a command line is parsed as YAML before validation.
 """
 
 import operator
@@ -13,14 +12,14 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from klinic.recipe.secret import refuse_secret
 
-LARGEST_COUNT = 10**9  # more of anything than one run can make; keeps a slipped digit from a crash
-LONGEST_TEXT = 4096  # a path of Linux
+LARGEST_COUNT = 10**9  # turns a mistyped digit into an error message instead of a crash
+LONGEST_TEXT = 4096  # longest path on Linux
 
 Number = int | float
 
 
 class Section(BaseModel):
-    """A frozen section that refuses keys it does not have."""
+    """A frozen section that refuses unknown keys."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -39,7 +38,7 @@ def within(
     high: Number | None = None,
     below: Number | None = None,
 ) -> AfterValidator:
-    """Return a check of bounds that says why they hold; `low` and `high` are included."""
+    """Return a bounds validator whose message states the reason; `low` and `high` are inclusive."""
     bounds: tuple[tuple[Number | None, str, Callable[[Number, Number], bool]], ...] = (
         (low, "{} or more", operator.ge),
         (above, "more than {}", operator.gt),
@@ -60,7 +59,7 @@ def within(
 
 def _check_text(value: str) -> str:
     if not value.strip():
-        raise ValueError("it is empty. Give a name, or leave the key out")
+        raise ValueError("it is empty. Set a value, or remove the key")
     if not value.isprintable() or len(value) > LONGEST_TEXT:
         raise ValueError(f"use at most {LONGEST_TEXT} printable characters, on one line")
     return refuse_secret(value)

@@ -1,7 +1,7 @@
-"""From what people write to the keys of a recipe: one source becomes settings, sources are merged.
+"""Resolves names and aliases of each source to recipe keys, and merges the sources.
 
-A source is a file, the overrides of a command line, or the keywords of a call. In one source a key
-has one value, however it is spelt. A later source wins over an earlier one.
+A source is a file, the overrides of a command line, or the keywords of a call. Within a source a
+key has one value, under any of its names. A later source takes precedence over an earlier one.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,22 +17,22 @@ NAMED = {
     "eval": "eval.path",
     "reference": "reference.path",
 }
-"""Sections for which text alone may stand."""
+"""Sections that accept a plain string, and the key that it sets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A key, its value, and how it was said."""
+    """A key, its value, and the name and file that set it."""
 
     key: str
     value: Any
     said: str
-    """The name that was written."""
+    """The name or alias the user wrote."""
     where: str
-    """The file it stands in, "" for a command line or a call."""
+    """The recipe file; "" for a command line or a call."""
 
     def line(self, sentence: str) -> str:
-        """Return a sentence about this setting with its place and the name that was written."""
+        """Prefix a sentence about this setting with its file, and mention the alias used."""
         place = f"{self.where}: " if self.where else ""
         if self.said == self.key or not sentence.startswith(self.key):
             return place + sentence
@@ -41,7 +41,7 @@ class Setting:
 
 @dataclass(slots=True, kw_only=True)
 class Source:
-    """The settings of one source, what to tell the user about them, and what is wrong."""
+    """The settings of one source, with the notes about aliases and the problems to report."""
 
     where: str
     settings: dict[str, Setting] = field(default_factory=dict)
@@ -51,12 +51,12 @@ class Source:
     problems: list[str] = field(default_factory=list)
 
     def complain(self, sentence: str) -> None:
-        """Note what is wrong, with its place."""
+        """Add a problem, prefixed with the file."""
         self.problems.append(f"{self.where}: {sentence}" if self.where else sentence)
 
     def put(self, key: str, value: Any, said: str) -> None:
-        """Set a key, unless this source has set it to something else."""
-        key = "kl" if key == "kl.coef" and value is None else key  # no coefficient: no KL
+        """Set a key; add a problem if this source already set it to another value."""
+        key = "kl" if key == "kl.coef" and value is None else key  # null: no KL
         old = self.settings.get(key)
         if old is not None and not _same(old.value, value):
             self.complain(_contradiction(old, value, said))
@@ -65,7 +65,7 @@ class Source:
 
 
 def read(items: Iterable[tuple[str, Any]], *, where: str) -> Source:
-    """Return what the names and values of one source set."""
+    """Resolve the names and values of one source to settings."""
     source = Source(where=where)
     for name, value in items:
         _read_one(source, ".".join(map(aliases.canonical, name.split("."))), value)
@@ -73,7 +73,7 @@ def read(items: Iterable[tuple[str, Any]], *, where: str) -> Source:
 
 
 def merge(sources: Sequence[Source]) -> tuple[dict[str, Any], dict[str, Setting], list[str]]:
-    """Return the sections with their values, who set each key, and what to tell the user."""
+    """Return the merged sections, the setting behind each key, and the notes to print."""
     tree: dict[str, Any] = {}
     said: dict[str, Setting] = {}
     echoes: list[str] = []
@@ -88,12 +88,12 @@ def merge(sources: Sequence[Source]) -> tuple[dict[str, Any], dict[str, Setting]
             values = tree.get(section)
             if isinstance(values, dict) and leaf not in values:
                 values[leaf] = setting.value
-                echoes.append(f"{key} is {setting.value}, since {setting.said} is given")
+                echoes.append(f"{key} is {setting.value}, because {setting.said} is set")
     return tree, said, echoes
 
 
 def _apply(tree: dict[str, Any], settings: Mapping[str, Setting], echoes: list[str]) -> None:
-    """Lay the settings of a source over a tree: whole sections, then keys, then what is off."""
+    """Apply the settings of a source to the tree: sections, then keys, then disabled sections."""
     whole = {key: s for key, s in settings.items() if key in keys.sections()}
     for key, setting in whole.items():
         tree[key] = {} if setting.value is None else tree.get(key) or {}
@@ -115,7 +115,7 @@ def _unused(off: Setting, settings: Mapping[str, Setting]) -> list[str]:
     names = [s.said for key, s in settings.items() if key.startswith(f"{off.key}.")]
     if not names:
         return []
-    return [f"{off.key} is off, since {off.said} says so: {', '.join(names)} not used"]
+    return [f"{off.key} is off because of {off.said}: {', '.join(names)} not used"]
 
 
 def _read_one(source: Source, name: str, value: Any) -> None:
@@ -132,7 +132,7 @@ def _read_one(source: Source, name: str, value: Any) -> None:
 
 
 def _read_section(source: Source, name: str, value: Any) -> None:
-    """Read a section, or what stands for one: a model's name, a coefficient, true and false."""
+    """Read a section, or its shorthand: a model's name, a coefficient, true or false."""
     if isinstance(value, dict) and value:
         for key, inner in value.items():
             _read_one(source, f"{name}.{aliases.canonical(str(key))}", inner)
@@ -147,7 +147,7 @@ def _read_section(source: Source, name: str, value: Any) -> None:
     else:
         first = next(key for key in keys.fields() if key.startswith(f"{name}."))
         source.complain(
-            f"{name} is {shown(value)}: a section is wanted, with keys such as {first}."
+            f"{name} is {shown(value)}: it must be a section, with keys such as {first}."
         )
 
 
@@ -184,7 +184,7 @@ def _bare(value: Any) -> str:
 
 
 def _listed(key: str, value: Any) -> Any:
-    """Return a lone reward as a list of one."""
+    """Wrap a single reward in a list."""
     lone = key.rpartition(".")[2] == "rewards" and isinstance(value, str | dict)
     return [value] if lone else value
 
@@ -193,7 +193,7 @@ def _unknown(name: str) -> str:
     section, dot, _ = name.partition(".")
     owner = f"`{section}`" if dot and section in keys.sections() else "a recipe"
     near = keys.nearest(name, aliases.ALIASES)
-    meant = dict.fromkeys(_with_key(key) for key in near)  # a name and its alias are one
+    meant = dict.fromkeys(_with_key(key) for key in near)  # a key and its alias appear once
     hint = f" Did you mean {' or '.join(meant)}?" if meant else f" It has: {_contents(section)}."
     return f"{shown_key(name)} is not a key of {owner}.{hint}"
 
@@ -211,7 +211,7 @@ def _contents(section: str) -> str:
 
 def _contradiction(old: Setting, value: Any, said: str) -> str:
     if old.said == said:
-        return f"{said} is given twice, as {shown(old.value)} and {shown(value)}. Keep one."
+        return f"{said} is set twice, to {shown(old.value)} and {shown(value)}. Keep one."
     if old.key in keys.sections():
         return f"{old.said} and {said} contradict each other about {old.key}. Keep one."
     return (
@@ -221,8 +221,8 @@ def _contradiction(old: Setting, value: Any, said: str) -> str:
 
 
 def _same(one: Any, other: Any) -> bool:
-    # 1 and 1.0 are one number; true is none
+    # 1 equals 1.0, but not true
     try:
         return isinstance(one, bool) == isinstance(other, bool) and bool(one == other)
-    except Exception:  # an array, or any other object whose comparison is no yes or no
+    except Exception:  # arrays and other objects whose comparison is not a bool
         return False

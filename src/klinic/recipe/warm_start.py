@@ -1,4 +1,4 @@
-"""The `warm_start` section: supervised training first. Without it there is none."""
+"""The `warm_start` section: supervised training before the first step."""
 
 from typing import Annotated
 
@@ -6,13 +6,13 @@ from klinic.recipe.section import Count, Section, Text, within
 
 
 class WarmStartSection(Section):
-    """Supervised training before the first step; its result is the reference."""
+    """Supervised training before the first step; its result becomes the reference."""
 
     steps: Count = 1000
-    """Supervised updates."""
+    """Number of supervised updates."""
     batch_size: Count = 64
-    """Examples in an update."""
+    """Examples per update."""
     learning_rate: Annotated[float, within("a negative one climbs the loss", low=0)] = 1e-3
-    """Step size of AdamW."""
+    """Learning rate of AdamW."""
     path: Text | None = None
-    """JSONL with `prompt` and `completion`; null is the task's own examples."""
+    """JSONL file with `prompt` and `completion`; null: the task's own examples."""

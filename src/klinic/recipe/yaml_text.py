@@ -1,7 +1,6 @@
-"""YAML as recipes use it: plain values, each key once, no tags, no anchors, a bounded depth.
+"""The YAML subset of recipes: plain values, unique keys, no tags, no anchors, bounded depth.
 
-Numbers are what people write: `1e-6` is a number here, which YAML 1.1 reads as text. A date, `0x10`
-and `1:30` are text, which YAML 1.1 reads as something else.
+Unlike in YAML 1.1, `1e-6` is a number, and a date, `0x10` and `1:30` are text.
 """
 
 import re
@@ -11,23 +10,23 @@ import yaml
 
 from klinic.errors import ConfigError
 
-DEEPEST = 20  # a recipe needs three levels; the parser recurses once a level
-MOST_VALUES = 2_000  # a recipe that names every key has 150, keys counted
+DEEPEST = 20  # recipes use three levels; the parser recurses once per level
+MOST_VALUES = 2_000  # a recipe that sets every key has 150, keys included
 
 _WORDS = {
     "bool": r"yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF",
     "null": r"~|null|Null|NULL|",
     "int": r"[-+]?(?:0|[1-9][0-9_]*)",
-    # a dot or an exponent makes a float
+    # a float has a dot or an exponent
     "float": r"(?=.*[.eE])[-+]?(?:[0-9][0-9_]*\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"
     r"|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
 }
 
 
 class _Reader(yaml.SafeLoader):
-    """Safe loading, less what a recipe does not need."""
+    """A safe loader that refuses tags, anchors, duplicate keys and deep nesting."""
 
-    yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 - as the library declares it
+    yaml_implicit_resolvers: dict[Any, Any] = {}  # noqa: RUF012 - declared so in PyYAML
     depth = 0
     num_values = 0
 
@@ -53,13 +52,13 @@ class _Reader(yaml.SafeLoader):
             if not isinstance(key_node, yaml.ScalarNode):
                 raise _refusal(key_node, "a key is a list or a section")
             if key_node.value in mapping:
-                raise _refusal(key_node, f"{key_node.value!r} is given twice, keep one")
+                raise _refusal(key_node, f"{key_node.value!r} is set twice, keep one")
             mapping[key_node.value] = self.construct_object(value_node, deep=True)
         return mapping
 
 
 class _Writer(yaml.SafeDumper):
-    """Safe dumping that quotes text which `_Reader` would read as a number."""
+    """A safe dumper that quotes text which `_Loader` would parse as a number."""
 
 
 for _kind, _pattern in _WORDS.items():
@@ -70,7 +69,7 @@ for _kind, _pattern in _WORDS.items():
 
 
 def parse(text: str, *, where: str) -> Any:
-    """Return the plain values that a text stands for.
+    """Parse YAML text to plain values.
 
     >>> parse("{kl_beta: 1e-2, day: 2024-01-01}", where="here")
     {'kl_beta': 0.01, 'day': '2024-01-01'}
@@ -82,18 +81,18 @@ def parse(text: str, *, where: str) -> Any:
         mark = error.problem_mark
         line = "" if mark is None else f", line {mark.line + 1}"
         reason = error.problem or error.context
-        raise ConfigError(f"{where}{line}: this is not a recipe's YAML: {reason}.") from error
+        raise ConfigError(f"{where}{line}: this is not valid recipe YAML: {reason}.") from error
     except yaml.reader.ReaderError as error:
         raise ConfigError(
-            f"{where}: this is not text: the character at position {error.position} cannot stand "
-            "in YAML. Save the file as plain UTF-8."
+            f"{where}: this is not text: YAML does not allow the character at position "
+            f"{error.position}. Save the file as plain UTF-8."
         ) from error
-    except ValueError as error:  # Python's own limit, against input that takes for ever
-        raise ConfigError(f"{where}: a whole number has too many digits to be read.") from error
+    except ValueError as error:  # Python's limit on the digits of an integer
+        raise ConfigError(f"{where}: an integer has too many digits.") from error
 
 
 def write(values: Any) -> str:
-    """Return YAML that `parse` reads back to the same values, in the order given."""
+    """Dump values as YAML that `parse_yaml` reads back equal, in the same order."""
     return yaml.dump(values, Dumper=_Writer, sort_keys=False, allow_unicode=True, width=100)
 
 

@@ -1,7 +1,7 @@
-"""The metrics of a run as a report draws them: column by column, bounded, whatever was written.
+"""Metrics of a run as bounded curves, one array per metric.
 
-A run may log eighty metrics for weeks. Only those that a picture shows are kept, as arrays, and a
-long curve is thinned to the least and the largest value of each stretch, so that no spike is lost.
+A run may log eighty metrics for weeks. Only plotted metrics are stored, and a long curve is
+downsampled to the minimum and maximum of each interval, so that every spike stays visible.
 """
 
 import math
@@ -19,8 +19,8 @@ SHOWN = (
     *("grad_norm", "grad_norm_clipped", "completions/mean_length", "completions/parse_rate"),
     "completions/clipped_ratio",
 )
-MOST_REWARDS = 12  # reward functions; more curves cannot be told apart
-MOST_POINTS = 2_000  # of a curve; a page is half as many pixels wide
+MOST_REWARDS = 12  # reward functions; more curves cannot be distinguished
+MOST_POINTS = 2_000  # points per curve; a page is half as many pixels wide
 Series = tuple[list[int], list[float]]
 
 
@@ -31,14 +31,14 @@ class Curves:
         self._steps: dict[str, array[int]] = {}
         self._values: dict[str, array[float]] = {}
         self.reward_names: list[str] = []
-        """Reward functions that the run has means of, the first ones."""
+        """Reward functions with a logged mean, up to the limit."""
         for entry in entries:
             step = as_step(entry.get("step"))
             if step is not None:
                 self._add(step, entry)
 
     def series(self, name: str) -> Series:
-        """Return the steps in which a metric was a number, in order, and the numbers.
+        """Return the steps at which a metric was logged, in order, and its values.
 
         >>> Curves([{"step": 2, "kl": 1}, {"step": 1, "kl": 2}, {"step": 2, "kl": 3}]).series("kl")
         ([1, 2], [2.0, 3.0])
@@ -47,7 +47,7 @@ class Curves:
         return steps.tolist(), values.tolist()
 
     def thinned(self, name: str) -> Series:
-        """Return a curve of no more points than can be seen, with every spike."""
+        """Return a curve of at most `MAX_POINTS` points that preserves every spike."""
         steps, values = self._column(name)
         chosen = _extremes(values)
         return steps[chosen].tolist(), values[chosen].tolist()
@@ -65,11 +65,11 @@ class Curves:
             if value is not None:
                 self._steps.setdefault(name, array("q")).append(step)
                 self._values.setdefault(name, array("d")).append(
-                    value if abs(value) <= LARGEST else math.nan  # a picture has no such scale
+                    value if abs(value) <= LARGEST else math.nan  # beyond any plottable scale
                 )
 
     def _is_reward(self, name: str) -> bool:
-        """Whether a metric is the mean of a reward function that is shown."""
+        """Whether a metric is the mean of a plotted reward function."""
         parts = name.split("/")
         if len(parts) != 3 or parts[2] != "mean":
             return False
@@ -78,7 +78,7 @@ class Curves:
         return parts[1] in self.reward_names
 
     def _column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
-        """Return a metric in the order of steps; the last value of a step counts."""
+        """Return a metric in step order; the last value of a step wins."""
         steps = np.asarray(self._steps.get(name, array("q")), np.int64)[::-1]
         values = np.asarray(self._values.get(name, array("d")), np.float64)[::-1]
         unique, first = np.unique(steps, return_index=True)
@@ -86,7 +86,7 @@ class Curves:
 
 
 def _extremes(values: np.ndarray) -> np.ndarray:
-    """Return the places of the least and the largest value of each stretch, and of both ends.
+    """Return the indices of both ends and of each interval's minimum and maximum.
 
     >>> _extremes(np.array([1.0, 2.0])).tolist()
     [0, 1]

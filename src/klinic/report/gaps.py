@@ -1,9 +1,9 @@
-"""The three log-prob gaps of a token. Which of them is open names the class of a fault.
+"""The three log-prob gaps of a token. The open gap identifies the class of a fault.
 
-lane        gap                      open where
-update      logp - logp_old          several updates a batch, or an update that is too big
+lane        gap                      open if
+update      logp - logp_old          several updates per batch, or an update that is too large
 sampler     logp_old - logp_sampler  the sampler is not the policy: stale, rounded, transformed
-reference   logp_old - logp_ref      the policy has moved, which is what a KL measures
+reference   logp_old - logp_ref      the policy moved, which the KL measures
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,17 +21,17 @@ SIDES = {
     "sampler": ("logp_old", "logp_sampler"),
     "reference": ("logp_old", "logp_ref"),
 }
-NUM_POSITIONS = 48  # columns of a lane: tokens from the beginning of a completion, in bins
-LARGEST = 1e30  # nats; what is beyond it in a record is no log-prob, and sums must stay finite
-MOST_POSITIONS = 1 << 15  # tokens of a completion whose KL is shown by position
-NUM_STEPS = 120  # rows of a lane at most; longer runs are thinned
+NUM_POSITIONS = 48  # columns of a lane: token positions in bins
+LARGEST = 1e30  # nats; larger values are no log-probs, and sums must stay finite
+MOST_POSITIONS = 1 << 15  # token positions in the KL profile
+NUM_STEPS = 120  # rows of a lane at most; longer runs are subsampled
 
 
 def gap(record: StepRecord, lane: str) -> Float[np.ndarray, "N"] | None:
-    """Return one gap of every token, signed; NaN where it is not trained on or not known."""
+    """Return one signed gap per token; NaN if the token is masked out or a log-prob is missing."""
     first, second = (getattr(record, name) for name in SIDES[lane])
     if lane == "update" and second is None:
-        second = first  # one forward served both, so nothing lies between them
+        second = first  # one forward pass served both, so the gap is zero
     if first is None or second is None:
         return None
     with np.errstate(over="ignore", invalid="ignore"):
@@ -42,20 +42,20 @@ def gap(record: StepRecord, lane: str) -> Float[np.ndarray, "N"] | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """The size of one gap, by step and by position in the completion."""
+    """Mean size of one gap by step and by position in the completion."""
 
     name: str
     steps: list[int]
     width: int
-    """Tokens in a bin of positions."""
+    """Tokens per position bin."""
     sizes: Float[np.ndarray, "S P"]
-    """Mean absolute gap, nats; NaN where there is no token."""
+    """Mean absolute gap in nats; NaN without tokens."""
 
 
 def lanes(records: Iterable[StepRecord], longest: int | None = None) -> list[Lane]:
-    """Return the lanes that the records have the fields for; one record is held at a time.
+    """Return the lanes that the records have fields for, with one record in memory at a time.
 
-    `longest` is the number of tokens of the longest completion, where it is known.
+    `longest` is the token count of the longest completion, if known.
     """
     if longest is None:
         longest = max(map(longest_row, records), default=0)
@@ -77,13 +77,13 @@ def lanes(records: Iterable[StepRecord], longest: int | None = None) -> list[Lan
 
 
 def longest_row(record: StepRecord) -> int:
-    """Return the tokens of a record's longest completion."""
+    """Return the token count of a record's longest completion."""
     return int(np.diff(record.row_offsets).max(initial=0))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KLProfile:
-    """The k3 of a step summed at each place of its completions."""
+    """Sum of k3 at each token position, for one step."""
 
     step: int
     count: Int[np.ndarray, "P"]
@@ -91,7 +91,7 @@ class KLProfile:
 
 
 def kl_profile(record: StepRecord) -> KLProfile | None:
-    """Return where in the completions the KL of a step lies, if that was recorded."""
+    """Return the KL of a step by token position; None if log-probs are missing."""
     own = token_k3(record)
     if own is None:
         return None
@@ -100,12 +100,12 @@ def kl_profile(record: StepRecord) -> KLProfile | None:
     return KLProfile(
         step=record.step,
         count=np.bincount(place[known]),
-        total=np.bincount(place[known], own[known]).astype(np.float64),  # integers of none
+        total=np.bincount(place[known], own[known]).astype(np.float64),  # int if empty
     )
 
 
 def kl_by_position(profiles: Sequence[KLProfile]) -> dict[str, list[float]]:
-    """Return the mean k3 at each place of a completion, in the first and the last steps."""
+    """Return the mean k3 at each token position, for the first and last quarter of the steps."""
     if not profiles:
         return {}
     part = max(1, len(profiles) // 4)
@@ -126,7 +126,7 @@ def _mean_of(profiles: Sequence[KLProfile]) -> list[float]:
 
 
 def token_k3(record: StepRecord) -> Float[np.ndarray, "N"] | None:
-    """Return what each trained token owns of the KL, never negative; NaN where not known."""
+    """Return the k3 of each trained token, non-negative; NaN if unknown."""
     if record.logp_ref is None or record.logp_old is None:
         return None
     both = {name: getattr(record, name).astype(np.float64) for name in ("logp_old", "logp_ref")}
@@ -138,7 +138,7 @@ def token_k3(record: StepRecord) -> Float[np.ndarray, "N"] | None:
 
 
 def thinned(steps: Sequence[int], num: int, keep: Sequence[int] = ()) -> list[int]:
-    """Return at most `num` of the steps, first and last among them, and those to keep.
+    """Return at most `num` of the steps including first and last, plus the steps to keep.
 
     >>> thinned(range(1, 101), 4, keep=[7])
     [1, 7, 34, 67, 100]
@@ -150,7 +150,7 @@ def thinned(steps: Sequence[int], num: int, keep: Sequence[int] = ()) -> list[in
 
 
 def positions(record: StepRecord) -> Int[np.ndarray, "N"]:
-    """Return the place of every token in its completion, from 0."""
+    """Return the position of every token in its completion, from 0."""
     starts = np.repeat(record.row_offsets[:-1], np.diff(record.row_offsets))
     places: np.ndarray = np.arange(record.num_tokens) - starts
     return places

@@ -9,7 +9,7 @@ const element = (name, className, text) => {
   return made;
 };
 
-// what a terminal or a page would obey or not show, as what it is; marks that pile up are counted
+// escapes control and invisible characters; runs of combining marks are counted
 const code = (c) => {
   const point = c.codePointAt(0);
   const [sign, width] = point < 0x100 ? ["x", 2] : point < 0x10000 ? ["u", 4] : ["U", 8];

@@ -1,7 +1,7 @@
-"""Some completions of some steps, token by token: the KL of each, signed, and who owns most of it.
+"""Token heat map: signed KL of every token in selected completions, and the largest contributors.
 
-The colour of a token is k1, logp_old - logp_ref: positive where the policy says it more readily
-than the reference. What it owns of the KL is its k3, which is never negative.
+The colour of a token is k1, logp_old - logp_ref: positive if the policy assigns it a higher
+log-prob than the reference. Its contribution to the KL is its k3, which is never negative.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,22 +13,22 @@ import numpy as np
 from klinic.evidence.record import StepRecord
 from klinic.report.gaps import gap, token_k3
 
-NUM_COMPLETIONS = 4  # of a step: of different prompts as far as there are as many
-LONGEST = 160  # tokens shown of a completion
-LONGEST_TEXT = 24  # characters shown of a token
+NUM_COMPLETIONS = 4  # completions per step, of different prompts if possible
+LONGEST = 160  # tokens shown per completion
+LONGEST_TEXT = 24  # characters shown per token
 NUM_OWNERS = 12
-DISAGREES = 0.1  # nats between learner and sampler at which a token is marked
+DISAGREES = 0.1  # nats between learner and sampler from which a token is highlighted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A token as it is shown; None where something was not recorded."""
+    """A token of the heat map; None for values that were not recorded."""
 
     text: str
     kl: float | None
     """k1 against the reference."""
     sampler: float | None
-    """Learner less sampler."""
+    """Learner minus sampler."""
     logp: float | None
     logp_sampler: float | None
     logp_ref: float | None
@@ -44,12 +44,12 @@ class Completion:
     reward: float | None
     tokens: list[Token]
     num_hidden: int
-    """Tokens behind those that are shown."""
+    """Tokens after the last one shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A token of a step that owns a large part of its KL."""
+    """A token that contributes a large part of a step's KL."""
 
     text: str
     row: int
@@ -60,18 +60,18 @@ class Owner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeatStep:
-    """A step as the heat map shows it."""
+    """One step of the heat map."""
 
     step: int
     completions: list[Completion]
     owners: list[Owner]
     num_owners: int
-    """How few tokens own half of the KL of the step."""
+    """The smallest number of tokens that make up half of the step's KL."""
     num_tokens: int
 
 
 def heat_step(record: StepRecord, texts: Mapping[int, str]) -> HeatStep:
-    """Return what is shown of a step."""
+    """Return the heat map of a step."""
     owners, num = _owners(record, texts)
     return HeatStep(
         step=record.step,
@@ -83,7 +83,7 @@ def heat_step(record: StepRecord, texts: Mapping[int, str]) -> HeatStep:
 
 
 def shown(token_id: int, texts: Mapping[int, str]) -> str:
-    """Return a token's text, short; its number where nobody knows it.
+    """Return a token's text, shortened; its id if the text is unknown.
 
     >>> shown(7, {7: "a" * 30}), shown(8, {})
     ('aaaaaaaaaaaaaaaaaaaaaaa\u2026', '#8')
@@ -93,7 +93,7 @@ def shown(token_id: int, texts: Mapping[int, str]) -> str:
 
 
 def _chosen(record: StepRecord) -> list[int]:
-    """Return rows of different prompts first, the ones with the largest gap to the reference."""
+    """Return the rows to show: largest gap to the reference, distinct prompts first."""
     size = _row_sizes(record)
     order = sorted(range(record.num_rows), key=lambda row: -size[row])
     largest_of: dict[int, int] = {}
@@ -144,7 +144,7 @@ def _prompt(record: StepRecord, row: int, texts: Mapping[int, str]) -> str:
 
 
 def _owners(record: StepRecord, texts: Mapping[int, str]) -> tuple[list[Owner], int]:
-    """Return the tokens that own most of the KL, and how few of them own half of it."""
+    """Return the largest KL contributors, and how many tokens make up half of the KL."""
     known = token_k3(record)
     if known is None:
         return [], 0
@@ -176,7 +176,7 @@ def _number(value: Any) -> float | None:
 
 
 def largest(steps: Sequence[HeatStep]) -> float:
-    """Return the KL of a token at which the colours end: the 99th percentile of those shown."""
+    """Return the KL at which the colour scale saturates: the 99th percentile of shown tokens."""
     every = [
         abs(token.kl)
         for step in steps

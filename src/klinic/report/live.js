@@ -1,5 +1,5 @@
 "use strict";
-// The page of a run that goes on: loads itself again when there is something new, and keeps what was looked at.
+// Reloads the page of a running run when it has new data, and keeps the reader's position.
 const seen = "klinic";
 const version = document.documentElement.dataset.version;
 const notice = document.getElementById("live");
@@ -10,7 +10,7 @@ const remember = () => {
   const focus = document.activeElement;
   const tokens = focus?.classList.contains("token") ? [...document.querySelectorAll(".token")] : [];
   sessionStorage.setItem(seen, JSON.stringify({
-    // whoever looks at the newest step goes on with the newest
+    // a reader of the newest step stays on the newest
     steps: sliders.map((s) => (s.value === s.max ? null : Number(s.dataset.step))),
     open: openOnes().map((d) => d.open),
     scroll: scrollY,
@@ -47,7 +47,7 @@ const look = async () => {
       return;
     }
   } catch {
-    notice.textContent = "klinic watch does not answer any more: this is the last it has shown.";
+    notice.textContent = "klinic watch no longer responds: this is the last page it served.";
   }
   setTimeout(look, 2000);
 };

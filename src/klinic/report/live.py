@@ -1,6 +1,6 @@
-"""A run that another process writes, as it stands now: nothing is written, little read again.
+"""Snapshots of a run that another process writes; read-only and incremental.
 
-The run may not have begun, be cut back, be killed and resumed: every look tells what is there.
+The run may not have started, or may be rolled back, killed or resumed between two snapshots.
 """
 
 import contextlib
@@ -38,17 +38,17 @@ from klinic.recipe.recipe import Recipe
 from klinic.report.gaps import LANES, gap
 from klinic.report.heat import HeatStep, heat_step
 
-KEPT = 400  # steps whose numbers are kept: more than a terminal is wide
-KEPT_EVENTS = 1_000  # the last ones; a screen shows five
+KEPT = 400  # steps kept in memory: more than a terminal is wide
+KEPT_EVENTS = 1_000  # newest events kept; a screen shows five
 LONGEST_VERDICT = 2_000  # characters
 NUM_RECORDS = 60  # recorded steps whose gaps are kept
-AT_ONCE = 12  # records read in one look: the first look at a long run must not take long
-PATIENCE = 10  # times what the last reading of records took, until they are read again
+AT_ONCE = 12  # records read per snapshot, so that the first one of a long run is fast
+PATIENCE = 10  # multiple of the last read's duration to wait before records are read again
 TIMES = ("time/sample", "time/reward", "time/learn")
 
 
 class Phase(StrEnum):
-    """Where a run is in its life."""
+    """State of a run."""
 
     WAITING = "waiting"
     GOING = "going"
@@ -59,13 +59,13 @@ class Phase(StrEnum):
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more is to come."""
+        """Whether the run will not continue."""
         return self in (Phase.STOPPED, Phase.ENDED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gaps:
-    """The mean size of the log-prob gaps of a step by lane, in nats; NaN where unknown."""
+    """Mean absolute log-prob gaps of a step by lane, in nats; NaN if unknown."""
 
     step: int
     sizes: Mapping[str, float]
@@ -73,7 +73,7 @@ class Gaps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sight:
-    """What one look at a run has shown."""
+    """State of a run at one poll."""
 
     run: str
     phase: Phase
@@ -82,29 +82,29 @@ class Sight:
     max_steps: int | None
     events: tuple[Mapping[str, Any], ...]
     verdict: str | None
-    """What the doctor said last, if it has named a cause."""
+    """The last diagnosis, if the doctor named a cause."""
     gaps: tuple[Gaps, ...]
     heat: HeatStep | None
     new_steps: tuple[Mapping[str, Any], ...]
-    """Lines of metrics since the last look."""
+    """Metrics lines since the last poll."""
     new_events: tuple[Mapping[str, Any], ...]
     back_to: int | None = None
-    """The step that the run has gone back to since the last look."""
+    """The step that the run rolled back to since the last poll."""
     num_damaged: int = 0
-    """Lines of metrics that are no JSON, or say no step."""
+    """Metrics lines that are not JSON or lack a step."""
     problem: str = ""
     """Why a file could not be read, if one could not."""
     more: bool = False
-    """Whether the journals hold more that can be read at once."""
+    """Whether the journals hold more lines than were read in this poll."""
 
     @property
     def step(self) -> int:
-        """The last step that was made; 0 before the first."""
+        """The last finished step; 0 before the first."""
         return int(self.steps[-1]["step"]) if self.steps else 0
 
     @property
     def seconds_left(self) -> float | None:
-        """The time to the last step, by what the last ones took."""
+        """Estimated time to the last step, from the duration of recent steps."""
         taken = [seconds for step in self.steps[-20:] if (seconds := seconds_of(step))]
         if not taken or self.max_steps is None or self.phase != Phase.GOING:
             return None
@@ -112,7 +112,7 @@ class Sight:
 
 
 def seconds_of(metrics: Mapping[str, Any]) -> float | None:
-    """Return how long a step took, without evaluations and checkpoints.
+    """Return the duration of a step, without evaluations and checkpoints.
 
     >>> seconds_of({"time/sample": 1.0, "time/reward": 0.5, "time/learn": 2.0}), seconds_of({})
     (3.5, None)
@@ -123,13 +123,13 @@ def seconds_of(metrics: Mapping[str, Any]) -> float | None:
 
 
 def tokens_per_second(metrics: Mapping[str, Any]) -> float | None:
-    """Return the trained tokens of a step by the time that it took."""
+    """Return the trained tokens of a step per second."""
     seconds, tokens = seconds_of(metrics), as_number(metrics.get("num_tokens"))
     return tokens / seconds if seconds and tokens is not None else None
 
 
 class Follower:
-    """Looks at a run again and again."""
+    """Polls a run folder."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
@@ -144,9 +144,9 @@ class Follower:
         self._more = False
 
     def look(self) -> Sight:
-        """Return how the run stands."""
+        """Return the current state of the run."""
         self._problem, self._more = "", False
-        held = is_held(self._run / LOCK)  # first: what is read then is all that an ended run wrote
+        held = is_held(self._run / LOCK)  # first: without a lock, the files read next are final
         new, back_to = self._read_metrics()
         new_events = self._read_events()
         if back_to is not None or new or not self._records.gaps:
@@ -172,13 +172,13 @@ class Follower:
         )
 
     def close(self) -> None:
-        """Let go of the run's files."""
+        """Close the run's files."""
         self._tail.close()
         self._events_tail.close()
 
     @contextlib.contextmanager
     def _reading(self) -> Iterator[None]:
-        """Read what may be gone or half there: then it is told, and looked at the next time."""
+        """Record a read error as the snapshot's problem; the next poll retries."""
         try:
             yield
         except (KlinicError, OSError) as error:
@@ -201,7 +201,7 @@ class Follower:
         return self._keep(news.lines), back_to
 
     def _keep(self, lines: Sequence[bytes]) -> list[dict[str, Any]]:
-        """Take in lines of metrics; an evaluation stands with its step."""
+        """Merge metrics lines by step; an evaluation belongs to its step."""
         entries = [parse_line(line) for line in lines]
         known = [e for e in entries if e is not None and as_step(e.get("step")) is not None]
         self._damaged += len(entries) - len(known)
@@ -224,7 +224,7 @@ class Follower:
         entries = [parse_line(line) for line in lines]
         known = [entry for entry in entries if entry is not None]
         if len(known) < len(entries):
-            self._problem = f"{self._run / EVENTS}: {len(entries) - len(known)} lines are no JSON."
+            self._problem = f"{self._run / EVENTS}: {len(entries) - len(known)} lines are not JSON."
         return known
 
     def _read_recipe(self) -> Recipe | None:
@@ -232,7 +232,7 @@ class Follower:
         with contextlib.suppress(KlinicError, OSError):
             changed = path.stat().st_mtime_ns
             if changed != self._recipe[0]:
-                self._recipe = (changed, None)  # of another trainer, if it cannot be read
+                self._recipe = (changed, None)  # stays None for another trainer's recipe
                 self._recipe = (changed, load(path).recipe)
         return self._recipe[1]
 
@@ -243,7 +243,7 @@ class Follower:
         with contextlib.suppress(KlinicError):
             found = read_json(self._run / DIAGNOSIS)
             first = found.get("first_step")
-            # it stays where a run goes back behind the step that it was about
+            # the file survives a rollback to before the step it is about
             if found.get("cause") and isinstance(first, int) and first in self._steps:
                 return f"Cause: {found['cause']}. Fix: {found.get('fix')}"[:LONGEST_VERDICT]
         return None
@@ -256,20 +256,20 @@ class Follower:
         last = max(self._steps, default=0)
         if recipe is not None and last >= recipe.loop.max_steps:
             return Phase.ENDED
-        if held is None:  # of another trainer, which says when it ends and nothing else
+        if held is None:  # another trainer without a lock: only its `ended` event counts
             return Phase.ENDED if self._has_ended(last) else Phase.GOING
         if self._events and self._events[-1].get("event") == STOPPED:
             return Phase.PAUSED
         return Phase.STOPPED if self._was_stopped(recipe) else Phase.GONE
 
     def _has_ended(self, last: int) -> bool:
-        """Whether another trainer has said that it ended, and no step came after that."""
+        """Whether another trainer logged its end and no step followed."""
         event = self._events[-1] if self._events else {}
         step = as_step(event.get("step"))
         return event.get("event") == ENDED and step is not None and last <= step
 
     def _was_stopped(self, recipe: Recipe | None) -> bool:
-        """Whether the run ended itself, which no restart would change."""
+        """Whether the run stopped itself, so that a restart would not help."""
         if not self._events:
             return False
         last = self._events[-1]
@@ -278,7 +278,7 @@ class Follower:
 
 
 class Records:
-    """The gaps of the last recorded steps, and the tokens of the newest."""
+    """Log-prob gaps of the last recorded steps, and the heat map of the newest."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
@@ -289,7 +289,7 @@ class Records:
         self._not_before = 0.0
 
     def read(self, *, again: bool) -> None:
-        """Read what is new, unless that was done a moment ago; `again` after a run went back."""
+        """Read new records, at a limited rate; `again` rereads all after a rollback."""
         begun = time.monotonic()
         if begun < self._not_before and not again:
             return
@@ -321,7 +321,7 @@ def _mean_size(gaps: np.ndarray | None) -> float:
 
 
 def is_held(lock: Path) -> bool | None:
-    """Whether a process trains in the folder of a lock; None where nothing can tell."""
+    """Whether a process trains in the folder of this lock; None if unknown."""
     try:
         import fcntl
 
@@ -330,7 +330,7 @@ def is_held(lock: Path) -> bool | None:
         return None
     with file:
         try:
-            # for an instant: a run that starts now tries again
+            # held for an instant: a run that starts now retries
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True

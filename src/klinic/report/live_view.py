@@ -1,6 +1,6 @@
-"""A look at a run as lines of text: a screen of them for a terminal, one a step for a pipe.
+"""Renders a run snapshot as text: a screen for a terminal, or one line per step for a pipe.
 
-What does not fit is left out, the least urgent first. Everything that is quoted is made harmless.
+Content that does not fit is dropped, least urgent first. All quoted text is escaped.
 """
 
 import math
@@ -33,16 +33,16 @@ METRICS = (
     ("tokens/s", "tokens/s"),
 )
 SAID = {
-    Phase.WAITING: "nothing is written yet",
-    Phase.GONE: "no process trains here: killed or stopped, and not resumed yet",
-    Phase.PAUSED: "stopped by a signal and saved, and not resumed yet",
-    Phase.STOPPED: "the run has stopped itself",
+    Phase.WAITING: "no files written yet",
+    Phase.GONE: "no process is training here: killed or stopped, not resumed yet",
+    Phase.PAUSED: "stopped by a signal, checkpoint saved, not resumed yet",
+    Phase.STOPPED: "the run stopped itself",
     Phase.ENDED: "the run has ended",
 }
 
 
 def screen(sight: Sight, console: Console, height: int | None = None) -> list[Text]:
-    """Return what a terminal shows: no more lines than it has, and none that is wider."""
+    """Return the lines of a terminal screen, cut to its width and height."""
     width, height = max(1, console.width), max(1, height or console.height)
     top = [_headline(sight, width)]
     parts = [
@@ -64,7 +64,7 @@ def screen(sight: Sight, console: Console, height: int | None = None) -> list[Te
 
 
 def step_line(metrics: Mapping[str, Any], max_steps: int | None) -> str:
-    """Return the line of a step; what was not measured is left out.
+    """Return the line of a step, without metrics that were not measured.
 
     >>> step_line({"step": 2, "reward": 0.5, "kl": None, "eval/accuracy": 1.0}, 9)
     'step 2 of 9 | reward 0.5 | KL/token nan | accuracy 1'
@@ -83,7 +83,7 @@ def step_line(metrics: Mapping[str, Any], max_steps: int | None) -> str:
 
 
 def event_line(event: Mapping[str, Any]) -> str:
-    """Return what happened, in one line.
+    """Return an event as one line.
 
     >>> event_line({"step": 3, "event": "reference", "says": "moved."})
     'step 3: reference: moved.'
@@ -96,17 +96,17 @@ def event_line(event: Mapping[str, Any]) -> str:
 
 
 def phase_line(sight: Sight) -> str:
-    """Return where the run is in its life, as a sentence with its last numbers."""
-    said = f"{harmless(sight.run)}: {SAID.get(sight.phase, 'the run goes on')}"
+    """Return the state of the run as a sentence with its last step."""
+    said = f"{harmless(sight.run)}: {SAID.get(sight.phase, 'the run is in progress')}"
     return f"{said}, after step {sight.step}." if sight.steps else f"{said}."
 
 
 def value(metrics: Mapping[str, Any], name: str) -> float | None:
-    """Return a number of a step, NaN where it was none; None where it was not measured."""
+    """Return a metric of a step: NaN if it is not finite, None if it was not measured."""
     if name == "tokens/s":
         return tokens_per_second(metrics)
     if name == "clip_ratio/region_mean" and name not in metrics:
-        name = "clip_ratio"  # what another trainer calls it
+        name = "clip_ratio"  # the name that other trainers use
     if name not in metrics:
         return None
     found = as_number(metrics[name])
@@ -114,7 +114,7 @@ def value(metrics: Mapping[str, Any], name: str) -> float | None:
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
-    """Return numbers as bars from their least to their largest, the newest at the right.
+    """Return values as bars scaled from minimum to maximum, the newest at the right.
 
     >>> sparkline([0.0, 1.0, 2.0, None, float("nan"), 7.0], 6)
     '▁▂▃ !█'
@@ -132,18 +132,18 @@ def _bar(number: float | None, low: float, high: float) -> str:
         return " "
     if not math.isfinite(number):
         return NOT_A_NUMBER
-    # halves, since the distance of two numbers may be beyond a float
+    # halved, since the difference of two floats may overflow
     share = (number / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.0
     return BARS[round(share * (len(BARS) - 1))]
 
 
 def _fitting(parts: Iterable[tuple[int, list[Text]]], room: int) -> list[list[Text]]:
-    """Return the parts in their order, without the least urgent where there is no room."""
+    """Return the sections in order, without the least urgent lines that do not fit."""
     kept = list(parts)
     while kept and sum(len(lines) for _, lines in kept) > room:
         urgency = max(urgency for urgency, _ in kept)
         place = max(i for i, (u, _) in enumerate(kept) if u == urgency)
-        lines = kept[place][1][:-1]  # one line at a time: some of a part is better than none
+        lines = kept[place][1][:-1]  # drop line by line: part of a section is better than none
         kept[place : place + 1] = [(urgency, lines)] if lines else []
     return [lines for _, lines in kept]
 
@@ -176,12 +176,12 @@ def clock(seconds: float) -> str:
 
 
 def _state(sight: Sight) -> list[Text]:
-    """Return what is out of the ordinary, most urgent first."""
+    """Return status and warning lines, most urgent first."""
     lines = []
     if sight.phase != Phase.GOING:
         lines.append(Text(f" {SAID[sight.phase]}", style="bold yellow"))
     elif not sight.steps:
-        lines.append(Text(" no step yet: the run is being prepared", style="yellow"))
+        lines.append(Text(" no step yet: the run is starting", style="yellow"))
     if sight.num_damaged:
         lines.append(Text(f" {sight.num_damaged} lines of metrics cannot be read", style="red"))
     if sight.problem:
@@ -241,7 +241,7 @@ def _event_lines(sight: Sight) -> list[Text]:
 
 
 def _heat_lines(sight: Sight, console: Console, *, most: int) -> list[Text]:
-    """Return as much of the newest recorded completions as there is room for."""
+    """Return as many lines of the newest recorded completions as fit."""
     heat = sight.heat
     if heat is None or most < 2:
         return []

@@ -1,7 +1,8 @@
-"""What happened to a run, as marks in its curves: one kind, one shape, so that no colour is needed.
+"""Timeline events of a run, drawn as marks in its curves; the shape encodes the kind.
 
-Marks come from events.jsonl; a learning rate that was cut is a band, from recovery.json; changes of
-the coefficient come from the metrics, where they are few: one that moves in every step is a curve.
+Most come from events.jsonl. Learning-rate cuts are spans read from recovery.json. Changes of the KL
+coefficient come from the metrics if they are few; a coefficient that changes at every step is a
+curve.
 """
 
 import math
@@ -18,21 +19,21 @@ from klinic.evidence.numbers import as_number, as_step
 from klinic.evidence.run_facts import ENDED, RECOVERY, STOPPED
 from klinic.report.gaps import thinned
 
-MOST = 40  # marks of one kind; more would be a wall
-MOST_READ = 100 * MOST  # marks of one kind that are kept while they are read; even
-MOST_CHANGES = 12  # of the coefficient; more are a curve
-LONGEST = 300  # characters of what is said
+MOST = 40  # marks per kind; more would be illegible
+MOST_READ = 100 * MOST  # marks per kind kept while reading; even
+MOST_CHANGES = 12  # coefficient changes; more are shown as a curve
+LONGEST = 300  # characters of a description
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of mark."""
+    """A kind of timeline event."""
 
     words: str
     shape: str
-    """As matplotlib names it."""
+    """A matplotlib marker name."""
     sign: str
-    """The same as a character, for a legend."""
+    """The same shape as a character, for the legend."""
 
 
 KINDS = {
@@ -63,26 +64,26 @@ EVENTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Something that happened at a step, or from a step to another."""
+    """An event at a step, or over a range of steps."""
 
     step: int
     kind: str
     says: str
     last: int | None = None
-    """The last step of what lasted."""
+    """The last step of a range."""
 
 
 def marks_of(
     run: Path, events: Iterable[Mapping[str, Any]], steps: Iterable[Mapping[str, Any]]
 ) -> list[Mark]:
-    """Return what happened to a run, in order, and not too much of it."""
+    """Return the timeline events of a run in step order, subsampled per kind."""
     by_kind: dict[str, list[Mark]] = {kind: [] for kind in KINDS}
     for event in events:
         step = as_step(event.get("step"))
         if step is not None:
             kind = kind_of(event)
             by_kind[kind].append(Mark(step=step, kind=kind, says=_says(event, step)))
-            if len(by_kind[kind]) > MOST_READ:  # the last one stays
+            if len(by_kind[kind]) > MOST_READ:  # keeps the last one, since the limit is even
                 by_kind[kind] = by_kind[kind][::2]
     by_kind["coefficient"] += changes_of("kl_coef", steps)
     kept = [mark for marks in by_kind.values() for mark in _some(marks)]
@@ -90,7 +91,7 @@ def marks_of(
 
 
 def kind_of(event: Mapping[str, Any]) -> str:
-    """Return what an event counts as.
+    """Return the kind of an event.
 
     >>> kind_of({"event": "trouble", "act": "roll back"}), kind_of({"event": "reference"})
     ('back', 'reference')
@@ -102,7 +103,7 @@ def kind_of(event: Mapping[str, Any]) -> str:
 
 
 def changes_of(name: str, steps: Iterable[Mapping[str, Any]]) -> list[Mark]:
-    """Return where a coefficient was changed, unless that is all the time.
+    """Return the changes of a coefficient; none if it changes too often.
 
     >>> steps = [{"step": 1, "kl_coef": 0.1}, {"step": 2, "kl_coef": 0.2}]
     >>> [mark.says for mark in changes_of("kl_coef", steps)]
@@ -125,7 +126,7 @@ def _cuts(run: Path) -> list[Mark]:
     try:
         plan = Plan.from_json(read_json(run / RECOVERY))
     except (EvidenceError, KeyError, TypeError, ValueError):
-        return []  # none was made, or it is another trainer's
+        return []  # no recovery plan, or another trainer's file
     cuts = [
         (as_step(cut.first), as_step(cut.last), as_number(cut.factor)) for cut in plan.cuts[-MOST:]
     ]

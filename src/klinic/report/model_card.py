@@ -1,7 +1,7 @@
-"""What a saved model says of itself: how it was trained, how far it went, and what was wrong.
+"""The model card of a saved model: training setup, KL to the reference, diagnosis.
 
-The card is a README.md with a head that model hubs read. It holds nothing that differs between two
-runs of the same recipe, such as dates or seconds: what is bit-identical stays so.
+The card is a README.md with metadata for model hubs. It contains nothing that differs between two
+runs of the same recipe, such as dates or durations, so that exports stay bit-identical.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,22 +20,22 @@ CARD = "README.md"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What is known of a run when its model is saved."""
+    """Facts about a run at the time its model is saved."""
 
     recipe: Recipe
     step: int
     kl_coef: float | None
-    """As it stands after this step; None without a KL."""
+    """Value after this step; None without a KL."""
     reference: Mapping[str, Any]
     """Kind, source and digest."""
     metrics: Mapping[str, float]
-    """Of this step, and of what was held out then; empty where the model is not a step's."""
+    """Metrics and held-out evaluation of this step; empty if the model is not from a step."""
     causes: Sequence[tuple[int, str]] | None
-    """Step and name of what the doctor found so far; None where it was not asked."""
+    """Step and name of each diagnosed cause; None if the doctor was disabled."""
 
 
 def model_card(facts: Facts) -> str:
-    """Return the card of a model."""
+    """Return the model card as Markdown."""
     recipe = facts.recipe
     head = {
         "library_name": "transformers" if recipe.model.lora_rank is None else "peft",
@@ -59,7 +59,7 @@ def model_card(facts: Facts) -> str:
 
 
 def cell(text: str) -> str:
-    r"""Return text that stays within its cell of a table.
+    r"""Return text escaped for a table cell.
 
     >>> cell("KL(p || q)")
     'KL(p \\|\\| q)'
@@ -68,7 +68,7 @@ def cell(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return text of somebody else's as code: it stays in one line, and ends where it ends."""
+    """Return untrusted text as inline code on one line."""
     return f"`{harmless(text).replace('`', ' ')}`"
 
 
@@ -104,7 +104,7 @@ def _held_out(metrics: Mapping[str, float]) -> str:
 
 def _diagnosis(facts: Facts) -> str:
     if facts.causes is None:
-        return "not asked for (`output.doctor: none`)"
+        return "disabled (`output.doctor: none`)"
     if not facts.causes:
-        return "no cause of trouble was named up to this step"
+        return "no cause was named up to this step"
     return ", ".join(f"{code(cause)} in step {step}" for step, cause in facts.causes)

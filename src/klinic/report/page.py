@@ -1,4 +1,4 @@
-"""The page: one file that asks nobody for anything, and obeys nothing that it quotes."""
+"""The HTML report: one self-contained file that makes no requests and escapes all quoted text."""
 
 import base64
 import hashlib
@@ -30,10 +30,10 @@ from klinic.report.pictures import (
 )
 from klinic.report.reading import Story
 
-PLACES = ("output.dir",)  # differ in any two runs
+PLACES = ("output.dir",)  # keys that differ between any two runs
 LONGEST_VALUE = 200
 LONGEST_EVENT = 600
-MOST_DATA = 1_200_000  # characters of heat maps: with pictures and words, two megabytes
+MOST_DATA = 1_200_000  # characters of heat-map data: with pictures and text, two megabytes
 HEAT, LIVE = "heat.js", "live.js"
 ORDER = (Status.CONFIRMED, Status.EXPLAINED, Status.UNDECIDED, Status.RULED_OUT)
 
@@ -47,9 +47,9 @@ WAITING = """<!doctype html>
 
 
 def render(stories: Sequence[Story], version: str = "") -> str:
-    """Return the page of a run, or of two beside one another.
+    """Return the page of one run, or of two for comparison.
 
-    With a `version` it is that of a server: it asks there whether there is a newer one.
+    With a `version`, the page polls its server for a newer version.
     """
     scale = scale_of(stories)
     return _template(_file("page.html.jinja")).render(
@@ -69,14 +69,14 @@ def render(stories: Sequence[Story], version: str = "") -> str:
 
 
 def render_waiting(says: str, version: str) -> str:
-    """Return the page of a run that cannot be shown yet, which says why and waits."""
+    """Return the placeholder page of a run that cannot be shown yet, with the reason."""
     return _template(WAITING).render(
         says=says, live=version, live_script=_file(LIVE), style=_file("page.css")
     )
 
 
 def _template(text: str) -> Template:
-    """Return a template in which everything is escaped, and nothing that a page would obey left."""
+    """Return a template that HTML-escapes every value and replaces control characters."""
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
@@ -96,7 +96,7 @@ def _content(story: Story, letter: str, scale: Scale) -> dict[str, Any]:
     hypotheses = sorted(
         found.hypotheses, key=lambda h: (ORDER.index(h.status), h.check.stage, h.check.name)
     )
-    # the cause itself stands above
+    # the cause itself is shown above
     left = [h for h in hypotheses if h.status != Status.RULED_OUT and h.check.name != found.cause]
     return {
         "story": story,
@@ -122,9 +122,9 @@ def _kinds(stories: Sequence[Story]) -> set[str]:
 
 
 def _heat_data(stories: Sequence[Story]) -> str:
-    """Return the heat maps as the script reads them, with fewer steps where they are too large."""
+    """Return the heat maps as JSON for the script, with fewer steps if they are too large."""
     num = max(len(story.heat) for story in stories)
-    scale = largest([step for story in stories for step in story.heat])  # one for both: compared
+    scale = largest([step for story in stories for step in story.heat])  # one scale for both
     while True:
         heats = [[s.heat[i] for i in thinned(range(len(s.heat)), num)] for s in stories]
         data = _embedded(
@@ -136,7 +136,7 @@ def _heat_data(stories: Sequence[Story]) -> str:
 
 
 def _heat_step(step: HeatStep) -> dict[str, Any]:
-    """Return a step as columns, so that names are not repeated."""
+    """Return a step in columns, which avoids repeating the field names."""
     return {
         "step": step.step,
         "numOwners": step.num_owners,
@@ -162,17 +162,17 @@ def _heat_step(step: HeatStep) -> dict[str, Any]:
 
 
 def _embedded(value: Any) -> str:
-    """Return JSON for a script element, in ASCII: nothing in it can end the element."""
+    """Return ASCII JSON for a script element; no content can close the element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def content_policy(*, live: bool = True) -> str:
-    """Return a content security policy that knows this page's own scripts and no other."""
+    """Return a content security policy that allows only this page's own scripts."""
     scripts = [_file(name) for name in ((HEAT, LIVE) if live else (HEAT,))]
     digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
     sources = " ".join(f"'sha256-{digest}'" for digest in digests)
-    # the pictures carry style attributes; they cannot fetch anything under default-src 'none'
+    # the SVGs have style attributes; default-src 'none' keeps them from fetching anything
     policy = (
         f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; "
         "img-src data:; base-uri 'none'; form-action 'none'"

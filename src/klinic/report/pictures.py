@@ -1,4 +1,4 @@
-"""Curves and lanes as SVG that takes the colours of its page."""
+"""Renders curves and gap lanes as SVG that inherits the page's colours."""
 
 import html
 import io
@@ -24,11 +24,11 @@ STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "svg.fonttype": "none",  # text stays text: it can be read aloud, found and escaped
+    "svg.fonttype": "none",  # text stays text: accessible, searchable, escapable
     "svg.hashsalt": "klinic",
     "axes.titlelocation": "left",
     "axes.titlesize": 9,
-    "text.parse_math": False,  # a reward may be called $x
+    "text.parse_math": False,  # a reward may be named $x
 }
 CURVES = (
     ("reward", ("reward", "eval/accuracy")),
@@ -38,13 +38,13 @@ CURVES = (
     ("completions: length", ("completions/mean_length",)),
     ("completions: read, cut off", ("completions/parse_rate", "completions/clipped_ratio")),
 )
-MARKED = "#b07d1a"  # marks of a single run: seen on white and on black
-STACKED = 0.08  # of a panel's height, from one mark of a step to the next
+MARKED = "#b07d1a"  # mark colour of a single run: visible on white and on black
+STACKED = 0.08  # vertical distance between marks of one step, as a fraction of the panel height
 LONGEST_LABEL = 40
-HALF_WINDOWS = 30  # of a long curve, whose points are means over two of them
-LEAST = 2  # steps to either side: a curve of fewer than 60 is drawn as it is
-LETTERS = "AB"  # what two runs are called where their names have no room
-SMALLEST = 1e-7  # nats: below it float32 cannot tell a gap from none
+HALF_WINDOWS = 30  # window divisor: a long curve is averaged over 2 / 30 of its points
+LEAST = 2  # minimum half window; shorter curves are drawn unsmoothed
+LETTERS = "AB"  # short names of two compared runs
+SMALLEST = 1e-7  # nats: float32 cannot resolve smaller gaps
 TITLES = {
     "update": "policy after the update - before it",
     "sampler": "policy - sampler",
@@ -53,7 +53,7 @@ TITLES = {
 
 
 def curves(stories: Sequence[Story]) -> str:
-    """Return the metrics of runs over their steps, with what happened marked."""
+    """Return the metrics of runs over their steps, with timeline events marked."""
     with matplotlib.style.context(["petroff10", STYLE]):
         figure = Figure(figsize=(11, 5.2), layout="constrained")
         axes = figure.subplots(2, 3, sharex=True).flat
@@ -71,7 +71,7 @@ def curves(stories: Sequence[Story]) -> str:
 
 
 def _plot(axis: Any, known: Series, label: str, run: int, place: int) -> None:
-    """Draw a metric. The first run is a plain line, the second has dots: no colour is needed."""
+    """Plot a metric; dots mark the second run, so that colour is not needed."""
     steps, _ = known
     if not steps:
         return
@@ -81,7 +81,7 @@ def _plot(axis: Any, known: Series, label: str, run: int, place: int) -> None:
 
 
 def _line(axis: Any, known: Series, **style: Any) -> None:
-    """Draw a curve; a long one faintly as it is, so that no spike is lost, under its mean."""
+    """Plot a curve; a long one as its moving average over the faint raw values."""
     steps, values = known
     half = len(steps) // HALF_WINDOWS
     if half < LEAST:
@@ -92,10 +92,10 @@ def _line(axis: Any, known: Series, **style: Any) -> None:
 
 
 def smoothed(values: np.ndarray, half: int) -> np.ndarray:
-    """Return the mean of each step and as many before it as after, at most `half`.
+    """Return the centred moving average with up to `half` neighbours on either side.
 
-    The first and the last stand alone: a KL that begins at 0 is seen to. What is not a number stays
-    out.
+    Windows shrink towards both ends, so a KL that starts at 0 is drawn from 0. Non-finite values
+    are ignored.
 
     >>> smoothed(np.array([0.0, 6.0, 3.0, np.nan, 5.0]), 1).tolist()
     [0.0, 3.0, 4.5, 4.0, 5.0]
@@ -111,9 +111,10 @@ def smoothed(values: np.ndarray, half: int) -> np.ndarray:
 
 
 def _mark(axis: Any, panel: int, stories: Sequence[Story]) -> dict[str, str]:
-    """Draw what happened to the runs; return what each mark says, by its id.
+    """Draw the timeline events of the runs; return their descriptions by element id.
 
-    Marks of a second run stand at the lower edge: no colour is needed to tell whose they are.
+    Marks of a second run are at the lower edge, so that colour is not needed to distinguish the
+    runs.
     """
     said = {}
     for number, story in enumerate(stories):
@@ -123,7 +124,7 @@ def _mark(axis: Any, panel: int, stories: Sequence[Story]) -> dict[str, str]:
             name = f"mark-{panel}-{number}-{place}"
             said[name] = who + mark.says
             earlier = sum(m.step == mark.step and m.last is None for m in story.marks[:place])
-            away = STACKED * (earlier % 6)  # several of one step stand in a column
+            away = STACKED * (earlier % 6)  # stack the marks of one step
             height = 1.0 - away if number == 0 else away
             _draw(axis, mark, name=name, colour=colour, height=height)
     return said
@@ -149,7 +150,7 @@ def _draw(axis: Any, mark: Mark, *, name: str, colour: str, height: float) -> No
 
 
 def _titled(svg: str, said: Mapping[str, str]) -> str:
-    """Give marks their words: as a title for a mouse, and in the first panel for a keyboard."""
+    """Add descriptions to marks: titles for the mouse, keyboard focus in the first panel."""
 
     def opened(found: re.Match[str]) -> str:
         name = found[1]
@@ -163,7 +164,7 @@ def _titled(svg: str, said: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """What pictures of several runs share, so that they can be compared by eye."""
+    """Axis limits shared by the pictures of several runs, for comparison."""
 
     largest: float
     """Gap, nats."""
@@ -177,7 +178,7 @@ class Scale:
 
 
 def scale_of(stories: Sequence[Story]) -> Scale:
-    """Return the scale that all of some runs fit on."""
+    """Return axis limits that fit all runs."""
     every = [lane for story in stories for lane in story.lanes]
     steps = [step for lane in every for step in lane.steps] or [1]
     rewards = [
@@ -209,7 +210,7 @@ def _largest(sizes: np.ndarray) -> float:
 
 
 def gap_lanes(story: Story, scale: Scale) -> str:
-    """Return the three gaps over steps and positions, on one scale of colours."""
+    """Return the three gaps by step and position, on one colour scale."""
     with matplotlib.style.context(["petroff10", STYLE]):
         figure = Figure(figsize=(11, 2.6), layout="constrained")
         axes = figure.subplots(1, max(1, len(story.lanes)), squeeze=False)[0]
@@ -223,7 +224,7 @@ def gap_lanes(story: Story, scale: Scale) -> str:
 
 
 def rewards_and_positions(story: Story, scale: Scale) -> str:
-    """Return what each reward gave over steps, and where in a completion the KL lies."""
+    """Return each reward's mean over steps, and the KL by token position."""
     with matplotlib.style.context(["petroff10", STYLE]):
         figure = Figure(figsize=(11, 2.6), layout="constrained")
         left, right = figure.subplots(1, 2)
@@ -252,7 +253,7 @@ def _lane(axis: Any, lane: Lane, norm: LogNorm) -> Any:
         aspect="auto",
         origin="lower",
         norm=norm,
-        cmap="cividis",  # even for those who see fewer colours
+        cmap="cividis",  # perceptually uniform, also for colour-blind readers
         extent=(lane.steps[0] - 0.5, lane.steps[-1] + 0.5, 0, right),
         interpolation="nearest",
     )
@@ -265,7 +266,7 @@ def _mean_of(name: str) -> str:
 
 
 def _label(name: str) -> str:
-    # matplotlib leaves what begins with an underscore out of legends
+    # matplotlib omits labels that begin with an underscore from legends
     words = harmless(name)[:LONGEST_LABEL]
     return f" {words}" if words.startswith("_") else words
 
@@ -276,9 +277,9 @@ def _wider(low: float, high: float) -> tuple[float, float]:
 
 
 def _svg(figure: Figure, title: str) -> str:
-    """Return a figure to stand in a page: no prologue, and black is the colour of text there."""
+    """Return a figure as inline SVG: no XML prologue, black replaced by the page's text colour."""
     text = io.StringIO()
-    with warnings.catch_warnings():  # a reward's name may be in a script that the font lacks
+    with warnings.catch_warnings():  # a reward's name may use glyphs that the font lacks
         warnings.simplefilter("ignore", UserWarning)
         figure.savefig(
             text, format="svg", transparent=True, metadata={"Date": None, "Title": title}

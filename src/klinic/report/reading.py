@@ -1,4 +1,4 @@
-"""All of a run that a report shows, read once and bounded: a long run makes no larger page."""
+"""Reads everything a report shows of a run, bounded so that a long run makes no larger page."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -32,19 +32,19 @@ from klinic.report.gaps import (
 from klinic.report.heat import HeatStep, heat_step
 from klinic.report.marks import Mark, marks_of
 
-NUM_HEAT = 40  # steps that the heat map can be moved to
-NUM_EVENTS = 200  # that a page lists, the last ones
+NUM_HEAT = 40  # steps selectable in the heat map
+NUM_EVENTS = 200  # newest events listed on a page
 
 
 @dataclass(slots=True)
 class EventLog:
-    """The last events of a run, and how many there are."""
+    """The newest events of a run, and their total number."""
 
     num: int = 0
     last: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=NUM_EVENTS))
 
     def read(self, path: Path) -> Iterator[Mapping[str, Any]]:
-        """Yield every event, and keep the last ones."""
+        """Yield every event and keep the newest."""
         for event in Journal(path).entries():
             self.num += 1
             self.last.append(event)
@@ -53,7 +53,7 @@ class EventLog:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Story:
-    """A run, ready to be shown."""
+    """All data that a report shows of one run."""
 
     name: str
     facts: Mapping[str, Any]
@@ -62,7 +62,7 @@ class Story:
     curves: Curves
     events: "EventLog"
     marks: list[Mark]
-    """What happened, as the curves show it."""
+    """Timeline events shown in the curves."""
     lanes: list[Lane]
     kl_by_position: dict[str, list[float]]
     heat: list[HeatStep]
@@ -75,14 +75,14 @@ def read_story(
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Story:
-    """Return what a report shows of a run; the rest is for `diagnose_run`."""
+    """Read a run and its diagnosis; raise if it has no records."""
     if not store.steps(run):
         raise EvidenceError(
-            f"{run} has no records to show. Give the folder of a run; its records are in "
+            f"{run} has no records to show. Give a run folder; its records are in "
             "`records/step=...` (output.records_every: 1)."
         )
     facts = read_run_facts(run)
-    with np.errstate(all="ignore"):  # records may hold any number
+    with np.errstate(all="ignore"):  # records may hold any value
         found = diagnose_run(run, cache=cache, workers=workers, progress=progress)
     keep = [] if found.first_step is None else [found.first_step]
     texts = read_tokens(run)
@@ -106,7 +106,7 @@ def read_story(
 
 @dataclass(frozen=True, slots=True)
 class _Records:
-    """Some steps of a run, read anew each time: a hundred of them do not fit in memory."""
+    """Selected records of a run, reread on each iteration: a hundred do not fit in memory."""
 
     run: Path
     steps: Sequence[int]
@@ -119,7 +119,7 @@ class _Records:
 
 @dataclass(slots=True)
 class _Seen:
-    """What the first look at the records gives."""
+    """Results of the first pass over the records."""
 
     longest: int = 0
     profiles: list[KLProfile] = field(default_factory=list)
@@ -139,11 +139,11 @@ def _look_at(records: _Records, chosen: Set[int], texts: Mapping[int, str]) -> _
 
 
 def _recipe(path: Path) -> str:
-    """Return the recipe, or why it cannot be shown: a run without one can be read all the same."""
+    """Return the recipe text, or a comment with the reason it cannot be shown."""
     if not path.exists():
         return ""
-    if path.is_symlink():  # its text is shown as it is, and could be that of any file of the user
-        return f"# {path.name} is a symbolic link, and what it leads to is not shown."
+    if path.is_symlink():  # it could point to any file of the user, whose text would be shown
+        return f"# {path.name} is a symbolic link; its target is not shown."
     try:
         return read_text(path)
     except ConfigError as error:

@@ -1,8 +1,8 @@
-"""The page of a run that goes on, for browsers of this machine and for nobody else.
+"""Serves the page of a running run to browsers on this machine only.
 
-It listens on 127.0.0.1 alone. Every address begins with a random token, so that other users of the
-machine, and pages of other sites, cannot ask. A page that was made to name this server by a name of
-its own (DNS rebinding) sends that name as `Host`, and is refused.
+The server listens on 127.0.0.1. Every URL starts with a random token, which keeps out other users
+of the machine and pages of other sites. A site that maps its own name to this server (DNS
+rebinding) sends that name as `Host` and is refused.
 """
 
 import hashlib
@@ -23,8 +23,8 @@ from klinic.report.reading import read_story
 
 HOST = "127.0.0.1"
 VERSION = "version"
-PATIENCE = 4  # times what a page took to make, until it is made again: the run needs the machine
-LEAST = 2.0  # seconds between two pages
+PATIENCE = 4  # render times to wait before rendering again: the run needs the CPU
+LEAST = 2.0  # minimum seconds between two renders
 HEADERS = {
     "Cache-Control": "no-store",
     "X-Content-Type-Options": "nosniff",
@@ -35,11 +35,11 @@ HEADERS = {
 
 
 class PortTakenError(OSError):
-    """The port cannot be listened on."""
+    """The port cannot be bound."""
 
 
 class LivePage:
-    """The page of a run, made when somebody asks and the run has something new."""
+    """The page of a run, rendered on request if the run has new data."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
@@ -49,7 +49,7 @@ class LivePage:
         self._not_before = 0.0
 
     def version(self) -> str:
-        """Return a name of what the next page would show; cheap, since it is asked every second."""
+        """Return an id of the next page's content; cheap, since browsers poll it every second."""
         if self._page and time.monotonic() < self._not_before:
             return self._version
         return _version(self._run)
@@ -66,7 +66,7 @@ class LivePage:
         begun = time.monotonic()
         try:
             text = render([read_story(self._run, cache=open_cache())], version=version)
-        except (KlinicError, OSError) as error:  # not begun, or cut back while it was read
+        except (KlinicError, OSError) as error:  # not started, or rolled back during the read
             text = "" if self._page else render_waiting(str(error), version=version)
         if text:
             self._page = text.encode("utf-8", "backslashreplace")
@@ -76,7 +76,7 @@ class LivePage:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves one run."""
+    """HTTP server of one run."""
 
     daemon_threads = True
 
@@ -87,22 +87,22 @@ class Server(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """What to type into a browser."""
+        """The URL to open in a browser."""
         return f"http://{HOST}:{self.server_port}/{self.token}/"
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing of a browser that hung up."""
+        """Ignore connections that a browser closed."""
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers one request."""
+    """Handles one request."""
 
     server: Server
     server_version, sys_version = "klinic", ""
     timeout = 30
 
     def do_GET(self) -> None:
-        """Send the page, or its version."""
+        """Send the page or its version."""
         asked = self._allowed()
         if asked is None:
             self._send(HTTPStatus.FORBIDDEN, b"Only by the address that klinic printed.\n")
@@ -118,7 +118,7 @@ class Handler(BaseHTTPRequestHandler):
     do_HEAD = do_POST = do_PUT = do_PATCH = do_DELETE = do_OPTIONS = do_TRACE = do_GET  # noqa: N815
 
     def _allowed(self) -> str | None:
-        """Return what is asked for behind the token; None for who must not ask."""
+        """Return the path after the token; None if host or token is wrong."""
         hosts = self.headers.get_all("Host") or []
         known = {f"{name}:{self.server.server_port}" for name in (HOST, "localhost")}
         if len(hosts) != 1 or hosts[0].lower() not in known:
@@ -139,28 +139,28 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse what is not HTTP; nothing of the request is quoted."""
+        """Reject a malformed request without quoting any of it."""
         del message, explain
         self.close_connection = True
         self._send(HTTPStatus(code), b"Not a request that is answered here.\n")
 
     def log_message(self, *_: object) -> None:
-        """Write nothing: an address holds the token, and what is asked for may be anything."""
+        """Log nothing: the URL contains the token, and the path is untrusted text."""
 
 
 def open_server(run: Path, port: int) -> Server:
-    """Return a server that listens; 0 is any port that is free."""
+    """Return a listening server; port 0 picks a free port."""
     try:
         return Server(run, port)
     except (OSError, OverflowError) as error:
         raise PortTakenError(
-            f"port {port} of {HOST} cannot be listened on ({error}). Give another --port, or none "
-            "to get one that is free."
+            f"cannot listen on port {port} of {HOST} ({error}). Choose another --port, or omit it "
+            "to use a free one."
         ) from error
 
 
 def _version(run: Path) -> str:
-    """Return a name of what a run has written so far."""
+    """Return an id of the files that a run has written so far."""
     sizes = []
     for name in (METRICS, EVENTS):
         try:

@@ -1,7 +1,7 @@
-"""Heat map and gaps as text, for a terminal with many colours, with few, or with none.
+"""Heat map and gaps as text, for terminals with many colours, few, or none.
 
-rich picks the nearest colours that a terminal has. Where there are none, the tokens that own the KL
-carry their number instead. Control characters are shown as what they are, never sent.
+rich picks the nearest available colours. Without colours, tokens with a large KL carry its value
+instead. Control characters are escaped.
 """
 
 import math
@@ -17,10 +17,10 @@ from klinic.report.heat import DISAGREES, Completion, HeatStep, Token, largest
 from klinic.report.reading import Story
 
 SHADES = " ░▒▓█"
-SMALLEST, OPEN = 1e-6, 1.0  # nats: where shades begin and end, on a scale of logarithms
-COLUMNS, ROWS = 60, 4  # of a lane
-MORE, LESS = (213, 94, 0), (0, 114, 178)  # orange and blue, which most people can tell apart
-TOLD = 0.5  # share of the largest KL from which a token says its number where there are no colours
+SMALLEST, OPEN = 1e-6, 1.0  # nats: range of the shades, on a log scale
+COLUMNS, ROWS = 60, 4  # size of a lane
+MORE, LESS = (213, 94, 0), (0, 114, 178)  # orange and blue, distinguishable for most people
+TOLD = 0.5  # fraction of the largest KL from which a token shows its value without colours
 
 
 def print_story(story: Story, console: Console, step: int | None) -> None:
@@ -42,19 +42,19 @@ def print_story(story: Story, console: Console, step: int | None) -> None:
 
 
 def has_colours(console: Console) -> bool:
-    """Whether a terminal shows colours: it has some, and nobody asked for none (NO_COLOR)."""
+    """Whether the terminal shows colours and NO_COLOR is unset."""
     return console.color_system is not None and not console.no_color
 
 
 def chosen(heat: Sequence[HeatStep], step: int | None) -> HeatStep:
-    """Return the step that was asked for, or the nearest one that is shown; the last without."""
+    """Return the requested step, or the nearest one available; the last if none is requested."""
     if step is None:
         return heat[-1]
     return min(heat, key=lambda one: abs(one.step - step))
 
 
 def lane_text(lane: Lane) -> Text:
-    """Return a lane as shades: steps from left to right, the beginning of completions below."""
+    """Return a lane as shades: steps from left to right, first tokens at the bottom."""
     sizes = _pooled(lane.sizes)
     known = lane.sizes[np.isfinite(lane.sizes)]
     mean = float(known.mean()) if known.size else math.nan
@@ -70,7 +70,7 @@ def shade(size: float) -> str:
     >>> [shade(size) for size in (0.0, 1e-5, 1e-3, 0.1, 3.0)]
     [' ', '░', '▒', '▓', '█']
     """
-    if not size > SMALLEST:  # NaN is none either
+    if not size > SMALLEST:  # also true for NaN
         return SHADES[0]
     share = math.log(min(size, OPEN) / SMALLEST) / math.log(OPEN / SMALLEST)
     return SHADES[min(len(SHADES) - 1, 1 + int(share * (len(SHADES) - 2)))]
@@ -105,7 +105,7 @@ def _token(token: Token, scale: float, *, colours: bool) -> tuple[str, str]:
 
 
 def _pooled(sizes: np.ndarray) -> np.ndarray:
-    """Return a lane with as many columns and rows as there is room for."""
+    """Return a lane averaged down to the available columns and rows."""
     for axis, room in ((0, COLUMNS), (1, ROWS)):
         parts = np.array_split(sizes, min(room, sizes.shape[axis]), axis=axis)
         means = [_mean(part, axis) for part in parts]

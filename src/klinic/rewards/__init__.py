@@ -1,22 +1,23 @@
-"""Reward functions: what they are, and how they are called.
+"""Reward functions: loading, calling, validation of results, aggregation.
 
 function.py     a reward function with its name and weight
-entry.py        from an entry of a recipe to the function
-arguments.py    what such a function can be given
-signature.py    what it takes of that
-calling.py      a call, several calls at once, and which completion broke one
-returned.py     numbers out of whatever it returned
-fault.py        what is wrong with it, and at which completion
-runner.py       the completions of a step through all functions
-scores.py       what came out, and its statistics
-batch.py        rewards and advantages put to the rows of a step
-own_process.py  a function in a process of its own, with a time limit
-process.py      that process, seen from here
-worker.py       that process, from inside
-plain.py        what goes there: values as JSON holds them
-concurrent.py   a function of one completion, many at once, each tried again
+entry.py        builds a reward from a recipe entry
+arguments.py    arguments of reward functions from rollouts
+signature.py    selects the arguments that a function accepts
+calling.py      calls functions, async ones concurrently; locates the completion that fails
+returned.py     validates returned values
+fault.py        the error type, with the index of the failing completion
+runner.py       calls all functions on the rollouts of a step
+scores.py       rewards of a step and their statistics
+batch.py        adds rewards and advantages to a step record
+overlong.py     soft length penalty
+own_process.py  a function in a subprocess, with a time limit
+process.py      the parent side of the subprocess
+worker.py       the child side of the subprocess
+plain.py        conversion of columns to JSON values
+concurrent.py   per-completion functions: concurrency, retries, back-off
 http_judge.py   a judge behind a URL
-levels.py       levels with scores: part of the reward for part of the answer
+levels.py       graduated rewards
 """
 
 from importlib import import_module
@@ -39,7 +40,7 @@ HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    # on demand: worker.py is in this package too, and starts often
+    # lazy: the subprocess worker imports this package, and restarts often
     if name in HOMES:
         return getattr(import_module(f"klinic.rewards.{HOMES[name]}"), name)
     raise AttributeError(f"module 'klinic.rewards' has no attribute {name!r}")

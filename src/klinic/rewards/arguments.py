@@ -1,4 +1,4 @@
-"""What a reward function is called with: TRL's names, one list entry a completion."""
+"""Builds the arguments of reward functions: TRL's names, one list entry per completion."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,20 +6,20 @@ from typing import Any
 from klinic.errors import DataError
 from klinic.evidence.rollout import Rollout
 
-OWN = ("prompts", "completions")  # made here, so no column can have these names
-KEPT = ("prompt", "completion", "completion_ids")  # columns which TRL does not pass on
+OWN = ("prompts", "completions")  # set here, so columns cannot have these names
+KEPT = ("prompt", "completion", "completion_ids")  # columns that TRL does not pass to rewards
 
 Arguments = dict[str, list[Any]]
 
 
 def arguments(rollouts: Sequence[Rollout]) -> Arguments:
-    """Return everything a reward function can be given, in lists that it may change."""
+    """Return all arguments of a reward function, in fresh lists that it may mutate."""
     columns = dict.fromkeys(name for rollout in rollouts for name in rollout.prompt.columns)
     for name in OWN:
         if name in columns:
             raise DataError(
-                f"the dataset has a column {name!r}, which is what reward functions are given "
-                "under that name already. Rename the column."
+                f"the dataset has a column {name!r}, a name that is reserved for an argument of "
+                "reward functions. Rename the column."
             )
     given: Arguments = {
         name: [rollout.prompt.columns.get(name) for rollout in rollouts]
@@ -39,7 +39,7 @@ def _prompt(rollout: Rollout) -> str | list[Any]:
 
 
 def _completion(rollout: Rollout) -> str | list[Any]:
-    """Return what was said: text to a text, and to a chat its turns, as TRL does."""
+    """Return the completion as TRL does: text for a text prompt, messages for a chat."""
     if rollout.prompt.messages is None:
         return rollout.text
     said = rollout.messages or ({"role": "assistant", "content": rollout.text},)
@@ -47,7 +47,7 @@ def _completion(rollout: Rollout) -> str | list[Any]:
 
 
 def _copied(value: Any) -> Any:
-    """Return lists and dictionaries all the way down, for a function that may change them."""
+    """Deep-copy mappings and sequences to dictionaries and lists that a function may mutate."""
     if isinstance(value, Mapping):
         return {key: _copied(inner) for key, inner in value.items()}
     return [_copied(inner) for inner in value] if isinstance(value, list | tuple) else value

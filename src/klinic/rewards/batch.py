@@ -1,4 +1,4 @@
-"""Rewards and advantages put to the rows of a step."""
+"""Adds rewards and advantages to a step record."""
 
 from dataclasses import replace
 
@@ -12,8 +12,7 @@ from klinic.rewards.scores import Scores
 def with_rewards(record: StepRecord, scores: Scores, *, advantage: str) -> StepRecord:
     """Return the record with rewards and advantages.
 
-    A row that no function judged has no part in its group: the others are compared without it, and
-    its advantage is 0.
+    A row without a reward is excluded from its group, and its advantage is 0.
     """
     given = ~np.isnan(scores.total)
     values = np.zeros(len(scores.total))

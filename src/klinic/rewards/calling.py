@@ -1,7 +1,7 @@
-"""Call reward functions, the asynchronous ones at the same time, and find what broke one.
+"""Calls reward functions, async ones concurrently, and locates the completion that fails.
 
-A function in a process of its own is called by the same code. So nothing here needs NumPy, and
-asyncio, which takes longer to import than all else there, is imported where something is awaited.
+The subprocess worker uses this module too and must start fast, so it does not import NumPy, and
+imports asyncio only when a result is awaitable.
 """
 
 import inspect
@@ -26,7 +26,7 @@ class Call:
     given: dict[str, list[Any]]
     num: int
     name: str = "a reward"
-    """What it is called in reports."""
+    """Name in messages."""
 
     def part(self, low: int, high: int) -> "Call":
         """Return the call for the completions from `low` to before `high`."""
@@ -35,7 +35,7 @@ class Call:
 
 
 def call_all(calls: Sequence[Call]) -> list[Values | KlinicError]:
-    """Return what each function gave, or what was wrong with it."""
+    """Return the values or the error of each call."""
     results = [_started(call) for call in calls]
     waiting = {i: result for i, result in enumerate(results) if inspect.isawaitable(result)}
     if waiting:
@@ -45,7 +45,7 @@ def call_all(calls: Sequence[Call]) -> list[Values | KlinicError]:
 
 
 def call_one(call: Call) -> Values:
-    """Return what one function gave; raises where it gave nothing that can be used."""
+    """Return the values of one call; raise its error."""
     (result,) = call_all([call])
     if isinstance(result, KlinicError):
         raise result
@@ -53,7 +53,7 @@ def call_one(call: Call) -> Values:
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine, also where an event loop runs already (as in Jupyter)."""
+    """Run a coroutine to completion, also inside a running event loop (Jupyter)."""
     import asyncio
     from concurrent.futures import ThreadPoolExecutor
 
@@ -67,10 +67,10 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def located(fault: Fault, call: Call, try_call: Callable[[Call], Any] = call_one) -> Fault:
-    """Return the fault with the first completion that causes it alone.
+    """Return the fault with the index of the first completion that causes it alone.
 
-    Halves what is left at each turn, so all calls together see each completion twice at most. A
-    fault that needs several completions at once stays without a place.
+    Bisects, so the calls see each completion at most twice in total. A fault that needs several
+    completions keeps no index.
     """
     low, high = 0, call.num
     while fault.index is None and high - low > 1:
@@ -100,17 +100,17 @@ def _started(call: Call) -> Any:
             return call.function(**call.given)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # a user's code may raise anything
+    except BaseException as error:  # user code may raise anything
         return _raised(error)
 
 
 def _finished(waiting: Mapping[int, Awaitable[Any]], calls: Sequence[Call]) -> dict[int, Any]:
-    """Return the results of asynchronous functions, which run at the same time."""
+    """Return the results of async functions, awaited concurrently."""
     names = " or ".join(dict.fromkeys(calls[i].name for i in waiting))
     try:
         with guard(names):
             return dict(zip(waiting, run(_gathered(list(waiting.values()))), strict=True))
-    except FunctionError as error:  # one of them has done something to the process
+    except FunctionError as error:  # one of them changed process state
         return dict.fromkeys(waiting, _raised(error))
 
 
@@ -129,7 +129,7 @@ async def _awaited(work: Awaitable[Any]) -> Any:
         raise
     except asyncio.CancelledError as error:
         task = asyncio.current_task()
-        if task is not None and task.cancelling():  # by klinic, and not by the function
+        if task is not None and task.cancelling():  # cancelled by klinic, not by the function
             raise
         return _raised(error)
     except BaseException as error:  # as above
@@ -140,7 +140,7 @@ def _judged(result: Any, call: Call) -> Values | KlinicError:
     if isinstance(result, KlinicError):
         return result
     try:
-        with guard(call.name):  # a generator is a user's code as well
+        with guard(call.name):  # a generator runs user code
             return as_values(result, call.num)
     except KeyboardInterrupt:
         raise
@@ -152,7 +152,9 @@ def _raised(error: BaseException) -> KlinicError:
     if isinstance(error, KlinicError):
         return error
     if isinstance(error, ExitCalled):
-        return Fault(f"called {error}", advice="Return or raise: that would end the whole run.")
+        return Fault(
+            f"called {error}", advice="Return a value or raise: exiting would end the run."
+        )
     fault = Fault(f"raised {described(error)}")
     fault.__cause__ = error
     return fault

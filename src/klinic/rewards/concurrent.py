@@ -1,4 +1,4 @@
-"""A function of one completion made into a reward function: many at once, each tried again."""
+"""Turns a function of one completion into a reward function: concurrent, with retries."""
 
 import asyncio
 import inspect
@@ -14,16 +14,16 @@ from klinic.rewards.fault import Fault, described
 from klinic.rewards.returned import Values, as_values
 from klinic.rewards.signature import wanted
 
-FIRST_PAUSE = 0.5  # seconds before the second try; twice as long before each further one
+FIRST_PAUSE = 0.5  # seconds before the first retry; doubles with each retry
 LONGEST_PAUSE = 60.0
-JITTER = random.Random()  # noqa: S311 - spreads requests; and leaves the user's own stream alone
+JITTER = random.Random()  # noqa: S311 - spreads requests; leaves the global RNG unchanged
 
 Judge = Callable[..., Any]
 Ask = Callable[[int], Awaitable[Any]]
 
 
-class TryLater(Exception):  # noqa: N818 - an answer, not a failure
-    """What is asked wants to be asked again, not before so many seconds."""
+class TryLater(Exception):  # noqa: N818 - a control signal, not an error
+    """Raised to request a retry after at least `seconds`."""
 
     def __init__(self, what: str, seconds: float = 0.0) -> None:
         super().__init__(what)
@@ -32,13 +32,13 @@ class TryLater(Exception):  # noqa: N818 - an answer, not a failure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patience:
-    """How many at once, and how long to wait for one."""
+    """Concurrency, retries and timeout of calls."""
 
     concurrency: int = 8
     retries: int = 2
-    """Tries after the first."""
+    """Attempts after the first."""
     timeout: int | float = 30
-    """Seconds for one try."""
+    """Seconds per attempt."""
 
     def __post_init__(self) -> None:
         for name, value, least in (
@@ -47,21 +47,18 @@ class Patience:
             ("timeout", self.timeout, 1e-3),
         ):
             if not value >= least:
-                raise ConfigError(
-                    f"{name} is {value}: nothing could be asked. Use {least} or more."
-                )
+                raise ConfigError(f"{name} is {value}: no call could succeed. Use {least} or more.")
 
 
 def per_completion(
     *, concurrency: int = 8, retries: int = 2, timeout: int | float = 30
 ) -> Callable[[Judge], Callable[..., Awaitable[Values]]]:
-    """Make a reward function of a function that judges one completion.
+    """Decorator: turn a function that judges one completion into a reward function.
 
-    It is called with `prompt`, `completion` and the columns of the row, is `async` or not, and
-    returns a number or None. At most `concurrency` calls run at once. One that raises, or takes
-    longer than `timeout` seconds, is tried `retries` times more, after pauses that grow; then the
-    completion has no reward. A function that is not `async` runs in threads, and a thread that
-    hangs cannot be ended.
+    The function takes `prompt`, `completion` and the columns of the row, may be `async`, and
+    returns a number or None. At most `concurrency` calls run at once. A call that raises or exceeds
+    `timeout` seconds is retried `retries` times with exponential back-off; then the completion has
+    no reward. A function that is not `async` runs in threads; a hanging thread cannot be killed.
 
     >>> @per_completion(concurrency=2)
     ... async def short(completion):
@@ -96,7 +93,7 @@ def per_completion(
 
 
 async def ask_all(ask: Ask, num: int, patience: Patience) -> Values:
-    """Return the answers about `num` completions, in their order; None where all tries failed."""
+    """Return the values of `num` completions in order; None where all attempts failed."""
     gate = asyncio.Semaphore(patience.concurrency)
     try:
         async with asyncio.TaskGroup() as group:
@@ -111,7 +108,7 @@ async def ask_all(ask: Ask, num: int, patience: Patience) -> Values:
             f"failed on all of {num} completions in {tries} each, the last time with "
             f"{failed[-1].what}",
             0,
-            "Mend it, or what it asks.",
+            "Fix the function, or the service that it calls.",
         )
     values = [None if isinstance(answer, _Failed) else answer for answer in answers]
     return Values(as_values(values, num), failed=len(failed))
@@ -129,7 +126,7 @@ async def _ask_one(ask: Ask, index: int, gate: asyncio.Semaphore, patience: Pati
                 return await _in_time(ask(index), patience.timeout)
             except KlinicError:
                 raise
-            except (Exception, SystemExit) as error:  # a user's code may raise anything
+            except (Exception, SystemExit) as error:  # user code may raise anything
                 what = described(error) if not isinstance(error, TryLater) else str(error)
                 least = error.seconds if isinstance(error, TryLater) else 0.0
             if tries < patience.retries:
@@ -149,18 +146,18 @@ async def _in_time(work: Awaitable[Any], seconds: int | float) -> Any:
 
 
 def _pause(tries: int, least: float) -> float:
-    """Return the seconds before the next try: twice as long each time, and never quite the same."""
+    """Return the back-off in seconds before the next attempt: exponential, with jitter."""
     usual = FIRST_PAUSE * 2.0**tries * JITTER.uniform(0.5, 1.5)
     return min(max(usual, least), LONGEST_PAUSE)
 
 
 async def _in_thread(function: Judge, arguments: dict[str, Any]) -> Any:
-    """Return what a function returns, from a thread that nobody waits for if it hangs."""
+    """Call a function in a daemon thread, which is abandoned if it hangs."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Any] = loop.create_future()
 
     def settle(result: Any, error: BaseException | None) -> None:
-        if done.done():  # its time was over
+        if done.done():  # timed out
             return
         if error is None:
             done.set_result(result)
@@ -171,11 +168,11 @@ async def _in_thread(function: Judge, arguments: dict[str, Any]) -> Any:
         result, error = None, None
         try:
             result = function(**arguments)
-        except Exception as raised:  # handed over to who waits
+        except Exception as raised:  # passed to the awaiting task
             error = raised
         except BaseException as raised:
             error = RuntimeError(described(raised))
-        with suppress(RuntimeError):  # the loop has ended: nobody waits any more
+        with suppress(RuntimeError):  # the event loop has closed
             loop.call_soon_threadsafe(settle, result, error)
 
     threading.Thread(target=work, daemon=True).start()

@@ -1,4 +1,4 @@
-"""From an entry of a recipe's `rewards` to the reward."""
+"""Builds a reward from an entry of the `rewards` list."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,14 +11,14 @@ from klinic.rewards.http_judge import http_judge, name_of_url
 from klinic.rewards.levels import Graduated, Worth
 from klinic.rewards.own_process import Killable, name_of
 
-FOR_A_URL = 30.0  # seconds, where the recipe gives none
+FOR_A_URL = 30.0  # seconds, the default
 
 
 def reward_of(entry: RewardEntry, named: Callable[[str], RewardFunction]) -> Reward:
-    """Return the reward that an entry describes; `named` knows the task's own by name.
+    """Build the reward of an entry; `task_reward` looks up the task's own rewards by name.
 
-    A reward with a process of its own has started it: `Reward.close` ends it, and so does the end
-    of this process, whatever its cause.
+    A reward with a timeout starts its subprocess here; `Reward.close` ends it, and so does any exit
+    of this process.
     """
     name, function = _function(entry, named)
     if entry.levels is not None:
@@ -51,8 +51,8 @@ def _function(
 def _with_levels(name: str, function: RewardFunction, worth: Mapping[str, Worth]) -> RewardFunction:
     if not isinstance(function, Graduated):
         raise ConfigError(
-            f"rewards: levels are given for {name}, which has none. Make it with "
-            "klinic.rewards.graduated, or leave levels out."
+            f"rewards: levels is set for {name}, which has none. Make it with "
+            "klinic.rewards.graduated, or remove levels."
         )
     try:
         return function.with_levels(worth)

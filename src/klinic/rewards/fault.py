@@ -1,24 +1,24 @@
-"""What is wrong with a reward function, and at which completion."""
+"""The error of a reward function, with the index of the failing completion."""
 
 import traceback
 from pathlib import Path
 
 from klinic.errors import RewardError, text_of
 
-ADVICE = "Return one number a completion, in their order, and None for one that cannot be judged."
+ADVICE = "Return one number per completion, in order, and None for one that cannot be judged."
 
 
-LONGEST_TEXT = 500  # characters of an error: some quote all that they were given
+LONGEST_TEXT = 500  # characters of an error message: some quote their whole input
 
 
-class Fault(RewardError):  # noqa: N818 - it becomes an error once its reward is named
-    """A reward function broke; `what` goes on from its name: "raised KeyError: 'gold'"."""
+class Fault(RewardError):  # noqa: N818 - the runner turns it into a RewardError with the reward's name
+    """A reward function failed; `what` continues its name: "raised KeyError: 'gold'"."""
 
     def __init__(self, what: str, index: int | None = None, advice: str = ADVICE) -> None:
         super().__init__(what, index, advice)
         self.what = what
         self.index = index
-        """The completion's place in the call, from 0; None where no single one is to blame."""
+        """Index of the completion in the call; None if no single completion causes the fault."""
         self.advice = advice
 
     def __str__(self) -> str:
@@ -27,14 +27,14 @@ class Fault(RewardError):  # noqa: N818 - it becomes an error once its reward is
 
 
 def at(fault: Fault, index: int) -> Fault:
-    """Return the fault with the completion that it is about."""
+    """Return a copy of the fault with the index of its completion."""
     placed = Fault(fault.what, index, fault.advice)
     placed.__cause__ = fault.__cause__
     return placed
 
 
 def described(error: BaseException) -> str:
-    """Return an error in a line: its type, its text, and where it was raised.
+    """Format an error on one line: type, message, file and line.
 
     >>> described(KeyError("gold"))
     "KeyError: 'gold'"

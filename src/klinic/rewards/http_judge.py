@@ -1,7 +1,7 @@
-"""A judge behind HTTP: every completion is sent as JSON, and a number comes back.
+"""HTTP judge: posts each completion as JSON and reads a reward.
 
 POST {"prompt": ..., "completion": ..., "columns": {...}}
-200  {"reward": 0.5}, or null for no opinion
+200  {"reward": 0.5}, or null to abstain
 """
 
 import json
@@ -22,15 +22,15 @@ from klinic.rewards.fault import Fault
 from klinic.rewards.plain import plain_columns, without_nan
 from klinic.rewards.returned import Values
 
-LARGEST_ANSWER = 65_536  # bytes; a number has twenty
+LARGEST_ANSWER = 65_536  # bytes; a reward needs twenty
 LONGEST_QUOTE = 200
-BUSY = frozenset({408, 425, 429})  # besides all of 5xx: the same question may be answered later
-MOVED = "Completions go to no address that the recipe does not name. Name the right one."
-REFUSED = "Asking again would be answered the same: mend the request, or the judge."
+BUSY = frozenset({408, 425, 429})  # retried, like all of 5xx
+MOVED = "Redirects are not followed. Set the judge's final URL in the recipe."
+REFUSED = "A retry would fail the same way: fix the request or the judge."
 
 
 def http_judge(url: str, patience: Patience) -> Callable[..., Awaitable[Values]]:
-    """Return a reward function that asks the judge at a URL."""
+    """Return a reward function that posts completions to the judge at a URL."""
     client = _client_library()
     certificates = client.create_ssl_context()
     login = _login(client)
@@ -38,12 +38,12 @@ def http_judge(url: str, patience: Patience) -> Callable[..., Awaitable[Values]]
     async def reward(
         prompts: list[Any],
         completions: list[Any],
-        completion_ids: Any = None,  # noqa: ARG001 - the judge has the text
+        completion_ids: Any = None,  # noqa: ARG001 - the judge gets text
         **columns: list[Any],
     ) -> Values:
         given = plain_columns({"prompt": prompts, "completion": completions, **columns})
         async with client.AsyncClient(
-            timeout=None,  # there is one around each try
+            timeout=None,  # ask_all limits each attempt
             follow_redirects=False,
             limits=client.Limits(max_connections=patience.concurrency),
             verify=certificates,
@@ -67,7 +67,7 @@ def http_judge(url: str, patience: Patience) -> Callable[..., Awaitable[Values]]
 
 
 def name_of_url(url: str) -> str:
-    """Return what a judge is called in metrics: the end of its address.
+    """Return the name of a judge in metrics: the last part of its URL.
 
     >>> name_of_url("http://127.0.0.1:8000/v1/score"), name_of_url("https://judge.example.org")
     ('score', 'judge.example.org')
@@ -81,31 +81,31 @@ def _client_library() -> Any:
         import httpx2
     except ModuleNotFoundError as error:
         raise MissingExtraError(
-            'A judge behind a URL needs the train extra: pip install "klinic[train]"'
+            'An HTTP judge needs the train extra: pip install "klinic[train]"'
         ) from error
     return httpx2
 
 
 def _login(client: Any) -> Any:
-    """Return what sends the password that ~/.netrc has for a host; None without such a file."""
+    """Return the netrc authentication; None without a ~/.netrc file."""
     file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
     if not file.is_file():
         return None
     try:
         return client.NetRCAuth(str(file))
     except (NetrcParseError, OSError, ValueError) as error:
-        # without its text, which may quote a password
+        # the error message may quote a password: leave it out
         line = getattr(error, "lineno", None)
         where = f"{file}, line {line}" if line else str(file)
         raise ConfigError(
-            f"{where}: cannot be read, and judges are logged in with it. Mend the file, or name "
-            "another one in NETRC."
+            f"{where}: cannot be read; it holds the logins of judges. Fix the file, or set NETRC "
+            "to another one."
         ) from None
 
 
 async def _post(connection: Any, url: str, content: str, index: int) -> float | None:
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
-    headers["Accept-Encoding"] = "identity"  # a few bytes need no packing
+    headers["Accept-Encoding"] = "identity"  # no compression of a few bytes
     async with connection.stream("POST", url, content=content, headers=headers) as response:
         body = await _body(response)
         status = response.status_code
@@ -114,7 +114,7 @@ async def _post(connection: Any, url: str, content: str, index: int) -> float | 
             raise TryLater(said, _seconds(response.headers.get("Retry-After")))
         if 300 <= status < 400:
             target = response.headers.get("Location", "nowhere")
-            raise Fault(f"is not at {url}: it sends to {target[:LONGEST_QUOTE]}", index, MOVED)
+            raise Fault(f"got a redirect from {url} to {target[:LONGEST_QUOTE]}", index, MOVED)
         if status >= 400:
             raise Fault(f"was refused: {said}", index, REFUSED)
     return _reward(body, said)
@@ -130,18 +130,18 @@ async def _body(response: Any) -> bytes:
 
 
 def _reward(body: bytes, said: str) -> float | None:
-    """Return the reward in an answer."""
+    """Parse the reward from a response body."""
     try:
         reward = json.loads(body)["reward"]
     except (ValueError, TypeError, KeyError, RecursionError):
         raise TryLater(f'{said}, which is not {{"reward": number}}') from None
     if reward is not None and not isinstance(reward, Real):
-        raise TryLater(f"{said}, whose reward is no number")
+        raise TryLater(f"{said}, whose reward is not a number")
     return None if reward is None else float(reward)
 
 
 def _seconds(retry_after: str | None) -> float:
-    """Return how long `Retry-After` asks to wait: seconds, or a date.
+    """Return the seconds of a `Retry-After` header, which holds seconds or a date.
 
     >>> _seconds("7"), _seconds(None), _seconds("soon")
     (7.0, 0.0, 0.0)
@@ -154,11 +154,11 @@ def _seconds(retry_after: str | None) -> float:
     try:
         date = parsedate_to_datetime(str(retry_after))
         return max(0.0, (date - datetime.now(UTC)).total_seconds())
-    except (ValueError, TypeError):  # no date, or one without a zone
+    except (ValueError, TypeError):  # not a date, or without a time zone
         return 0.0
 
 
 def _quoted(body: bytes) -> str:
-    """Return the start of what a server said, safe for a terminal."""
+    """Return the start of a response body, without control characters."""
     text = body[: 4 * LONGEST_QUOTE].decode("utf-8", "replace")
     return "".join(c if c.isprintable() else " " for c in text)[:LONGEST_QUOTE].strip() or "nothing"

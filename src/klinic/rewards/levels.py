@@ -1,12 +1,12 @@
-"""Rewards in levels: how far a completion got, what that is worth, and why.
+"""Graduated rewards: levels with scores, partial credit for partial answers.
 
-A binary reward is a cliff: where every completion fails, or none does, there is nothing to compare.
-Levels give part of the reward for part of the answer:
+A binary reward gives no signal where every completion of a group fails or every one succeeds.
+Levels give partial credit:
 
     LEVELS = Levels(malformed=-0.3, wrong=(0.1, 0.8), right=1.0)
 
-from the worst to the best, each a score or, with a share of the way, a range. They are monotone: a
-completion that got further is never worth less, or training would teach it to stop short.
+from the worst to the best, each a score, or a range that `Grade.share` interpolates. Scores must
+not decrease from level to level, or training would reward stopping early.
 """
 
 import inspect
@@ -19,21 +19,21 @@ from typing import Any
 from klinic.errors import ConfigError, FunctionError
 
 Worth = float | Sequence[float]
-"""A score, or the scores at the beginning and at the end of a level."""
+"""A score, or the scores at the start and end of a level."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grade:
-    """How far a completion got, and why not further."""
+    """The level a completion reached, and the reason."""
 
     level: str
     reason: str
     share: float = 0.0
-    """How much of the way through its level, from 0 to 1."""
+    """Position within the level's range, from 0 to 1."""
 
 
 class Levels:
-    """Names from the worst to the best, each with what it is worth.
+    """Level names from the worst to the best, with their scores.
 
     >>> Levels(malformed=-0.3, wrong=(0.1, 0.8), right=1.0)
     Levels(malformed=-0.3, wrong=(0.1, 0.8), right=1.0)
@@ -54,7 +54,7 @@ class Levels:
         return low + (high - low) * grade.share
 
     def changed(self, worth: Mapping[str, Worth]) -> "Levels":
-        """Return the same levels with some of them worth something else.
+        """Return the levels with some scores replaced.
 
         >>> Levels(malformed=-0.3, right=1.0).changed({"malformed": -1.0})
         Levels(malformed=-1.0, right=1.0)
@@ -62,7 +62,7 @@ class Levels:
         unknown = [name for name in worth if name not in self._ranges]
         if unknown:
             raise ConfigError(
-                f"there is no level {unknown[0]!r}. From the worst to the best there are: "
+                f"there is no level {unknown[0]!r}. Levels from worst to best: "
                 f"{', '.join(self._ranges)}."
             )
         return Levels(**{**self._ranges, **worth})
@@ -88,7 +88,7 @@ class Levels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explained:
-    """What a completion is worth, and why."""
+    """The reward of a completion, its level and the reason."""
 
     reward: float
     level: str
@@ -96,10 +96,10 @@ class Explained:
 
 
 class Graduated:
-    """A reward function made of levels and of a function that grades one completion.
+    """A reward function built from levels and a function that grades one completion.
 
-    `grade` is called by keyword with the completion and the columns that it names, as in
-    `grade(completion, answer)`. Use it as a decorator through `graduated`.
+    `grade` is called by keyword with the completion and the columns in its signature, as in
+    `grade(completion, answer)`. The decorator `graduated` builds one.
     """
 
     def __init__(self, grade: Callable[..., Grade], levels: Levels) -> None:
@@ -114,19 +114,19 @@ class Graduated:
     def __call__(
         self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Sequence[Any]
     ) -> list[float]:
-        """Return what each completion is worth."""
+        """Return the reward of each completion."""
         return [explained.reward for explained in self.explain(prompts, completions, **columns)]
 
     def explain(
         self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Sequence[Any]
     ) -> list[Explained]:
-        """Return what each completion is worth, its level, and why it is not a higher one."""
+        """Return the reward, level and reason of each completion."""
         known = {"prompt": prompts, **columns}
         missing = [name for name in self._columns if name not in known]
         if missing:
             raise FunctionError(
-                f"the reward {self.__name__} grades by {missing[0]!r}, which is no column of the "
-                f"dataset. There are: {', '.join(known)}."
+                f"the reward {self.__name__} needs {missing[0]!r}, which is not a column of the "
+                f"dataset. Columns: {', '.join(known)}."
             )
         rows = zip(completions, *(known[name] for name in self._columns), strict=True)
         return [
@@ -134,7 +134,7 @@ class Graduated:
         ]
 
     def with_levels(self, worth: Mapping[str, Worth]) -> "Graduated":
-        """Return the same reward with some levels worth something else."""
+        """Return the same reward with the scores of some levels replaced."""
         return Graduated(self.grade, self.levels.changed(worth))
 
     def _explained(self, said: Any, row: Mapping[str, Any]) -> Explained:
@@ -143,17 +143,18 @@ class Graduated:
 
 
 def graduated(levels: Levels) -> Callable[[Callable[..., Grade]], Graduated]:
-    """Make a reward function of one that grades a completion.
+    """Decorator: build a reward function from one that grades a completion.
 
     >>> @graduated(Levels(silent=-0.3, wrong=0.1, right=1.0))
     ... def polite(completion, answer):
     ...     if not completion:
-    ...         return Grade("silent", "nothing was said")
-    ...     return Grade("right" if completion == answer else "wrong", f"it said {completion}")
+    ...         return Grade("silent", "it is empty")
+    ...     level = "right" if completion == answer else "wrong"
+    ...     return Grade(level, f"the answer is {completion}")
     >>> polite(prompts=["?", "?"], completions=["", "yes"], answer=["yes", "yes"])
     [-0.3, 1.0]
     >>> polite.explain(prompts=["?"], completions=["no"], answer=["yes"])
-    [Explained(reward=0.1, level='wrong', reason='it said no')]
+    [Explained(reward=0.1, level='wrong', reason='the answer is no')]
     """
     return lambda grade: Graduated(grade, levels)
 
@@ -162,7 +163,7 @@ def _range(name: str, given: Worth) -> tuple[float, float]:
     pair = (given, given) if isinstance(given, int | float) else tuple(given)
     if len(pair) != 2 or not all(map(math.isfinite, pair)) or pair[0] > pair[1]:
         raise ConfigError(
-            f"the level {name} is {given}: it needs a score, or two that do not fall, such as "
+            f"the level {name} is {given}: use a score, or two that do not decrease, such as "
             "0.5 or [0.1, 0.8]."
         )
     return float(pair[0]), float(pair[1])
@@ -172,6 +173,6 @@ def _check_order(ranges: Sequence[tuple[str, tuple[float, float]]]) -> None:
     for (worse, (_, high)), (better, (low, _)) in pairwise(ranges):
         if high > low:
             raise ConfigError(
-                f"the level {worse} is worth up to {high}, and {better}, which is further, from "
-                f"{low}: training would teach to stop short. Let scores rise with the levels."
+                f"the level {worse} scores up to {high}, and the better level {better} from {low}: "
+                "training would reward the worse one. Make scores increase with the levels."
             )

@@ -1,4 +1,4 @@
-"""A soft limit on length: a penalty that rises from 0 to -1 before the hard one is reached.
+"""Soft length penalty: grows from 0 to -1 before the hard length limit.
 
 Source: Yu et al., "DAPO" (2025), section 3.4, equation 13.
 """
@@ -23,5 +23,5 @@ def overlong(lengths: Int[np.ndarray, "B"], *, limit: int, buffer: int) -> Float
 
 
 def with_overlong(scores: Scores, penalty: Float64[np.ndarray, "B"]) -> Scores:
-    """Return the scores with the penalty added; a completion that nobody judged stays so."""
+    """Add the penalty to the scores; a completion without a reward keeps none."""
     return replace(scores, total=scores.total + penalty, parts={**scores.parts, PART: penalty})

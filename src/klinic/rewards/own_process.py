@@ -1,4 +1,4 @@
-"""A reward function that may hang or crash: it runs in a process of its own, with a time limit."""
+"""Runs a reward function in a subprocess with a time limit, so that it may hang or crash."""
 
 import sys
 from collections import Counter
@@ -13,25 +13,25 @@ from klinic.rewards.plain import plain_columns
 from klinic.rewards.process import Hung, Lost, Process
 from klinic.rewards.returned import Values
 
-TO_START = 60.0  # seconds that importing a user's file may take, or the time limit if that is more
-ENOUGH = 8  # completions, one a prompt, that are lost alone before the function is given up
+TO_START = 60.0  # seconds for the import of user code, or the time limit if that is longer
+ENOUGH = 8  # consecutive single completions (of different prompts) lost before giving up
 
 
 class Killable:
-    """A reward function behind a pipe. What hangs or crashes it has no reward; the rest has."""
+    """A reward function in a subprocess. Completions on which it hangs or crashes get no reward."""
 
     def __init__(self, target: str, *, timeout: int | float) -> None:
         if not timeout > 0:
-            raise ConfigError(f"timeout is {timeout}: nothing returns in that time. Give seconds.")
+            raise ConfigError(f"timeout is {timeout}: it must be a positive number of seconds.")
         place, _, self.__name__ = target.rpartition(":")
-        # from here, where the recipe was read, and not from where the run may go
+        # absolute: the run may change the working directory
         self._target = f"{Path(place).resolve()}:{self.__name__}" if _is_file(place) else target
         self._timeout = timeout
         self._process: Process | None = None
-        self._started()  # now, so that a name which is wrong is heard before the run
+        self._started()  # eagerly: an unknown function fails before the run
 
     def __call__(self, **given: list[Any]) -> Values:
-        """Return one number a completion, None for those that it was lost on twice."""
+        """Return one number per completion; None where the function failed again on retry."""
         columns = plain_columns(given)
         call = Call(function=self, given=columns, num=len(columns["completions"]))
         try:
@@ -42,7 +42,7 @@ class Killable:
             raise located(fault, call, self._ask) from None
 
     def close(self) -> None:
-        """End the process; the next call starts another."""
+        """End the process; the next call starts a new one."""
         if self._process is not None:
             self._process.kill()
 
@@ -58,7 +58,7 @@ class Killable:
                     raise Fault(
                         f"{error.what} on each of {tried} completions given to it one by one",
                         0,
-                        "Mend it, or give it more time.",
+                        "Fix it, or raise its timeout.",
                     ) from None
             except Fault as fault:
                 raise at(fault, index) from None
@@ -82,7 +82,7 @@ class Killable:
                 answer = self._process.ask(request, seconds=seconds)
             except Lost as error:
                 raise FunctionError(
-                    f"{self._target} {error.what} while it was imported. Make it quick to import."
+                    f"{self._target} {error.what} during import. Make it faster to import."
                 ) from None
             if "refused" in answer:
                 self._process.kill()
@@ -91,17 +91,16 @@ class Killable:
 
 
 def killable(function: str | Callable[..., Any], *, timeout: int | float) -> Killable:
-    """Return a reward function that runs in a process of its own, for `reward_funcs`.
+    """Return a reward function that runs in a subprocess, for `reward_funcs`.
 
-    `function` is `file.py:function`, `module:function`, or a function that can be imported: only
-    its name goes to the process. `timeout` is in seconds, for one call with all completions of a
-    step.
+    `function` is `file.py:function`, `module:function`, or an importable function: only its name is
+    sent to the subprocess. `timeout` is in seconds, for one call with all completions of a step.
     """
     return Killable(function if isinstance(function, str) else name_of(function), timeout=timeout)
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """Return `module:function` of a function, if that leads back to it.
+    """Return `module:function` of an importable function; raise FunctionError for others.
 
     >>> import json
     >>> name_of(json.dumps)
@@ -111,9 +110,9 @@ def name_of(function: Callable[..., Any]) -> str:
     if module != "__main__" and getattr(sys.modules.get(str(module)), str(name), None) is function:
         return f"{module}:{name}"
     raise FunctionError(
-        f"{name or function!r} of {module} cannot run in a process of its own: only its name goes "
-        "there, and this one is made inside a function, in a notebook or in the script that runs. "
-        "Put it into a file of its own and import it, or give `file.py:function`."
+        f"{name or function!r} of {module} cannot run in a subprocess, which imports it by name: "
+        "it is defined inside a function, in a notebook or in the main script. Move it to a module "
+        "of its own and import it, or pass `file.py:function`."
     )
 
 
@@ -122,7 +121,7 @@ def _is_file(place: str) -> bool:
 
 
 def _spread(prompts: Sequence[Any]) -> list[int]:
-    """Return places in an order that asks about every prompt once before any twice.
+    """Return indices in an order that visits every prompt once before any twice.
 
     >>> _spread(["a", "a", "b", "b"])
     [0, 2, 1, 3]

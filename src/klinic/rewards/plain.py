@@ -1,4 +1,4 @@
-"""Values as JSON holds them: the only thing that leaves this process for a reward."""
+"""Converts columns to JSON values, for rewards outside this process."""
 
 import math
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ PLAIN = (str, int, float, bool, type(None))
 
 
 def plain_columns(given: Mapping[str, list[Any]]) -> dict[str, list[Any]]:
-    """Return arguments as JSON holds them, or say which column has something else."""
+    """Convert arguments to JSON values; raise a fault that names the column which has others."""
     return {
         name: [_plain_entry(value, name, index) for index, value in enumerate(values)]
         for name, values in given.items()
@@ -22,15 +22,15 @@ def _plain_entry(value: Any, name: str, index: int) -> Any:
         return plain(value)
     except TypeError as error:
         raise Fault(
-            f"cannot be given the column {name!r}, which holds {error}: JSON has no such thing, "
-            "and nothing else leaves this process",
+            f"cannot receive the column {name!r}, which holds {error}: it runs outside this "
+            "process, and JSON has no such type",
             index,
-            "Make it text or a number in the dataset, or run the function in this process.",
+            "Convert it to text or a number in the dataset, or run the function in this process.",
         ) from error
 
 
 def plain(value: Any) -> Any:
-    """Return a value in lists, dictionaries, text and numbers; TypeError names what is none.
+    """Convert a value to lists, dictionaries, text and numbers; TypeError names other types.
 
     >>> plain({"moves": ("e4", 1), "clock": 0.5})
     {'moves': ['e4', 1], 'clock': 0.5}
@@ -46,13 +46,13 @@ def plain(value: Any) -> Any:
         if not all(isinstance(key, str) for key in value):
             raise TypeError("keys that are not text")
         return {key: plain(inner) for key, inner in value.items()}
-    if getattr(value, "ndim", None) == 0:  # a number of NumPy or torch
+    if getattr(value, "ndim", None) == 0:  # a NumPy or torch scalar
         return plain(value.item())
     raise TypeError(type(value).__name__)
 
 
 def without_nan(value: Any) -> Any:
-    """Return a plain value with null for NaN and infinities, which only Python's JSON has.
+    """Replace NaN and infinities by null: only Python's JSON has them.
 
     >>> without_nan({"price": [1.0, float("nan")]})
     {'price': [1.0, None]}

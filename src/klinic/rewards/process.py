@@ -1,7 +1,7 @@
-"""The process of a reward function, seen from here: ask it, within a time, or end it.
+"""The parent side of a reward subprocess: sends requests with a time limit, kills it.
 
-It is killed with all that it started: it is the head of a process group. What has left the group
-(a daemon with a session of its own) is out of reach.
+The worker leads a process group, so its children are killed with it, except those that left the
+group (a daemon with its own session).
 """
 
 import json
@@ -17,47 +17,47 @@ from typing import Any
 
 from klinic.rewards.fault import Fault
 
-LARGEST_REPLY = 64_000_000  # bytes; a million numbers have a third of it
+LARGEST_REPLY = 64_000_000  # bytes; three times a million numbers
 
 
 class Lost(Fault):
-    """The process is gone, and what it was working on with it."""
+    """The subprocess died before it replied."""
 
 
 class Hung(Lost):
-    """It did not answer in time, and was killed."""
+    """The subprocess exceeded the time limit and was killed."""
 
 
 class Died(Lost):
-    """It ended by itself."""
+    """The subprocess exited by itself."""
 
 
 class Process:
-    """A running worker."""
+    """A running reward subprocess."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
-            # -P: a file json.py where klinic is run must not be taken for Python's
+            # -P: a json.py in the working directory must not shadow the standard library
             [sys.executable, "-P", "-m", "klinic.rewards.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
             start_new_session=True,
         )
-        # ends it at exit as well, if nobody does before
+        # also kills it at interpreter exit
         self.kill = weakref.finalize(self, _kill, self._process, os.getpid())
-        assert self._process.stdin is not None  # noqa: S101 - a pipe was asked for
+        assert self._process.stdin is not None  # noqa: S101 - opened as a pipe
         assert self._process.stdout is not None  # noqa: S101
         self._into, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
         os.set_blocking(self._into, False)
 
     @property
     def alive(self) -> bool:
-        """Whether it can be asked; one that has been killed cannot."""
+        """Whether it accepts requests: it has not been killed."""
         return self.kill.alive
 
     def ask(self, request: dict[str, Any], *, seconds: int | float) -> dict[str, Any]:
-        """Return the answer to a request; the process is dead where there is none."""
+        """Return the reply; without one, kill the process and raise `SubprocessLostError`."""
         data = json.dumps(request).encode() + b"\n"
         try:
             line = self._exchange(data, time.monotonic() + seconds)
@@ -71,7 +71,7 @@ class Process:
         return answer
 
     def _exchange(self, request: bytes, deadline: float) -> bytes:
-        """Write and read as the pipes allow: one that is full must not block us past the limit."""
+        """Write and read without blocking, so that a full pipe cannot exceed the deadline."""
         left, reply = memoryview(request), bytearray()
         with selectors.DefaultSelector() as pipes:
             pipes.register(self._into, selectors.EVENT_WRITE)
@@ -94,15 +94,15 @@ def _read(file: int, already: int) -> bytes:
     if not data:
         raise EOFError
     if already > LARGEST_REPLY:
-        raise ValueError("too long for an answer")
+        raise ValueError("the reply is too long")
     return data
 
 
 def _kill(process: "subprocess.Popen[bytes]", owner: int) -> None:
-    if os.getpid() != owner:  # a fork of ours ends, and not what it inherited
+    if os.getpid() != owner:  # a forked child exits: it must not kill its parent's worker
         return
-    with suppress(ProcessLookupError, PermissionError):  # nothing of it is left
-        # before it is waited for: until then nobody else can have its number
+    with suppress(ProcessLookupError, PermissionError):  # already gone
+        # before `wait`: until then its pid cannot be reused
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     for pipe in (process.stdin, process.stdout):
@@ -111,7 +111,7 @@ def _kill(process: "subprocess.Popen[bytes]", owner: int) -> None:
 
 
 def _ending(code: int) -> str:
-    """Return how a process ended.
+    """Describe an exit code.
 
     >>> _ending(3), _ending(-11)
     ('exit code 3', 'signal 11: Segmentation fault')

@@ -1,6 +1,7 @@
-"""All reward functions over the completions of a step, and nothing they do passes for a reward.
+"""Calls all reward functions on the rollouts of a step.
 
-What they print goes to standard error: standard output belongs to the command that runs them.
+Exceptions, hangs and malformed results never become a reward. Output that functions print goes to
+stderr: stdout belongs to the command.
 """
 
 import sys
@@ -22,13 +23,13 @@ from klinic.rewards.scores import LOST, Scores
 from klinic.rewards.signature import wanted
 
 LARGEST = 1e12
-"""Beyond it a reward is no number: gradients made of it would overflow float32 when squared."""
+"""Larger rewards count as non-finite: squared gradients would overflow float32."""
 
 
 def score(rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> Scores:
-    """Return what all functions say of the rollouts, in the order of the rollouts."""
+    """Return the rewards of the rollouts, in their order."""
     if not rewards:
-        raise ConfigError("there is no reward function, so nothing can be learnt. Name one.")
+        raise ConfigError("there is no reward function, so nothing can be learned. Add one.")
     with redirect_stdout(sys.stderr):
         answers = _answers(rollouts, rewards)
     parts = [_array(values) for values in answers]
@@ -50,7 +51,7 @@ def _answers(rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> list[Val
     results = call_all([_call(reward, rollouts) for reward in rewards])
     for reward, answer in zip(rewards, results, strict=True):
         if isinstance(answer, Fault):
-            # with new arguments: the function may have changed those it was given
+            # with fresh arguments: the function may have mutated the first ones
             fault = located(answer, _call(reward, rollouts))
             raise _error(reward.name, fault, rollouts) from fault.__cause__
         if isinstance(answer, KlinicError):
@@ -67,7 +68,7 @@ def _call(reward: Reward, rollouts: Sequence[Rollout]) -> Call:
 
 def _error(name: str, fault: Fault, rollouts: Sequence[Rollout]) -> RewardError:
     if fault.index is None:
-        place = f" over {len(rollouts)} completions, and over none of them alone"
+        place = f" on {len(rollouts)} completions, but on none of them alone"
     else:
         blamed = rollouts[fault.index]
         row = f"row {blamed.prompt.index + 1} of the dataset, sample {blamed.sample}"
@@ -80,27 +81,27 @@ def _array(values: Values) -> Float64[np.ndarray, "B"]:
 
 
 def _usable(values: Float64[np.ndarray, "B"]) -> Bool[np.ndarray, "B"]:
-    usable: np.ndarray = np.abs(values) <= LARGEST  # NaN is not
+    usable: np.ndarray = np.abs(values) <= LARGEST  # False for NaN
     return usable
 
 
 def _total(
     rewards: Sequence[Reward], parts: Sequence[Float64[np.ndarray, "B"]], num: int
 ) -> Float64[np.ndarray, "B"]:
-    """Return the weighted sums; a function of weight 0 only watches, and makes no total of 0."""
+    """Return weighted sums, NaN where no function with a nonzero weight returned a number."""
     total, given = np.zeros(num), np.zeros(num, np.bool_)
     for reward, part in zip(rewards, parts, strict=True):
         if reward.weight != 0:
             is_number = ~np.isnan(part)
-            with np.errstate(over="ignore"):  # what overflows is found below
+            with np.errstate(over="ignore"):  # overflow is set to NaN below
                 total[is_number] += reward.weight * part[is_number]
             given |= is_number
-    total[~given | ~_usable(total)] = np.nan  # a weight can make too much of a number
+    total[~given | ~_usable(total)] = np.nan  # a weight can make a total overflow
     return total
 
 
 def _distinct_names(rewards: Sequence[Reward]) -> list[str]:
-    """Return the names, the second `length` as `length_2`.
+    """Return unique names: the second `length` becomes `length_2`.
 
     >>> _distinct_names([Reward(name=name, function=len) for name in ("a", "a", "a_2", "a")])
     ['a', 'a_2', 'a_2_2', 'a_3']

@@ -1,4 +1,4 @@
-"""The rewards of a step: in total, by function, and in statistics under TRL's names."""
+"""The rewards of a step: totals, per function, and statistics under TRL's names."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,27 +8,27 @@ import numpy as np
 from jaxtyping import Float64
 
 LOST = ("timeouts", "crashed", "failed")
-"""What can take a completion its number: a time limit, a dead process, a judge that fails."""
+"""Reasons for a missing value: time limit, dead process, failing judge."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """What the reward functions said of the completions of one step."""
+    """The rewards of the completions of one step."""
 
     total: Float64[np.ndarray, "B"]
-    """The weighted sum over the functions that gave a number; NaN where none did."""
+    """Weighted sum over the functions that returned a number; NaN where none did."""
     parts: Mapping[str, Float64[np.ndarray, "B"]]
-    """By function, unweighted; NaN where it gave no number."""
+    """Unweighted values by function; NaN where it returned none."""
     num_missing: int
     """Completions without a total."""
     num_nonfinite: int
-    """Numbers returned by functions that are NaN, infinite or too large; they count as none."""
+    """Returned values that are NaN, infinite or too large; they count as missing."""
     lost: Mapping[str, int] = field(default_factory=dict)
-    """Completions for which a function has no number, by the misfortune that took it."""
+    """Completions without a value, by reason."""
 
 
 def joined(parts: Sequence[Scores]) -> Scores:
-    """Return the scores of several batches as those of one."""
+    """Concatenate the scores of several batches."""
     if len(parts) == 1:
         return parts[0]
     kinds = dict.fromkeys(kind for part in parts for kind in part.lost)
@@ -42,7 +42,7 @@ def joined(parts: Sequence[Scores]) -> Scores:
 
 
 def taken(scores: Scores, rows: Sequence[int]) -> Scores:
-    """Return the scores of some completions; what went wrong is counted over all."""
+    """Select the scores of some completions; the counts still cover all."""
     return replace(
         scores,
         total=scores.total[rows],
@@ -51,9 +51,9 @@ def taken(scores: Scores, rows: Sequence[int]) -> Scores:
 
 
 def statistics(scores: Scores) -> dict[str, float]:
-    """Return means and standard deviations (divided by n - 1), and what was missing.
+    """Return means, standard deviations (divided by n - 1), and counts of missing values.
 
-    A mean of nothing, and a standard deviation of fewer than two, is NaN.
+    The mean of no values and the standard deviation of fewer than two are NaN.
     """
     result = {"reward": mean(scores.total), "reward_std": _std(scores.total)}
     for name, part in scores.parts.items():
@@ -66,7 +66,7 @@ def statistics(scores: Scores) -> dict[str, float]:
 
 
 def mean(values: Float64[np.ndarray, "B"]) -> float:
-    """Return the mean of what was given; NaN where nothing was."""
+    """Return the mean of the values that are not NaN; NaN if there are none."""
     given = values[~np.isnan(values)]
     return float(given.mean()) if given.size else math.nan
 

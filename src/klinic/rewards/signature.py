@@ -1,4 +1,4 @@
-"""Which arguments a reward function is given: all, or those of them that it names."""
+"""Selects the arguments of a reward function by its signature."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -8,17 +8,17 @@ from klinic.errors import RewardError
 
 
 def wanted(name: str, function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Return what a function takes of what it can be given.
+    """Return the arguments that a function accepts.
 
-    TRL hands everything to every function, so its functions end in `**kwargs`. One that does not is
-    given the arguments it names.
+    TRL passes every argument, so its functions end in `**kwargs`. A function without it gets only
+    the arguments in its signature.
 
     >>> wanted("length", lambda completions: ..., {"prompts": ["1+1="], "completions": ["2"]})
     {'completions': ['2']}
     """
     try:
         parameters = inspect.signature(function).parameters
-    except Exception:  # it does not say what it takes, or what it runs to say so fails
+    except Exception:  # no signature available
         return given
     _refuse_unknown(name, parameters, given)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -34,12 +34,12 @@ def _refuse_unknown(
     for parameter in needed:
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise RewardError(
-                f"the reward {name} takes {parameter.name!r} by position only, and reward "
-                "functions are called by keyword. Remove the `/` from its arguments."
+                f"the reward {name} takes {parameter.name!r} by position only, but reward "
+                "functions are called by keyword. Remove the `/` from its signature."
             )
         if parameter.kind in by_name and parameter.name not in given:
             raise RewardError(
-                f"the reward {name} asks for {parameter.name!r}, which is no column of the "
-                f"dataset. It can be given: {', '.join(given)}. Rename the argument or the "
-                "column, or give the argument a default."
+                f"the reward {name} requires {parameter.name!r}, which is not a column of the "
+                f"dataset. Available: {', '.join(given)}. Rename the argument or the column, or "
+                "give the argument a default."
             )

@@ -1,10 +1,9 @@
-"""One reward function in a process of its own: `python -m klinic.rewards.worker`.
+"""The child side of a reward subprocess: `python -m klinic.rewards.worker`.
 
-Requests come as lines of JSON on standard input, and each has one line of JSON for an answer. The
-first names the function: {"target": ..., "path": [...]}. The others call it: {"given": {...},
-"num": ...}.
+Reads requests as JSON lines on stdin and writes one JSON line per reply. The first request names
+the function: {"target": ..., "path": [...]}. The others call it: {"given": {...}, "num": ...}.
 
-Little is imported, since this process starts again after every time limit.
+It imports little, because it restarts after every timeout.
 """
 
 import importlib.util
@@ -27,7 +26,7 @@ CUT_OFF = 70  # EX_SOFTWARE of sysexits.h
 
 
 def main() -> None:
-    """Answer requests until there are no more."""
+    """Serve requests until stdin closes."""
     give_process()
     requests, replies = _private_pipes()
     _die_with_parent(requests)
@@ -36,19 +35,19 @@ def main() -> None:
         try:
             for line in lines:
                 _write(replies, json.dumps(function.answer(json.loads(line))).encode() + b"\n")
-        except OSError:  # a fork of this process, or a function that has closed the pipes
+        except OSError:  # a forked child, or the function closed the pipes
             os._exit(CUT_OFF)
 
 
 class _Function:
-    """The function, once a request has named it."""
+    """Loads the function named by the first request, and calls it for the others."""
 
     def __init__(self) -> None:
         self._name = ""
         self._function: Callable[..., Any] | None = None
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Return what a request asks for, or what is wrong."""
+        """Return the reply to a request: values, a fault or a refusal."""
         try:
             if self._function is None:
                 return self._find(**request)
@@ -74,10 +73,10 @@ class _Function:
 
 
 def _finder() -> Callable[..., Callable[..., Any]]:
-    """Return klinic's `find_function` by its file: the package around it takes a second to load."""
+    """Load `find_function` from its file: importing its package takes a second."""
     file = Path(__file__).parents[1] / "recipe" / "function.py"
     spec = importlib.util.spec_from_file_location("klinic_find_function", file)
-    assert spec is not None  # noqa: S101 - the file is ours
+    assert spec is not None  # noqa: S101 - part of klinic
     assert spec.loader is not None  # noqa: S101
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -86,7 +85,7 @@ def _finder() -> Callable[..., Callable[..., Any]]:
 
 
 def _private_pipes() -> tuple[int, int]:
-    """Take standard input and output away: what a function reads is empty, its words are errors."""
+    """Move the pipes off stdin and stdout: user code reads nothing, and prints to stderr."""
     requests, replies = os.dup(0), os.dup(1)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -96,21 +95,21 @@ def _private_pipes() -> tuple[int, int]:
 
 
 def _close_in_children(replies: int) -> None:
-    """Keep a child that outlives this process from looking like an answer still to come."""
+    """Close the reply pipe in forked children: a survivor would keep it open."""
     inherited = [replies]
 
     def close() -> None:
-        while inherited:  # once: in a child's child the number may be of another file
+        while inherited:  # once: in a grandchild the descriptor may belong to another file
             os.close(inherited.pop())
 
     os.register_at_fork(after_in_child=close)
 
 
 def _die_with_parent(requests: int) -> None:
-    """Leave a process behind that ends this group when the pipe to klinic breaks.
+    """Fork a watchdog that kills this process group when the pipe to klinic breaks.
 
-    A thread could not: a function that hangs may hold the interpreter. It is no child of this
-    process, so that a function may wait for all of its own.
+    A thread cannot do it: a hanging function may hold the GIL. The watchdog is a grandchild, so
+    that user code may wait for all of its own children.
     """
     child = os.fork()
     if child:
@@ -119,7 +118,7 @@ def _die_with_parent(requests: int) -> None:
     if os.fork():
         os._exit(0)
     hangup = select.poll()
-    hangup.register(requests, 0)  # nothing but the end of it
+    hangup.register(requests, 0)  # hang-up events only
     hangup.poll()
     os.killpg(0, signal.SIGKILL)
 

@@ -1,6 +1,6 @@
-"""Several turns: the policy speaks, a function answers as a tool would, the policy goes on.
+"""Multi-turn rollouts: the policy generates a turn, a user function replies, the policy continues.
 
-Tokens of the answer, and of the template around it, are marked as the tool's and not trained on.
+Tokens of the reply and of the chat template around it are marked as tool tokens and not trained on.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,13 +18,13 @@ from klinic.sampler.protocol import Loaded, Sampler
 from klinic.user_code import guard
 
 Reply = Callable[..., Any]
-"""`reply(messages, **columns)`: text, a message, or None where the chat is over."""
+"""`reply(messages, **columns)` returns text, a message, or None to end the conversation."""
 TOOL = "tool"
 PROBE = {"role": TOOL, "content": "42"}
 
 
 class Conversing:
-    """A sampler whose completions are answered until there is no more to say."""
+    """Wraps a sampler: after each policy turn, appends the environment's reply and continues."""
 
     def __init__(
         self, sampler: Sampler, encoder: PromptEncoder, reply: Reply, *, window: int | None
@@ -36,11 +36,11 @@ class Conversing:
         self._checked: set[str] = set()
 
     def load(self, weights: Weights) -> Loaded:
-        """Take over weights; say what is really in use now."""
+        """Load weights; return the fingerprint of the weights now in use."""
         return self._sampler.load(weights)
 
     def sample(self, prompts: Sequence[Prompt], *, step: int) -> Iterator[list[Rollout]]:
-        """Yield the group of each prompt when all chats of the step are over."""
+        """Yield the group of each prompt once all conversations of the step are finished."""
         for prompt in prompts:
             self._check(prompt, PROBE)
         groups = list(self._sampler.sample(prompts, step=step))
@@ -49,11 +49,11 @@ class Conversing:
             yield [next(ended) for _ in group]
 
     def extend(self, rollouts: Sequence[Rollout], *, step: int) -> list[Rollout]:
-        """Let the policy go on, and be answered, behind the segments of each rollout."""
+        """Continue each rollout after its last segment, with environment replies."""
         return list(self._converse(self._sampler.extend(rollouts, step=step), step))
 
     def close(self) -> None:
-        """Let go of the sampler."""
+        """Close the wrapped sampler."""
         self._sampler.close()
 
     def _converse(self, rollouts: list[Rollout], step: int) -> Iterator[Rollout]:
@@ -68,7 +68,7 @@ class Conversing:
         return iter(rollouts)
 
     def _answered(self, rollout: Rollout) -> Rollout:
-        """Return the rollout with an answer behind it, or as it is where the chat is over."""
+        """Return the rollout with a reply appended, or unchanged if the conversation is over."""
         reply = self._call(rollout) if rollout.finish_reason == "stop" else None
         if reply is None:
             return rollout
@@ -83,7 +83,7 @@ class Conversing:
         )
         length = len(prompt.token_ids) + len(rollout.token_ids) + len(ids)
         if self._window is not None and length >= self._window:
-            return replace(rollout, finish_reason="length")  # no room to go on behind the answer
+            return replace(rollout, finish_reason="length")  # no room left to continue
         segment = Segment(
             token_ids=np.array(ids, dtype=np.int64),
             emitted_by=EmittedBy.TOOL,
@@ -103,21 +103,21 @@ class Conversing:
                 reply = self._reply(messages, **rollout.prompt.columns)
         except (KeyboardInterrupt, KlinicError):
             raise
-        except BaseException as error:  # a user's code may raise anything
+        except BaseException as error:  # user code may raise anything
             raise FunctionError(
                 f"sampling.reply failed on completion {rollout.sample} of row "
                 f"{rollout.prompt.index + 1}: {type(error).__name__}: {text_of(error)}. It is "
-                f"called as reply(messages, {', '.join(rollout.prompt.columns)}) and returns "
-                "text, a message, or None where the chat is over."
+                f"called as reply(messages, {', '.join(rollout.prompt.columns)}) and must return "
+                "text, a message, or None to end the conversation."
             ) from error
         return _message(reply)
 
     def _check(self, prompt: Prompt, reply: Message) -> None:
-        """Refuse, once a role, a template that does not keep what was said."""
+        """Raise, once per role, if the chat template rewrites earlier turns."""
         if prompt.messages is None:
             raise ConfigError(
-                "sampling.reply answers chats, and `prompt` is a text: there is no template that "
-                "says where a turn ends. Write prompts as messages: "
+                "sampling.reply needs chat prompts, but `prompt` is plain text, which has no chat "
+                "template to mark the end of a turn. Write prompts as messages: "
                 '[{"role": "user", "content": "..."}].'
             )
         if reply["role"] not in self._checked:
@@ -139,5 +139,5 @@ def _message(reply: Any) -> Message | None:
         return dict(reply)
     raise FunctionError(
         f"sampling.reply returned {reply!r:.80}: return text, a message with `role` and `content` "
-        "(not the assistant's: that is the policy), or None where the chat is over."
+        "(any role but assistant, which is the policy), or None to end the conversation."
     )

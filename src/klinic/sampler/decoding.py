@@ -1,7 +1,7 @@
-"""Batched decoding with a key-value cache: contexts in, streams of tokens out.
+"""Batched decoding with a KV cache: takes contexts, fills token streams.
 
-Contexts are padded on the left, so that all rows grow at the same place. Equal contexts are run
-once and their cache is copied. A row that has ended leaves the batch at once.
+Contexts are left-padded so that all rows append at the same index. Duplicate contexts are prefilled
+once and their cache is copied. A finished row leaves the batch immediately.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,17 +23,17 @@ FinishReason = Literal["stop", "length"]
 
 @dataclass(slots=True, kw_only=True)
 class Stream:
-    """A completion in the making."""
+    """A completion being generated."""
 
     context: np.ndarray
     uniforms: np.ndarray
-    """One number for each token it may still have."""
+    """One uniform number for each token that may still be sampled."""
     token_ids: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
     def add(self, token_id: int, logp: float, eos_ids: frozenset[int]) -> None:
-        """Take the next token, and see whether it is the last."""
+        """Append a sampled token and set the finish reason if it is the last."""
         self.token_ids.append(token_id)
         self.logp.append(logp)
         if token_id in eos_ids:
@@ -52,7 +52,7 @@ def decode(
     pad_id: int,
     block: int = BLOCK,
 ) -> Iterator[list[int]]:
-    """Fill the streams; yield, after every token, the numbers of those that ended with it."""
+    """Fill the streams; after every token, yield the indices of the streams that finished."""
     rows, contexts = list(range(len(streams))), [stream.context for stream in streams]
     most = max(map(len, contexts)) + max(len(stream.uniforms) for stream in streams) - 1
     cached = _Cached(scorer, contexts, pad_id, lambda length: min(length - 1 + block, most))
@@ -75,7 +75,7 @@ def decode(
 
 
 def _closed_up(going: list[int]) -> list[int]:
-    """Return the rows that go on, each in its place but for the last, which fill the gaps.
+    """Return the unfinished rows, compacted: trailing rows move into the slots of finished ones.
 
     >>> _closed_up([0, 2, 3, 5])
     [0, 5, 2, 3]
@@ -85,7 +85,7 @@ def _closed_up(going: list[int]) -> list[int]:
 
 
 class _Cached:
-    """A batch of contexts with their cache, and the logits of what comes next."""
+    """A batch of contexts with their KV cache and the next-token logits."""
 
     logits: Float[Tensor, "R V"]
 
@@ -110,13 +110,13 @@ class _Cached:
         self.logits = self.logits[copies]
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Keep these rows of the cache, in this order; a row may be kept twice."""
+        """Select these cache rows in this order; a row may repeat."""
         index = torch.tensor(rows, dtype=torch.int64)
         self._cache.reorder_cache(index)
         self._mask, self._position = self._mask[index], self._position[index]
 
     def grow(self, token_ids: Int[Tensor, "R"]) -> None:
-        """Add a token to every row and look at what comes next."""
+        """Append a token to every row and compute the next logits."""
         self._mask = torch.cat([self._mask, torch.ones_like(self._mask[:, :1])], -1)
         self._position = self._position[:, -1:] + 1
         self._run(token_ids[:, None])
@@ -125,7 +125,7 @@ class _Cached:
         with grouped_attention(self._decoder):
             output = self._scorer.decode(
                 input_ids=ids,
-                # without padding there is nothing to mask, and the faster kernels are open
+                # without padding no mask is needed, which allows faster kernels
                 attention_mask=self._mask if self._padded else None,
                 position_ids=self._position,
                 past_key_values=self._cache,
@@ -133,14 +133,14 @@ class _Cached:
             )
         if getattr(output, "past_key_values", None) is not self._cache:
             raise ConfigError(
-                f"the model is a {type(self._decoder).__name__}, which keeps what it has read in a "
-                "way klinic does not know. Set sampler.type: vllm, or use another model."
+                f"the model is a {type(self._decoder).__name__}, whose cache is not a transformers "
+                "KV cache that klinic supports. Set sampler.type: vllm, or use another model."
             )
         self.logits = self._scorer.head(output.last_hidden_state[:, -1])
 
 
 def _unique(contexts: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[int]]:
-    """Return the different contexts, and for each given one which of them it is."""
+    """Return the distinct contexts, and for each input the index of its distinct context."""
     place: dict[bytes, int] = {}
     copies = [place.setdefault(context.tobytes(), len(place)) for context in contexts]
     firsts = [copies.index(number) for number in range(len(place))]

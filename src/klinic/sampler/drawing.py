@@ -1,7 +1,8 @@
-"""One token from one row of logits: temperature, filters, inverse CDF.
+"""Samples one token per row of logits: temperature, filters, inverse CDF.
 
-Filters work on the tempered distribution, in the order top-k, top-p, min-p, and what remains is
-normalised again. The log-prob that is returned is that of the distribution really drawn from.
+Filters apply to the tempered distribution in the order top-k, top-p, min-p; the remaining
+probabilities are renormalized. The returned log-prob is that of the distribution actually sampled
+from.
 """
 
 from dataclasses import dataclass
@@ -12,12 +13,12 @@ from torch import Tensor
 
 from klinic.errors import LogitsError
 
-AT_ONCE = 2**19  # logits at a time on a CPU: what is made of them is small, and stays in its cache
+AT_ONCE = 2**19  # logits per chunk on a CPU: intermediates stay in its cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawing:
-    """How tokens are drawn; a temperature of 0 takes the likeliest."""
+    """Sampling parameters; a temperature of 0 is greedy decoding."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -26,20 +27,20 @@ class Drawing:
 
     @property
     def filters(self) -> bool:
-        """Whether any outcome can be left out."""
+        """Whether any filter can exclude a token."""
         return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A token a row, and its log-prob under the distribution it was drawn from."""
+    """One sampled token per row, and its log-prob under the sampling distribution."""
 
     token_ids: Int[Tensor, "R"]
     logp: Float[Tensor, "R"]
 
 
 def draw(logits: Float[Tensor, "R V"], uniform: Float[Tensor, "R"], how: Drawing) -> Drawn:
-    """Draw a token a row with the given uniform numbers."""
+    """Sample one token per row with the given uniform numbers."""
     num, outcomes = logits.shape
     size = max(1, AT_ONCE // outcomes) if logits.device.type == "cpu" else num
     chunks = zip(torch.split(logits, size), torch.split(uniform, size), strict=True)
@@ -52,11 +53,11 @@ def draw(logits: Float[Tensor, "R V"], uniform: Float[Tensor, "R"], how: Drawing
 
 def _draw(logits: Float[Tensor, "R V"], uniform: Float[Tensor, "R"], how: Drawing) -> Drawn:
     logp = torch.log_softmax(logits if how.temperature in (0, 1) else logits / how.temperature, -1)
-    # all of a row or nothing of it: a -inf only rules an outcome out
+    # log_softmax makes a bad row NaN entirely; a -inf only excludes one token
     if bool(logp[:, 0].isnan().any()):
         raise LogitsError(
-            "the policy's logits are not numbers: an update has made some of its weights NaN or "
-            "infinite. Lower learner.learning_rate, and go on from a checkpoint before that."
+            "the policy's logits are not finite: an update made some of its weights NaN or "
+            "infinite. Lower learner.learning_rate and resume from an earlier checkpoint."
         )
     if how.temperature == 0:
         token_ids = logits.argmax(-1)
@@ -68,9 +69,9 @@ def _draw(logits: Float[Tensor, "R V"], uniform: Float[Tensor, "R"], how: Drawin
 
 
 def inverse_cdf(logp: Float[Tensor, "R V"], uniform: Float[Tensor, "R"]) -> Int[Tensor, "R"]:
-    """Return the outcome whose share of [0, 1) holds the uniform number.
+    """Return the token whose CDF interval contains the uniform number.
 
-    In float64, and never an outcome of probability 0: its share is empty.
+    Computed in float64; a token of probability 0 has an empty interval and is never returned.
     """
     cdf = logp.to(torch.float64, copy=True).exp_().cumsum(-1)
     total = cdf[:, -1]
@@ -79,7 +80,7 @@ def inverse_cdf(logp: Float[Tensor, "R V"], uniform: Float[Tensor, "R"]) -> Int[
 
 
 def kept(logp: Float[Tensor, "R V"], how: Drawing) -> Tensor:
-    """Return which outcomes the filters leave; the likeliest always stays."""
+    """Return the mask of tokens that pass the filters; the most likely token always does."""
     ordered, order = logp.sort(dim=-1, descending=True, stable=True)
     p = ordered.double().exp()
     place = torch.arange(p.shape[-1], device=p.device)
@@ -89,7 +90,7 @@ def kept(logp: Float[Tensor, "R V"], how: Drawing) -> Tensor:
     if how.top_p < 1:
         p = torch.where(keep, p, 0.0)
         p = p / p.sum(-1, keepdim=True)
-        keep &= p.cumsum(-1) - p < how.top_p  # the outcome that crosses the limit is in
+        keep &= p.cumsum(-1) - p < how.top_p  # the token that crosses the limit is kept
     if how.min_p:
         keep &= p >= how.min_p * p[:, :1]
     keep[:, 0] = True

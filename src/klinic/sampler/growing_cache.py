@@ -1,9 +1,9 @@
-"""A key-value cache with room to grow, and attention of one token over it.
+"""A preallocated KV cache, and attention of a single token over it.
 
-transformers joins all keys and values anew for every token, and where there is padding repeats them
-for every query head. Here a token is written into room made beforehand, the last row takes the
-place of one that has ended, and the query heads of a group share what they look at. Layers of other
-kinds (sliding windows, linear attention) stay those of transformers.
+transformers concatenates all keys and values for every token and, with padding, repeats them for
+every query head. This cache writes each token into preallocated space, moves the last row into the
+slot of a finished one, and lets the query heads of a group share their keys and values. Other layer
+types (sliding windows, linear attention) keep the cache of transformers.
 """
 
 from collections.abc import Callable, Iterator
@@ -17,29 +17,29 @@ from transformers.cache_utils import DynamicLayer
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import causal_mask_function, sdpa_mask
 
-BLOCK = 64  # tokens of room at a time: one in 64 copies what is there
-Room = Callable[[int], int]  # tokens to make room for, where there is none for so many
+BLOCK = 64  # tokens allocated at a time: only one token in 64 copies the cache
+Room = Callable[[int], int]  # required length to the length to allocate
 SDPA, GROUPED = "sdpa", "klinic_grouped_sdpa"
 
 
 def growing_cache(decoder: Any, room: Room) -> DynamicCache:
     """Return an empty cache for a model."""
     cache = DynamicCache(config=decoder.config)
-    if decoder._compiled_call_impl is None:  # it would be compiled anew for every length
+    if decoder._compiled_call_impl is None:  # a compiled model would recompile for every length
         plain = DynamicLayer
         cache.layers = [GrowingLayer(room) if type(one) is plain else one for one in cache.layers]
     return cache
 
 
 class GrowingLayer(DynamicLayer):  # type: ignore[misc]
-    """Keys and values of one layer, at the beginning of larger tensors."""
+    """Keys and values of one layer, stored as prefixes of larger tensors."""
 
     def __init__(self, room: Room) -> None:
         super().__init__()
         self._length_of, self._room = room, dict[str, Tensor]()
 
     def update(self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any) -> Any:
-        """Write what is new behind what is there; return all of it."""
+        """Append new keys and values; return all of them."""
         if not self.is_initialized:
             return super().update(key_states, value_states)
         start = self.keys.shape[-2]
@@ -53,7 +53,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
         return self.keys, self.values
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        """Keep these rows in this order: in place, if those that move come from behind the rest."""
+        """Select rows in this order; in place if every moved row comes from the tail."""
         kept, length = beam_idx.tolist(), self.keys.shape[-2]
         into = [row for row, old in enumerate(kept) if row != old]
         out_of = [kept[row] for row in into]
@@ -69,7 +69,7 @@ class GrowingLayer(DynamicLayer):  # type: ignore[misc]
 
 @contextmanager
 def grouped_attention(decoder: Any) -> Iterator[None]:
-    """Let a model whose attention is PyTorch's look at keys and values without repeating them."""
+    """Use grouped-query attention without repeated keys and values, for models that use SDPA."""
     config, before = decoder.config, decoder.config._attn_implementation
     if before == SDPA and decoder._compiled_call_impl is None:
         config._attn_implementation = GROUPED
@@ -82,7 +82,7 @@ def grouped_attention(decoder: Any) -> Iterator[None]:
 def _attend(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **how: Any
 ) -> Any:
-    """Take the heads that share a key as queries of one head, where all look at the same."""
+    """Fold the query heads of a group into queries of one head, for a single-token query."""
     rows, heads, length, size = query.shape
     if length > 1 or heads == key.shape[1] or how.get("position_bias") is not None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **how)
@@ -93,7 +93,7 @@ def _attend(
 
 
 def _mask(**how: Any) -> Any:
-    """Return what may be looked at: of a single token all that is no padding."""
+    """Return the attention mask; for a single-token query, the padding mask alone."""
     one = how["q_length"] == 1 and how["mask_function"] is causal_mask_function
     real = how["attention_mask"]
     return sdpa_mask(**how) if not one or real is None else real[:, None, None]

@@ -1,4 +1,4 @@
-"""What the loop may ask of a sampler, wherever it runs."""
+"""The sampler interface that the training loop calls, for local and remote samplers."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,26 +10,26 @@ from klinic.model.weights import Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What a sampler says after it has taken over weights."""
+    """Result of loading weights into a sampler."""
 
     fingerprint: str
-    """Of what is really in use now."""
+    """Fingerprint of the weights now in use."""
     answer: dict[str, Any] = field(default_factory=dict)
-    """How far it is from the policy, if it has weights of its own: `probes.sampler_sync`."""
+    """Log-prob gap to the policy, for samplers with their own weights: `probes.sampler_sync`."""
 
 
 @runtime_checkable
 class Sampler(Protocol):
-    """Completions of prompts, drawn from the weights it was last told to load."""
+    """Samples completions with the weights that were loaded last."""
 
     def load(self, weights: Weights) -> Loaded:
-        """Take over weights; say what is really in use now."""
+        """Load weights; return the fingerprint of the weights now in use."""
 
     def sample(self, prompts: Sequence[Prompt], *, step: int) -> Iterator[list[Rollout]]:
-        """Yield the group of each prompt as soon as its last member is finished."""
+        """Yield the group of each prompt as soon as its last completion is finished."""
 
     def extend(self, rollouts: Sequence[Rollout], *, step: int) -> list[Rollout]:
-        """Let the policy go on behind the segments of each rollout."""
+        """Continue each rollout after its last segment."""
 
     def close(self) -> None:
-        """Let go of whatever outlives a call: an engine, if there is one."""
+        """Release resources such as an engine process."""

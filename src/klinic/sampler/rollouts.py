@@ -1,4 +1,4 @@
-"""From prompts to rollouts: where each begins, how far it may go, and how it grows."""
+"""Creates rollouts from prompts, computes their remaining tokens and appends policy turns."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from klinic.sampler.decoding import FinishReason
 
 
 def started(prompts: Sequence[Prompt], group_size: int) -> list[Rollout]:
-    """Return the empty completions of every prompt, one group behind the other."""
+    """Return one empty rollout per sample, grouped by prompt."""
     return [
         Rollout(prompt=prompt, sample=sample, segments=(), finish_reason="length", text="")
         for prompt in prompts
@@ -22,42 +22,42 @@ def started(prompts: Sequence[Prompt], group_size: int) -> list[Rollout]:
 
 
 def context_of(rollout: Rollout) -> np.ndarray:
-    """Return everything that stands before the next token."""
+    """Return the prompt and completion tokens that precede the next token."""
     return np.concatenate([rollout.prompt.token_ids, rollout.token_ids])
 
 
 def room(rollout: Rollout, policy: Policy, max_new_tokens: int) -> int:
-    """Return how many tokens a completion may still have; refuse a prompt that leaves too few."""
+    """Return how many tokens a completion may still get; raise if the prompt does not fit."""
     left = max_new_tokens - rollout.num_policy_tokens
     length, window = len(context_of(rollout)), policy.context_window
     if window is None:
         return left
-    if rollout.segments:  # answers of tools take room of their own
+    if rollout.segments:  # tool tokens use up the context window too
         return max(0, min(left, window - length))
     if length + left > window:
         prompt = rollout.prompt
         raise DataError(
-            f"row {prompt.index + 1}: its prompt has {len(prompt.token_ids)} tokens, and with "
-            f"completions of sampling.max_new_tokens = {max_new_tokens} it does not fit into the "
-            f"{window} tokens of {policy.name}. Shorten the prompt or the limit."
+            f"row {prompt.index + 1}: the prompt has {len(prompt.token_ids)} tokens; with "
+            f"sampling.max_new_tokens = {max_new_tokens} it exceeds the {window}-token "
+            f"context window of {policy.name}. Shorten the prompt or lower the limit."
         )
     return left
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """What the policy said next."""
+    """One policy turn: the tokens generated in one call, with their log-probs."""
 
     token_ids: Sequence[int]
     logp: Sequence[float]
     finish_reason: FinishReason
     context: Sequence[int]
-    """What it was said behind, as the engine had it."""
+    """The context token ids as the engine reported them."""
     cached_tokens: int
 
 
 def grown(rollout: Rollout, said: Said, policy: Policy, *, version: int) -> Rollout:
-    """Return the rollout with what the policy said behind it."""
+    """Return the rollout with a policy turn appended."""
     segment = Segment(
         token_ids=np.array(said.token_ids, dtype=np.int64),
         emitted_by=EmittedBy.POLICY,

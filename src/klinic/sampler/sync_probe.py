@@ -1,12 +1,12 @@
-"""After every sync: does the engine say of the same tokens what the policy says of them?
+"""Compares the engine's log-probs with the policy's after every weight sync.
 
-Digests show that weights arrived; only log-probs show that they are in use. So the engine goes on
-from two long prompts, and the policy scores what it drew. One prompt is the same every time, so a
-prefix cache that outlives its weights answers it; the other is new every time, so none does. Where
-the two sides differ, the policy also scores the tokens as the usual mistakes would.
+Digests prove that weights arrived; only log-probs prove that they are in use. The engine continues
+two long prompts and the policy scores the sampled tokens. One prompt is always the same, so a stale
+prefix cache would serve it; the other is new each time, so no cache can. Where engine and policy
+differ, the policy also scores the tokens under the usual mistakes (no temperature, adapter off).
 
-Compared are the likeliest outcomes at each token, not the drawn one alone: a policy that is sure of
-itself says the same of what it draws before and after an update.
+The comparison covers the most likely tokens at each position, not only the sampled one: a confident
+policy assigns its samples the same log-prob before and after an update.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,10 +24,10 @@ from klinic.model.scorer import TokenScorer
 from klinic.sampler.drawing import Drawing
 from klinic.sampler.vllm_engine import Asked, Told
 
-PROMPT = 301  # tokens; blocks of a prefix cache have up to 128, and a short prompt fills none
-NEW = 16  # tokens to go on for
-TOP = 4  # of the likeliest outcomes
-REPEATED = 0  # the seed of the prompt that stays
+PROMPT = 301  # tokens; prefix-cache blocks have up to 128, so a short prompt fills none
+NEW = 16  # tokens to generate
+TOP = 4  # most likely tokens to compare
+REPEATED = 0  # seed of the prompt that is always the same
 
 Answer = dict[str, float]
 
@@ -37,11 +37,11 @@ class _Drawn:
     prompt: np.ndarray
     token_ids: np.ndarray
     outcomes: list[dict[int, float]]
-    """Log-probs that the engine tells of, at each token."""
+    """Log-probs that the engine reported at each token."""
 
 
 class SyncProbe:
-    """Two prompts, asked after every sync."""
+    """The two probe prompts, sent after every weight sync."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -50,7 +50,7 @@ class SyncProbe:
         self._number = REPEATED
 
     def asked(self) -> list[Asked]:
-        """Return what to ask this time: the prompt that stays, and a new one."""
+        """Return the requests of this sync: the repeated prompt and a fresh one."""
         self._number += 1
         return [
             Asked(
@@ -65,7 +65,7 @@ class SyncProbe:
         ]
 
     def judged(self, asked: Sequence[Asked], told: Sequence[Told]) -> Answer:
-        """Return how far apart the two sides are, in nats a token, for both prompts."""
+        """Return the mean absolute log-prob gap in nats per token, for both prompts."""
         repeated, fresh = (
             _Drawn(
                 prompt=np.array(one.token_ids),

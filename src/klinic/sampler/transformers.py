@@ -1,4 +1,4 @@
-"""Sampling in this process, from the very weights that the learner trains."""
+"""In-process sampler on the learner's own weights."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ from klinic.sampler.rollouts import Said, context_of, grown, room, started
 
 
 class TransformersSampler:
-    """Batched generation with a key-value cache over a policy in memory."""
+    """Batched generation with a KV cache, on a policy in memory."""
 
     def __init__(
         self, policy: Policy, *, how: Drawing, max_new_tokens: int, group_size: int, seed: int
@@ -28,12 +28,12 @@ class TransformersSampler:
         self._version = 0
 
     def load(self, weights: Weights) -> Loaded:
-        """Note which weights these are: they are shared, so there is nothing to move."""
+        """Record the weight version; the weights are shared, so nothing is copied."""
         self._version = weights.version
         return Loaded(fingerprint=fingerprint(self._policy.lm))
 
     def sample(self, prompts: Sequence[Prompt], *, step: int) -> Iterator[list[Rollout]]:
-        """Yield the group of each prompt as soon as its last member is finished."""
+        """Yield the group of each prompt as soon as its last completion is finished."""
         starts = started(prompts, self._group_size)
         done: dict[int, dict[int, Rollout]] = {place: {} for place in range(len(prompts))}
         for number, rollout in self._finish(starts, step):
@@ -43,15 +43,15 @@ class TransformersSampler:
                 yield [group[sample] for sample in range(self._group_size)]
 
     def extend(self, rollouts: Sequence[Rollout], *, step: int) -> list[Rollout]:
-        """Let the policy go on behind the segments of each rollout."""
+        """Continue each rollout after its last segment."""
         finished = dict(self._finish(rollouts, step))
         return [finished[number] for number in range(len(rollouts))]
 
     def close(self) -> None:
-        """Do nothing: the policy is the learner's."""
+        """Do nothing: the learner owns the policy."""
 
     def _finish(self, rollouts: Sequence[Rollout], step: int) -> Iterator[tuple[int, Rollout]]:
-        """Yield each rollout with its number when the policy has ended it."""
+        """Yield each rollout with its index when it is finished."""
         streams = [self._stream(rollout, step) for rollout in rollouts]
         full = [i for i, stream in enumerate(streams) if not len(stream.uniforms)]
         yield from ((i, replace(rollouts[i], finish_reason="length")) for i in full)
@@ -87,13 +87,13 @@ class TransformersSampler:
             logp=stream.logp,
             finish_reason=stream.finish_reason or "length",
             context=stream.context.tolist(),
-            cached_tokens=0,  # a cache of its own for every call
+            cached_tokens=0,  # each call has a new cache
         )
         return grown(rollout, said, self._policy, version=self._version)
 
     @contextmanager
     def _generating(self) -> Iterator[None]:
-        """Leave training mode: with gradient checkpointing it would refuse a cache."""
+        """Switch to eval mode: in training mode, gradient checkpointing disables the cache."""
         lm = self._policy.lm
         training = lm.training
         lm.eval()

@@ -1,7 +1,7 @@
-"""Sampling by vLLM: an engine of its own, or a server that is running.
+"""Sampler on vLLM: an engine that klinic starts, or a running server.
 
-After every update the weights are delivered, the prefix cache is emptied, the engine says what it
-received, and a probe compares its log-probs with the policy's.
+After every update it sends the weights, resets the prefix cache, reads back the digest of the
+received weights, and compares engine and policy log-probs with a probe.
 """
 
 import itertools
@@ -31,11 +31,11 @@ from klinic.sampler.weight_group import in_memory
 from klinic.undertaker import when_this_dies
 
 NUMBERS = itertools.count(1)
-"""Of adapters: an engine takes one number for one adapter, whoever named it so."""
+"""Adapter ids: an engine identifies an adapter by its id, so ids are unique per process."""
 
 
 class VllmSampler:
-    """Completions from a vLLM engine that holds the policy's weights."""
+    """Samples completions from a vLLM engine that holds the policy's weights."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class VllmSampler:
         when_this_dies(delete=[self._files])
 
     def load(self, weights: Weights) -> Loaded:
-        """Deliver the policy's weights, and see that they are in use."""
+        """Send the policy's weights and probe that they are in use."""
         if is_adapted(self._policy.lm):
             fingerprint = self._deliver_adapter(weights)
         else:
@@ -73,14 +73,14 @@ class VllmSampler:
         return Loaded(fingerprint=fingerprint, answer=self._probe.judged(asked, told))
 
     def _deliver_weights(self, weights: Weights) -> str:
-        """Send every weight that is trained; return the digest of what arrived."""
+        """Send all trained weights; return the digest that the workers received."""
         if self._sender is None:
             self._sender = WeightSender(self._engine, str(self._files / "store"))
         self._sender.send(trained(self._policy.lm), f"{weights.version} {weights.fingerprint}")
         return " and ".join(sorted(self._engine.received()))
 
     def _deliver_adapter(self, weights: Weights) -> str:
-        """Hand over the adapter under a new name; return its fingerprint if the engine has it."""
+        """Load the adapter under a new name; return its fingerprint, "none" if that failed."""
         old, number = self._adapter, next(NUMBERS)
         name = f"policy-{number}-{weights.fingerprint[:8]}"
         new = Adapter(name=name, number=number, folder=self._files / name)
@@ -92,13 +92,13 @@ class VllmSampler:
         return weights.fingerprint if there else "none"
 
     def sample(self, prompts: Sequence[Prompt], *, step: int) -> Iterator[list[Rollout]]:
-        """Yield the group of each prompt when all are finished."""
+        """Yield the group of each prompt once all are finished."""
         finished = self.extend(started(prompts, self._group_size), step=step)
         for first in range(0, len(finished), self._group_size):
             yield finished[first : first + self._group_size]
 
     def extend(self, rollouts: Sequence[Rollout], *, step: int) -> list[Rollout]:
-        """Let the policy go on behind the segments of each rollout."""
+        """Continue each rollout after its last segment."""
         left = [room(rollout, self._policy, self._max_new_tokens) for rollout in rollouts]
         done = [replace(rollout, finish_reason="length") for rollout in rollouts]
         places = [place for place, num in enumerate(left) if num]
@@ -109,7 +109,7 @@ class VllmSampler:
         return done
 
     def close(self) -> None:
-        """End the engine, or hang up."""
+        """Shut down the engine, or disconnect from the server."""
         if self._sender is not None:
             self._sender.close()
         self._engine.close()
@@ -135,9 +135,9 @@ class VllmSampler:
 def _said(told: Told) -> Said:
     if not np.isfinite(told.logp).all():
         raise LogitsError(
-            "vLLM reports log-probs that are not numbers: an update has made some of the policy's "
-            "weights NaN or infinite. Lower learner.learning_rate, and go on from a checkpoint "
-            "before that."
+            "vLLM returned log-probs that are not finite: an update made some of the policy's "
+            "weights NaN or infinite. Lower learner.learning_rate and resume from an earlier "
+            "checkpoint."
         )
     reason: FinishReason = "stop" if told.finish_reason == "stop" else "length"
     return Said(

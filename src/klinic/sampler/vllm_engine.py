@@ -1,7 +1,7 @@
-"""What the sampler asks of vLLM, and an engine that klinic starts for itself.
+"""The vLLM engine interface, and an engine that klinic starts.
 
-The engine runs in a process of its own: vLLM changes how torch works in its process, and the
-learner's must compute the same bits whether vLLM is there or not.
+The engine runs in a child process: vLLM changes torch's global state, and the learner must compute
+the same bits with and without vLLM.
 """
 
 import logging
@@ -24,18 +24,18 @@ from klinic.sampler.drawing import Drawing
 from klinic.sampler.vllm_transfer import BACKEND, WORKER, Control
 from klinic.sampler.weight_group import LOOPBACK
 
-CACHE_BYTES = 2**30  # of keys and values, on a CPU
-LOOK_EVERY = 1.0  # seconds between two looks at whether the engine lives
-CPU_BLOCK = 32  # tokens: the smallest that vLLM's CPU attention has
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # of adapters, as vLLM has kernels for
+CACHE_BYTES = 2**30  # KV cache on a CPU
+LOOK_EVERY = 1.0  # seconds between two checks that the engine process is alive
+CPU_BLOCK = 32  # tokens: the smallest block of vLLM's CPU attention
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # LoRA ranks that vLLM has kernels for
 LOGPROBS = "processed_logprobs"
-"""Of the distribution that was really sampled from, as the learner scores it; vLLM's default is
-that of the bare logits."""
+"""Log-probs of the distribution actually sampled from, as the learner scores it; vLLM's default is
+log-probs of the raw logits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A context to go on from."""
+    """One generation request: a context to continue."""
 
     token_ids: list[int]
     seed: int
@@ -43,26 +43,26 @@ class Asked:
     how: Drawing
     eos_ids: tuple[int, ...]
     top: int = 0
-    """How many of the likeliest outcomes to tell of beside the one that was drawn."""
+    """How many of the most likely tokens to report, in addition to the sampled one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Told:
-    """What came of it."""
+    """One generation result with per-token log-probs."""
 
     token_ids: list[int]
     logp: list[float]
     finish_reason: str
     outcomes: list[dict[int, float]]
-    """For each token, log-probs of the drawn outcome and of the likeliest ones that were asked."""
+    """For each position, log-probs of the sampled token and of the requested most likely tokens."""
     context: list[int]
-    """The ids that the engine went on from, as it says itself."""
+    """The context token ids as the engine reported them."""
     cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Adapter:
-    """An adapter as files, under a name that no other version has."""
+    """A LoRA adapter on disk, under a name unique to its version."""
 
     name: str
     number: int
@@ -71,26 +71,26 @@ class Adapter:
 
 @runtime_checkable
 class Engine(Control, Protocol):
-    """vLLM, wherever it runs."""
+    """A vLLM engine, in a child process or behind a server."""
 
     def generate(self, asked: Sequence[Asked], adapter: Adapter | None) -> list[Told]:
-        """Return a completion for each context, in their order."""
+        """Return one completion per request, in order."""
 
     def received(self) -> set[str]:
-        """Return the digests of what arrived last at the workers; one where all agree."""
+        """Return the digests of the last received weights, one per distinct worker result."""
 
     def forget_prefixes(self) -> None:
-        """Empty the prefix cache, which was filled by older weights."""
+        """Empty the prefix cache, which holds activations of older weights."""
 
     def put_adapter(self, new: Adapter, old: Adapter | None) -> bool:
-        """Load an adapter in place of an older one; return whether the engine has it."""
+        """Replace an adapter with a new one; return whether the engine lists it."""
 
     def close(self) -> None:
-        """End the engine if it is klinic's own."""
+        """Shut down the engine if klinic started it."""
 
 
 def parameters(asked: Asked) -> dict[str, Any]:
-    """Return the sampling parameters of one completion; nothing is left to a default."""
+    """Return vLLM's sampling parameters for one request, without relying on any default."""
     how = asked.how
     return {
         "temperature": how.temperature,
@@ -103,14 +103,14 @@ def parameters(asked: Asked) -> dict[str, Any]:
         "seed": asked.seed,
         "max_tokens": asked.max_tokens,
         "stop_token_ids": list(asked.eos_ids),
-        "ignore_eos": True,  # what ends a completion is listed above
+        "ignore_eos": True,  # stop_token_ids lists every token that ends a completion
         "logprobs": asked.top,
     }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What an engine is started with."""
+    """Configuration of an engine."""
 
     model: str
     dtype: str
@@ -119,10 +119,10 @@ class Start:
     lora_rank: int | None
     threads: int | None
     log: Path | None
-    """Where it may say what it has to say."""
+    """Where the engine's output is written."""
 
     def arguments(self) -> dict[str, Any]:
-        """Return the engine's arguments, as vLLM names them."""
+        """Return the engine arguments under vLLM's names."""
         lora = {}
         if self.lora_rank is not None:
             rank = next((r for r in RANKS if r >= (self.lora_rank or 0)), None)
@@ -137,7 +137,7 @@ class Start:
             "dtype": self.dtype,
             "max_model_len": self.window,
             "trust_remote_code": self.remote,
-            "generation_config": "vllm",  # not the model's own: only the recipe counts
+            "generation_config": "vllm",  # the recipe decides, not the model
             "logprobs_mode": LOGPROBS,
             "enable_prefix_caching": True,
             "enforce_eager": True,
@@ -149,7 +149,7 @@ class Start:
         }
 
     def environment(self) -> dict[str, str]:
-        """Return what the engine's process must find in its environment."""
+        """Return the environment variables of the engine process."""
         threads = {} if self.threads is None else {"OMP_NUM_THREADS": str(self.threads)}
         return {
             "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
@@ -157,21 +157,21 @@ class Start:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_HOST_IP": LOOPBACK,
-            "TORCH_COMPILE_DISABLE": "1",  # small kernels that take a minute to compile
+            "TORCH_COMPILE_DISABLE": "1",  # compiling these small kernels takes a minute
             "GLOO_SOCKET_IFNAME": "lo",
             **threads,
         }
 
 
 class OwnEngine:
-    """A vLLM engine in a child process of this one."""
+    """A vLLM engine in a child process."""
 
     num_workers = 1
 
     def __init__(self, start: Start) -> None:
         before = set(multiprocessing.active_children())
         with _environment(start), _said_to(start.log), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of libraries to one another
+            warnings.simplefilter("ignore")  # warnings of third-party libraries
             engine_class = _vllm()
             try:
                 self._llm: Any = engine_class(
@@ -179,24 +179,24 @@ class OwnEngine:
                     skip_tokenizer_init=True,
                     disable_log_stats=True,
                 )
-            except Exception as error:  # of many kinds, and the cause is in its log
+            except Exception as error:  # of many types; the log has the cause
                 raise SamplerError(
                     f"vLLM could not start with {start.model}: {type(error).__name__}: "
-                    f"{first_line(error)}. What it said is in {start.log}."
+                    f"{first_line(error)}. Its output is in {start.log}."
                 ) from error
-        # from here on it would speak between the lines of the run
+        # later log lines would mix with the run's own output
         logging.getLogger("vllm").setLevel(logging.ERROR)
         self._processes = set(multiprocessing.active_children()) - before
         self._log = start.log
 
     def _answer(self, call: Callable[[], Any]) -> Any:
-        """Return what a call comes to; one to an engine that has died would wait for ever."""
+        """Return the result of a call; raise if the engine dies, instead of blocking forever."""
         answers: queue.Queue[Any] = queue.Queue()
 
         def ask() -> None:
             try:
                 answers.put((call(), None))
-            except BaseException as error:  # to be raised where it was asked
+            except BaseException as error:  # re-raised in the calling thread
                 answers.put((None, error))
 
         threading.Thread(target=ask, daemon=True, name="klinic-engine").start()
@@ -218,12 +218,12 @@ class OwnEngine:
 
     def _lost(self) -> EngineLostError:
         return EngineLostError(
-            f"vLLM is gone: its process has ended. What it said last is in {self._log}. Nothing is "
-            "lost but the steps since the newest checkpoint: go on with --resume."
+            f"the vLLM process exited. Its output is in {self._log}. Only the steps since the "
+            "newest checkpoint are lost: continue with --resume."
         )
 
     def generate(self, asked: Sequence[Asked], adapter: Adapter | None) -> list[Told]:
-        """Return a completion for each context, in their order."""
+        """Return one completion per request, in order."""
         from vllm import SamplingParams
 
         outputs = self._answer(
@@ -237,23 +237,23 @@ class OwnEngine:
         return [_told(output) for output in outputs]
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Let the worker join the group."""
+        """Make the worker join the process group."""
         self._answer(lambda: self._llm.init_weight_transfer_engine({"init_info": init_info}))
 
     def start_weight_update(self) -> None:
-        """Let the worker make room."""
+        """Prepare the worker for new weights."""
         self._answer(self._llm.start_weight_update)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Let the worker receive."""
+        """Make the worker receive weights."""
         self._answer(lambda: self._llm.update_weights({"update_info": update_info}))
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Let the worker put the weights to use."""
+        """Make the worker use the received weights."""
         self._answer(lambda: self._llm.finish_weight_update(weight_version))
 
     def received(self) -> set[str]:
-        """Return the digest of what arrived last."""
+        """Return the digest of the last received weights."""
         told = self._answer(lambda: self._llm.collective_rpc("klinic_received"))
         return {one["received"] for one in told}
 
@@ -262,11 +262,11 @@ class OwnEngine:
         if not self._answer(self._llm.reset_prefix_cache):
             raise SamplerError(
                 "vLLM did not empty its prefix cache after a weight update: completions would mix "
-                "old weights and new ones. Start the run again with --resume."
+                "old and new weights. Restart the run with --resume."
             )
 
     def put_adapter(self, new: Adapter, old: Adapter | None) -> bool:
-        """Load an adapter in place of an older one."""
+        """Replace an adapter with a new one."""
         engine = self._llm.llm_engine
         if old is not None:
             self._answer(lambda: engine.remove_lora(old.number))
@@ -274,7 +274,7 @@ class OwnEngine:
         return new.number in self._answer(engine.list_loras)
 
     def close(self) -> None:
-        """End the child process."""
+        """Shut down the child process."""
         core = self._llm.llm_engine.engine_core
         core.shutdown()
 
@@ -324,7 +324,7 @@ def _on_this_machine() -> dict[str, Any]:
 
 @contextmanager
 def _environment(start: Start) -> Iterator[None]:
-    """Set what the engine's process inherits, and this one must not keep."""
+    """Set environment variables for the engine process, and restore them afterwards."""
     ours = start.environment() | {PARENT: str(os.getpid())}
     before = {name: os.environ.get(name) for name in ours}
     os.environ.update(ours)
@@ -340,7 +340,7 @@ def _environment(start: Start) -> Iterator[None]:
 
 @contextmanager
 def _said_to(log: Path | None) -> Iterator[None]:
-    """Let the engine's process write to a file what it would write over the run's own lines."""
+    """Redirect stdout and stderr of the engine process to a log file."""
     if log is None:
         yield
         return

@@ -1,4 +1,4 @@
-"""What vLLM loads of klinic in each of its processes. It must stay cheap to import."""
+"""vLLM plugin, loaded in each vLLM process; it must stay cheap to import."""
 
 import multiprocessing
 import os
@@ -7,7 +7,7 @@ from klinic.orphans import PARENT, die_with
 
 
 def register() -> None:
-    """Make klinic's way of delivering weights known to vLLM."""
+    """Register klinic's weight-transfer engine with vLLM."""
     _go_with_the_run()
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
@@ -20,7 +20,7 @@ def register() -> None:
 
 
 def _go_with_the_run() -> None:
-    """Let an engine of klinic's own die with the run; a server that somebody started stays."""
+    """Terminate an engine that klinic started when the run dies; a server keeps running."""
     parent = multiprocessing.parent_process()
     owner = os.environ.get(PARENT)
     if owner is not None and parent is not None and parent.pid == int(owner):

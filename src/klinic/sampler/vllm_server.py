@@ -1,7 +1,8 @@
-"""A vLLM server that somebody else started, spoken to over HTTP.
+"""Client of a running vLLM server.
 
-It must have been started for training: with klinic's way of receiving weights, and with log-probs
-of the distribution that is sampled from. What is not so is refused with the command that makes it.
+The server must be started for training: with klinic's weight-transfer backend, and with log-probs
+of the distribution that is sampled from. Otherwise the error names the command that starts it
+correctly.
 """
 
 import json
@@ -18,15 +19,15 @@ from klinic.sampler.vllm_engine import Adapter, Asked, Start, Told, parameters
 from klinic.sampler.weight_group import LOOPBACK
 
 KEY = "VLLM_API_KEY"
-AT_ONCE = 64  # requests under way; the server batches them
-PATIENCE = 600.0  # seconds for an answer
+AT_ONCE = 64  # concurrent requests; the server batches them
+PATIENCE = 600.0  # seconds to wait for a response
 LOCAL = (LOOPBACK, "localhost", "::1")
 DEVELOPMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 PROGRAM = "python -m vllm.entrypoints.openai.api_server"
 
 
 def command(start: Start) -> str:
-    """Return how to start a server that a run can sample from, as it would start its own engine."""
+    """Return the command that starts a server with the configuration of klinic's own engine."""
     served = {"host": LOOPBACK, "port": 8000, "enable_prompt_tokens_details": True}
     options = [_option(name, value) for name, value in {**start.arguments(), **served}.items()]
     around = [f"{name}={value}" for name, value in {**start.environment(), **DEVELOPMENT}.items()]
@@ -34,7 +35,7 @@ def command(start: Start) -> str:
 
 
 def _option(name: str, value: Any) -> str:
-    """Return an argument of vLLM's as an option of its command line; empty where it is not given.
+    """Return an engine argument as a command-line option; empty if it is unset.
 
     >>> _option("max_lora_rank", 8), _option("enable_lora", True), _option("seed", None)
     ('--max-lora-rank 8', '--enable-lora', '')
@@ -48,7 +49,7 @@ def _option(name: str, value: Any) -> str:
 
 
 class ServedEngine:
-    """A running server, on this machine."""
+    """A running vLLM server on this machine."""
 
     def __init__(self, url: str, *, started_by: str) -> None:
         import httpx2
@@ -56,8 +57,8 @@ class ServedEngine:
         host = urlsplit(url).hostname
         if host not in LOCAL:
             raise ConfigError(
-                f"sampler.server is {url}: weights go to it over the loopback interface, so it "
-                "must run on this machine. Give http://127.0.0.1 and its port."
+                f"sampler.server is {url}, but weights are sent over the loopback interface, so it "
+                "must run on this machine. Use http://127.0.0.1 and its port."
             )
         key = os.environ.get(KEY)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -68,7 +69,7 @@ class ServedEngine:
         self.num_workers = int(self._get("/get_world_size")["world_size"])
 
     def generate(self, asked: Sequence[Asked], adapter: Adapter | None) -> list[Told]:
-        """Return a completion for each context, in their order."""
+        """Return one completion per request, in order."""
         model = self._model if adapter is None else adapter.name
         return list(self._beside.map(lambda one: self._complete(one, model), asked))
 
@@ -98,23 +99,23 @@ class ServedEngine:
         )
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Let every worker join the group."""
+        """Make every worker join the process group."""
         self._post("/init_weight_transfer_engine", {"init_info": init_info})
 
     def start_weight_update(self) -> None:
-        """Let every worker make room."""
+        """Prepare every worker for new weights."""
         self._post("/start_weight_update")
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Let every worker receive."""
+        """Make every worker receive weights."""
         self._post("/update_weights", {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Let every worker put the weights to use."""
+        """Make every worker use the received weights."""
         self._post("/finish_weight_update", {"weight_version": weight_version})
 
     def received(self) -> set[str]:
-        """Return the digests of what arrived last at the workers."""
+        """Return the digests of the last received weights."""
         told = self._post("/collective_rpc", {"method": "klinic_received"})
         return {one["received"] for one in told["results"]}
 
@@ -123,7 +124,7 @@ class ServedEngine:
         self._post("/reset_prefix_cache")
 
     def put_adapter(self, new: Adapter, old: Adapter | None) -> bool:
-        """Load an adapter in place of an older one."""
+        """Replace an adapter with a new one."""
         if old is not None:
             self._post("/v1/unload_lora_adapter", {"lora_name": old.name})
         told = {"lora_name": new.name, "lora_path": str(new.folder)}
@@ -131,7 +132,7 @@ class ServedEngine:
         return new.name in {model["id"] for model in self._get("/v1/models")["data"]}
 
     def close(self) -> None:
-        """Hang up; the server is not klinic's to end."""
+        """Disconnect; the server keeps running."""
         self._beside.shutdown(wait=False)
         self._http.close()
 
@@ -148,17 +149,17 @@ class ServedEngine:
             response = self._http.request(method, path, json=body)
         except httpx2.HTTPError as error:
             raise SamplerError(
-                f"sampler.server {self._http.base_url} does not answer ({error}). Start it like "
-                f"this: {self._started_by}"
+                f"sampler.server {self._http.base_url} does not respond ({error}). Start it with: "
+                f"{self._started_by}"
             ) from error
         if response.status_code == 404:
             raise SamplerError(
                 f"sampler.server {self._http.base_url} has no {path}: it was not started for "
-                f"training. Start it like this: {self._started_by}"
+                f"training. Start it with: {self._started_by}"
             )
         if response.status_code >= 400:
             raise SamplerError(
-                f"sampler.server {self._http.base_url} refused {path} ({response.status_code}): "
+                f"sampler.server {self._http.base_url} rejected {path} ({response.status_code}): "
                 f"{response.text[:300]}"
             )
         says_json = "json" in response.headers.get("content-type", "")

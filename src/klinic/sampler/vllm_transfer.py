@@ -1,6 +1,6 @@
-"""The sending end of a weight update: which tensors, and over which group.
+"""Sends weights to vLLM workers: the tensor manifest and the broadcasts.
 
-Trainer and workers form a gloo group on the loopback interface, and klinic's transfer engine
+Trainer and workers form a gloo process group on the loopback interface; klinic's transfer engine
 receives (`vllm_worker.py`).
 """
 
@@ -23,20 +23,20 @@ class Control(Protocol):
     num_workers: int
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
-        """Let every worker join the group."""
+        """Make every worker join the process group."""
 
     def start_weight_update(self) -> None:
-        """Let every worker make room."""
+        """Prepare every worker for new weights."""
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Let every worker receive; returns when all have."""
+        """Make every worker receive weights; returns when all have."""
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
-        """Let every worker put the weights to use, under the name of their version."""
+        """Make every worker use the received weights, labelled with their version."""
 
 
 class WeightSender:
-    """Broadcasts whole tensors to the workers of an engine."""
+    """Broadcasts full tensors to the workers of an engine."""
 
     def __init__(self, control: Control, store: str, **options: Any) -> None:
         self._control = control
@@ -48,20 +48,20 @@ class WeightSender:
         joined.result()
 
     def send(self, tensors: Mapping[str, Tensor], version: str) -> None:
-        """Replace the engine's weights by these."""
+        """Replace the engine's weights with these tensors."""
         self._control.start_weight_update()
         told = {
             "names": list(tensors),
             "dtypes": [str(p.dtype).removeprefix("torch.") for p in tensors.values()],
             "shapes": [list(p.shape) for p in tensors.values()],
         }
-        # the workers wait for the tensors inside the call
+        # the call blocks in the workers until the tensors arrive
         received = self._beside.submit(self._control.update_weights, told)
         send(self._group, tensors)
         received.result()
         self._control.finish_weight_update(version)
 
     def close(self) -> None:
-        """Leave the group."""
+        """Leave the process group."""
         self._beside.shutdown(wait=False)
         self._group = None

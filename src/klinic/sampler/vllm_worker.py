@@ -1,8 +1,8 @@
-"""The receiving end of a weight update, inside a worker of vLLM.
+"""Receives weights inside a vLLM worker.
 
-It follows vLLM's own lifecycle (start, update, finish), and does two things beside it. On a CPU a
-head that is tied to the embedding is packed anew: the packed copy would keep the old weights, and
-nothing would say so. And it can tell what it received.
+It follows vLLM's lifecycle (start, update, finish) and adds two things. On a CPU it repacks an
+output head that is tied to the embedding; otherwise the packed copy silently keeps the old weights.
+And it reports the digest of the received weights.
 """
 
 from dataclasses import dataclass
@@ -28,17 +28,17 @@ NOTHING = ""
 
 @dataclass
 class Endpoint(WeightTransferInitInfo):  # type: ignore[misc]
-    """Where trainer and workers meet."""
+    """How a worker joins the trainer's process group."""
 
     store: str
     size: int
     pack_head: bool = True
-    """Off only to show what happens then."""
+    """Disabled only to reproduce the stale-head fault."""
 
 
 @dataclass
 class Announced(WeightTransferUpdateInfo):  # type: ignore[misc]
-    """What is about to be sent."""
+    """Names, dtypes and shapes of the tensors about to be sent."""
 
     names: list[str]
     dtypes: list[str]
@@ -46,20 +46,20 @@ class Announced(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class WeightReceiver(WeightTransferEngine[Endpoint, Announced]):  # type: ignore[misc]
-    """Weights that the trainer broadcasts, tensor by tensor."""
+    """Receives the weights that the trainer broadcasts, tensor by tensor."""
 
     init_info_cls = Endpoint
     update_info_cls = Announced
 
     def init_transfer_engine(self, init_info: Endpoint) -> None:
-        """Join the trainer's group, in which workers come after it."""
+        """Join the trainer's process group; the trainer is rank 0, workers follow."""
         rank = 1 + self.parallel_config.rank
         self._group: Any = open_group(init_info.store, rank=rank, size=init_info.size)
         self._packs_head = init_info.pack_head
         self.received = NOTHING
 
     def start_weight_update(self) -> None:
-        """Make room for weights in the format of a checkpoint."""
+        """Prepare the model for weights in checkpoint format."""
         self.received = NOTHING
         initialize_layerwise_reload(self.model)
 
@@ -68,7 +68,7 @@ class WeightReceiver(WeightTransferEngine[Endpoint, Announced]):  # type: ignore
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: Announced) -> None:
-        """Take the tensors one by one into the model."""
+        """Load the received tensors into the model one by one."""
         told = zip(update_info.names, update_info.dtypes, update_info.shapes, strict=True)
         samples: dict[str, torch.Tensor] = {}
         for name, dtype, shape in told:
@@ -79,22 +79,22 @@ class WeightReceiver(WeightTransferEngine[Endpoint, Announced]):  # type: ignore
         self.received = sampled_digest(samples)
 
     def finish_weight_update(self) -> None:
-        """Put the weights to use, the packed head among them."""
+        """Finalize the loaded weights and repack the output head."""
         finalize_layerwise_reload(self.model, self.model_config)
         head = getattr(self.model, "lm_head", None)
         if self._packs_head and hasattr(head, "cpu_linear"):
             dispatch_cpu_unquantized_gemm(head, remove_weight=False)
 
     def shutdown(self) -> None:
-        """Leave the group."""
+        """Leave the process group."""
         self._group = None
 
 
 class Confirming:
-    """What a worker can say beside what vLLM lets it say."""
+    """RPC methods that klinic adds to vLLM's workers."""
 
     weight_transfer_engine: Any
 
     def klinic_received(self) -> dict[str, str]:
-        """Return the digest of the weights that arrived last."""
+        """Return the digest of the last received weights."""
         return {"received": str(getattr(self.weight_transfer_engine, "received", NOTHING))}

@@ -1,6 +1,6 @@
-"""The group over which weights go from a trainer to those who sample with them.
+"""The process group that broadcasts weights from the trainer to samplers.
 
-Whole weights are gathered in the host's memory, wherever they are trained and used, so it is gloo.
+Weights pass through host memory whatever device trains or uses them, so the backend is gloo.
 """
 
 from collections.abc import Mapping
@@ -14,18 +14,18 @@ from torch._C._distributed_c10d import FileStore, TCPStore
 from torch.distributed import ProcessGroupGloo
 
 LOOPBACK = "127.0.0.1"
-PATIENCE = timedelta(minutes=10)  # somebody may be busy with a long completion
+PATIENCE = timedelta(minutes=10)  # a worker may be busy with a long completion
 TCP = "tcp://"
-MEMORY = Path("/dev/shm")  # noqa: S108 - what is handed over once needs no disk
+MEMORY = Path("/dev/shm")  # noqa: S108 - a RAM disk, for files that are read once
 
 
 def open_group(
     store: str, *, rank: int, size: int, host: str = LOOPBACK, meeting: timedelta = PATIENCE
 ) -> Any:
-    """Return the group of the trainer, which is rank 0, and all who receive.
+    """Return the process group of the trainer (rank 0) and all receivers.
 
-    `store` is where they meet: a file that all can write, or `tcp://` and the trainer's address.
-    `host` is where the others reach this process, and `meeting` how long it waits for them.
+    `store` is the rendezvous: a file that all can write, or `tcp://` and the trainer's address.
+    `host` is the address at which the others reach this process, `timeout` limits the rendezvous.
     """
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
@@ -37,13 +37,13 @@ def open_group(
 
 @torch.no_grad()
 def send(group: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Broadcast whole tensors from the trainer, one after the other."""
+    """Broadcast full tensors from the trainer, one by one."""
     for tensor in tensors.values():
         group.broadcast(tensor.detach().cpu().contiguous(), 0).wait()
 
 
 def in_memory() -> str | None:
-    """Return where files are kept in memory; None, which is anywhere, on systems without such."""
+    """Return a RAM-backed folder for temporary files; None on systems without one."""
     return str(MEMORY) if MEMORY.is_dir() else None
 
 

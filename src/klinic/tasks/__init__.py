@@ -1,1 +1,1 @@
-"""Tasks whose answers a program can judge: what to train on, and how to tell that it helped."""
+"""Built-in tasks with verifiable answers: training rows, held-out rows, rewards."""

@@ -1,4 +1,4 @@
-"""What a task is: rows to train on, rows held out, rewards, and what counts as right."""
+"""The `Task` type: training rows, held-out rows, rewards, and the answer parser."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,33 +16,33 @@ Row = dict[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """Something to learn whose answers a program can judge."""
+    """A task with verifiable answers."""
 
     name: str
     skills: tuple[str, ...]
-    """Parts of the task which are trained and measured on their own."""
+    """Parts of the task that are trained and evaluated separately."""
     default_skill: str
     train_rows: Callable[[str], Sequence[Row]]
     """All rows of a skill that may be trained on."""
     eval_rows: Callable[[str, int], list[Row]]
-    """The first rows of a skill that are held out; asking for fewer gives a part of the same."""
+    """The first held-out rows of a skill; a smaller number returns a prefix."""
     warm_start_rows: Callable[[int], Iterator[Row]]
-    """An endless mix of all skills for supervised training, from the rows of training alone."""
+    """An endless mix of all skills for supervised training, from training rows only."""
     rewards: Mapping[str, RewardFunction]
     default_reward: str
     parse: Callable[[Mapping[str, str], str], str | None]
-    """The answer that a completion gives, or None where it gives none."""
+    """The answer in a completion, or None if there is none."""
     measures: tuple[str, ...] = ()
-    """Rewards whose means over held-out rows are told beside accuracy."""
+    """Rewards reported in evaluations in addition to accuracy."""
 
     def correct(self, row: Mapping[str, str], completion: str) -> bool:
-        """Whether a completion gives the answer of its row."""
+        """Return whether the answer in a completion equals that of its row."""
         given = self.parse(row, completion)
         return given is not None and given == self.parse(row, row["answer"])
 
 
 def choose(kind: str, name: str, known: Mapping[str, Named]) -> Named:
-    """Return what goes by this name, or say which names there are.
+    """Look up a name; raise ConfigError with the available names if it is unknown.
 
     >>> choose("skill", "adition", {"addition": 1, "copying": 2})
     Traceback (most recent call last):

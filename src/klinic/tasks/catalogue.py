@@ -1,4 +1,4 @@
-"""The tasks klinic brings along, by name. Each is imported when it is asked for."""
+"""The built-in tasks by name, imported on demand."""
 
 from importlib import import_module
 
@@ -6,7 +6,7 @@ from klinic.errors import MissingExtraError
 from klinic.tasks.base import Task, choose
 
 EXTRAS = {"arithmetic": None, "chess": "chess", "multihop": None, "sums": None}
-"""Each task with the extra that it needs, if it needs one."""
+"""Each task with the optional dependency group (extra) it needs."""
 
 
 def find(name: str) -> Task:

@@ -1,7 +1,7 @@
-"""What is held out, decided by a digest of the text itself.
+"""Splits rows into training and held-out by a digest of their text.
 
-A digest is the same in every process, on every machine and in every version of Python; it also
-gives an order in which the first rows are as good a sample as any.
+The digest is the same in every process, on every machine and in every version of Python. Sorting by
+it gives a fixed pseudo-random order, so that any prefix is an unbiased sample.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from klinic.errors import ConfigError
 
 HeldOut = TypeVar("HeldOut")
 
-HELD_OUT = 0.2  # of the questions of each skill
+HELD_OUT = 0.2  # fraction of the questions of each skill
 
 
 def fraction(text: str) -> float:
@@ -25,15 +25,15 @@ def fraction(text: str) -> float:
 
 
 def is_held_out(text: str) -> bool:
-    """Whether a text is one of those that are never trained on."""
+    """Return whether a text is held out of training."""
     return fraction(text) < HELD_OUT
 
 
 def first(rows: Sequence[HeldOut], num: int, skill: str) -> Sequence[HeldOut]:
-    """Return the first `num` held-out rows, or say how many there are."""
+    """Return the first `num` held-out rows; raise ConfigError if there are fewer."""
     if not 0 < num <= len(rows):
         raise ConfigError(
-            f"{num} held-out rows of {skill} were asked for, and there are {len(rows)}. "
+            f"{num} held-out rows of {skill} requested, but there are {len(rows)}. "
             f"Use 1 to {len(rows)}."
         )
     return rows[:num]

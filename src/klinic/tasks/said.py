@@ -1,4 +1,4 @@
-"""What a completion says, whether it is a text or the turns of a chat."""
+"""The text of a completion, which is a string or the messages of a chat."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,7 +6,7 @@ Completion = str | Sequence[Mapping[str, str]]
 
 
 def said(completion: Completion) -> str:
-    """Return the text, or that of the last turn.
+    """Return the text of a completion: the string, or the content of the last message.
 
     >>> said([{"role": "assistant", "content": "42"}])
     '42'

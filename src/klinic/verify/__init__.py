@@ -1,16 +1,17 @@
-"""Proof by enumeration: what every KL term really estimates and differentiates.
+"""Proofs by enumeration of the value and the gradient of every KL term.
 
-world.py        small policies whose every completion can be listed
-targets.py      the gradients that a KL term could have, as exact sums
+world.py        toy policies with enumerable completions
+targets.py      the gradients that a KL term can have, as exact sums
 expectation.py  mean and variance of a term's gradient over all completions
-identify.py     which of those gradients is this one
-estimators.py   one row for each name klinic offers
-identities.py   what must hold for klinic's own terms, each with its error
-meaning.py      what averaging and advantage scaling do to the KL and its coefficient
-proof.py        all of this together: what `klinic verify` shows
-extremes.py     where a term overflows, cancels or goes dead
-function.py     the same questions asked of a user's own function
-advice.py       from what was measured of it to a verdict and a paragraph
-loading.py      finding and calling that function
-monte_carlo.py  the direction of k3 by sampling, on policy and off
+identify.py     matches an expected gradient with a target
+estimators.py   measurements of each estimator
+identities.py   identities that klinic's terms must satisfy, each with its error
+meaning.py      effect of aggregation and advantage scaling on the KL coefficient
+proof.py        the complete result of `klinic verify`
+extremes.py     where a term overflows, cancels or has no gradient
+departure.py    where a user's function leaves its identified gradient
+function.py     measurements of a user's own KL function
+advice.py       verdict and advice for a user's function
+loading.py      imports and calls a user's function
+monte_carlo.py  direction of k3 by sampling, on policy and off
 """

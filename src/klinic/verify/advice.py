@@ -1,10 +1,10 @@
-"""From what was measured of a user's function to a verdict and one paragraph.
+"""Turns the measurements of a user's function into a verdict and one paragraph of advice.
 
-The verdict is about the function added to a loss:
+The verdict is about the function as a term of the loss:
 
-    correct      its gradient is that of KL(policy || reference) wherever tokens can land
-    conditional  it is so only near the reference, up to a factor, or while float32 holds
-    wrong        it is not: no pull, the wrong way, or something that is not a KL
+    correct      its gradient is that of KL(policy || reference) at every distance tokens reach
+    conditional  only near the reference, up to a factor, or within the range of float32
+    wrong        no gradient, the wrong sign, or not the gradient of a KL
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from klinic.verify.function import VALUES, Measured
 from klinic.verify.world import LENGTH
 
 HALF = {"float16", "bfloat16"}
-REACHED = 60.0  # nats: a token that a policy gave up can be this far from the reference
+REACHED = 60.0  # nats: log-prob distance to the reference that abandoned tokens can reach
 
 USE = (
     "Use the estimator `unbiased`: `(ratio * (logp - logp_ref)).detach() * logp` with ratio = "
     "exp(logp - logp_old).clamp(max=2), logp_old being that of the sampler."
 )
 PUSHES = {
-    "k1": " On completions of an older policy it pushes away from what was sampled.",
+    "k1": " On completions of an older policy it pushes away from the sampled tokens.",
 }
 IS_RIGHT = {
     "reverse_token": "the gradient of KL(policy || reference), token by token",
@@ -34,10 +34,10 @@ IS_FORWARD = {
     "forward_sequence": "that of KL(reference || policy) between completions",
 }
 IS_WRONG = {
-    "half_chi_square": "half that of chi-square, which grows like exp(k1) where the policy "
-    "likes a token more than the reference does",
-    "sign_token": "sign(k1) grad logp: as strong next to the reference as far from it, so it does "
-    "not fade as the policy comes home",
+    "half_chi_square": "half that of chi-square, which grows like exp(k1) on tokens that are "
+    "likelier under the policy than under the reference",
+    "sign_token": "sign(k1) grad logp: as strong near the reference as far from it, so it does "
+    "not vanish as the policy returns to the reference",
 }
 
 
@@ -75,16 +75,16 @@ def _verdict(measured: Measured) -> Verdict:
 
 
 def _is_one(scale: float) -> bool:
-    return abs(scale - 1) < 1e-3  # a factor of 1.001 is rounding, one of 1.04 is somebody's beta
+    return abs(scale - 1) < 1e-3  # a factor of 1.001 is rounding, one of 1.04 is a coefficient
 
 
 def _fails_off_policy(measured: Measured) -> bool:
-    """Whether a function that is told the older policy does not correct for it."""
+    """Whether a function that takes `logp_old` does not correct for the older policy."""
     return measured.off_policy is not None and measured.off_policy.target not in OFF_POLICY
 
 
 def _breaks(measured: Measured) -> bool:
-    """Whether float32 or a dead zone takes the gradient away at a distance tokens can reach."""
+    """Whether float32 or a dead zone breaks the gradient at a distance tokens can reach."""
     extremes = measured.extremes
     if measured.precision in HALF:
         return True
@@ -112,7 +112,7 @@ def _value(measured: Measured) -> str:
     if measured.value == "zero":
         return "zero"
     if measured.value is None and _is_right(measured):
-        return "nothing to read: log k1 or k3 beside it"
+        return "not informative: log k1 or k3 as well"
     if measured.value is None:
         low, high = measured.value_to_kl
         return f"no known quantity; it was {low:.2f} to {high:.2f} times KL(policy || reference)"
@@ -131,8 +131,8 @@ def _gradient(measured: Measured) -> str:
         return "No gradient flows through it: added to a loss it does nothing."
     if found.target == "zero":
         return (
-            "Its gradient averages to zero: added to a loss it pulls nowhere and adds nothing but "
-            "noise." + PUSHES.get(measured.acts_like or "", "")
+            "Its gradient averages to zero: added to a loss it adds nothing but noise."
+            + PUSHES.get(measured.acts_like or "", "")
         )
     known = IS_RIGHT | IS_FORWARD | IS_WRONG
     if found.target is None or found.target not in known:
@@ -160,15 +160,15 @@ def _numerics(measured: Measured) -> list[str]:
     if extremes.saturates_at:
         said.append(
             f"It has a dead zone: no gradient for {extremes.saturates_at} (d = logp_ref - logp). "
-            "The tokens farthest from the reference are not pulled back at all."
+            "The tokens farthest from the reference get no gradient."
         )
     if measured.departure is not None and _is_departure_new(measured.departure.at, extremes):
-        turned = "pushes the policy away" if _turns(measured) else "has another pull"
-        said.append(f"It keeps that gradient only so far: for {measured.departure.at} it {turned}.")
+        turned = "pushes the policy away" if _turns(measured) else "has another gradient"
+        said.append(f"That gradient has a limited range: for {measured.departure.at} it {turned}.")
     if extremes.cancels_at:
         said.append(
             f"In float32 autograd subtracts two large numbers: by cancellation the gradient is off "
-            f"by more than 1% for {extremes.cancels_at}, and soon zero."
+            f"by more than 1% for {extremes.cancels_at}, and zero farther out."
         )
     if extremes.overflows_at:
         said.append(f"In float32 it overflows for {extremes.overflows_at}.")
@@ -185,16 +185,16 @@ def _precision(measured: Measured) -> list[str]:
         return []
     if measured.precision in HALF:
         return [f"It computes in {measured.precision}, too coarse for log-ratios: use float32."]
-    return [f"It computes in {measured.precision} whatever it is given."]
+    return [f"It computes in {measured.precision}, even on float64 inputs."]
 
 
 def _is_departure_new(at: Sides, extremes: Extremes) -> bool:
-    """Whether a departure is more than a dead zone, an overflow or a cancellation named already."""
+    """Whether a departure is not explained by a reported dead zone or cancellation."""
     return bool(at) and not (extremes.saturates_at or extremes.cancels_at)
 
 
 def _instead(measured: Measured, verdict: Verdict) -> list[str]:
-    """Return what to do, in one or two sentences."""
+    """Return the recommended action, in one or two sentences."""
     if verdict == "correct":
         return [_keep(measured)]
     if verdict == "conditional" and _is_right(measured):
@@ -208,7 +208,7 @@ def _instead(measured: Measured, verdict: Verdict) -> list[str]:
             "normalised (the estimator `k1_reward`)."
         )
     if measured.value == "kl" and measured.value_scale > 0 and not _is_right(measured):
-        said.append("Keep it as a number to log, not as a loss.")
+        said.append("Use it as a metric, not as a loss.")
     if "logits" in measured.roles.values():
         return [*said, "Use the estimator `exact`: sum over the vocabulary of p (log p - log ref)."]
     return [*said, USE]
@@ -228,7 +228,7 @@ def _keep(measured: Measured) -> str:
 
 
 def _mend(measured: Measured) -> list[str]:
-    """Return what mends a gradient that is right but for a factor or a missing ratio."""
+    """Return the fix for a gradient that is right except for a factor or a missing ratio."""
     scale = measured.gradient.scale
     if abs(scale * LENGTH - 1) < 1e-3:
         return [
@@ -238,11 +238,11 @@ def _mend(measured: Measured) -> list[str]:
     if abs(scale * measured.num_completions - 1) < 1e-3:
         return ["The factor is one over the batch: return the KL of each token, before any mean."]
     if not _is_one(scale):
-        return [f"Divide it by {scale:.4g}, or the coefficient means something else."]
+        return [f"Divide it by {scale:.4g}; otherwise the factor multiplies the KL coefficient."]
     if _fails_off_policy(measured):
         return [
-            "On completions of an older policy its gradient is none that klinic knows, although it "
-            "is given logp_old.",
+            "On completions of an older policy its gradient is not one that klinic knows, although "
+            "it takes logp_old.",
             USE,
         ]
     return []

@@ -1,13 +1,13 @@
-"""How far does a function keep the gradient it was found to have?
+"""Finds the distance from the reference at which a function leaves its identified gradient.
 
-The worlds reach some ten nats from the reference. A function can be right there and turn round
-beyond. So the pull of a function whose gradient was named is followed to 200 nats on both sides and
-held against the pull that the name stands for:
+The worlds reach about ten nats from the reference. A function can be right there and reverse
+beyond. So the pull of a function (its derivative in logp) is compared, up to 200 nats on both
+sides, with that of the identified gradient:
 
-    reverse_token  -d, times the multiple found
-    forward_token  1 - exp(d), times the multiple found
+    reverse_token  -d, times the fitted multiple
+    forward_token  1 - exp(d), times the fitted multiple
 
-A constant may be added to either: a constant pull averages to zero.
+A constant offset is allowed in either: a constant pull averages to zero.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from torch import Tensor
 from klinic.verify.extremes import FARTHEST, STEP, Sides, TokenFunction, pull_in_float64
 from klinic.verify.identify import Identity
 
-TOLERANCE = 1e-6  # of the pull itself; float64 loses no more than that before it cancels
+TOLERANCE = 1e-6  # relative to the pull; float64 is more precise than that until it cancels
 
 PULLS: dict[str, Callable[[Tensor], Tensor]] = {
     "reverse_token": lambda d: -d,
@@ -29,15 +29,15 @@ PULLS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Departure:
-    """Where a function leaves the gradient of its name, and whether it turns against it."""
+    """Distances at which a function leaves its identified gradient, and reverses."""
 
     at: Sides
     away: Sides
-    """From where on, at first, it pushes away from the reference."""
+    """Smallest distance at which it pushes away from the reference."""
 
 
 def departure(term: TokenFunction, found: Identity) -> Departure | None:
-    """Follow the pull of a function to both ends; None where no pull is known for its name."""
+    """Scan the pull on both sides; None for an identity without a known pull."""
     if found.target not in PULLS:
         return None
     above, below = (_follow(term, found, sign) for sign in (1.0, -1.0))

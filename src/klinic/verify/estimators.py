@@ -1,4 +1,4 @@
-"""One row for each KL term that klinic knows by name: promise, measurement, verdict."""
+"""Measures each named KL estimator: promised gradient, measured gradient, verdict."""
 
 import math
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from klinic.verify.world import World, make_world
 
 Verdict = Literal["correct", "wrong", "conditional"]
 
-# Promises that have no public name; each is still held against an exact sum.
+# Promised gradients without a public name; each is compared with an exact sum all the same.
 UNNAMED = {
     "topk": "bucket_token",
     "k3_reversed": "half_chi_square",
@@ -42,25 +42,25 @@ SAMPLER_DRIFTS = (0.1, 0.3, 0.6, 1.0)
 
 @dataclass(frozen=True, kw_only=True)
 class CapBias:
-    """What capping the weights costs when completions come from an older policy."""
+    """Bias from capping the weights on completions of an older policy."""
 
     drift: float
     """Standard deviation of the change of the logits since sampling."""
     mean_log_ratio: float
     """Mean of |log policy - log sampler| per token, in nats."""
     bias: float
-    """Change of the expected gradient by the cap, relative to it without."""
+    """Change of the expected gradient by the cap, relative to the uncapped gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What was measured for one name. Biases are relative to the gradient of the sequence KL."""
+    """Measurements of one estimator. Biases are relative to the gradient of the sequence KL."""
 
     name: str
     kind: Literal["offered", "published"]
     gradient: Gradient
     identity: str
-    """Which exact sum the expected gradient equals."""
+    """The exact sum that the expected gradient equals."""
     identity_error: float
     bias: float
     variance: float
@@ -80,7 +80,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A family of worlds with their draws and targets, made once for all rows."""
+    """A family of worlds with their enumerated pairs and targets, shared by all estimators."""
 
     worlds: Sequence[World]
     drawn: Sequence[Drawn]
@@ -88,7 +88,7 @@ class Setting:
 
     @classmethod
     def of(cls, worlds: Sequence[World]) -> "Setting":
-        """List and score every pair, with the cap off."""
+        """Enumerate and score every pair, with the cap off."""
         return cls(
             worlds=worlds,
             drawn=[Drawn.of(world, ratio_cap=math.inf) for world in worlds],
@@ -105,7 +105,7 @@ class Setting:
 
 
 def row(estimator: Estimator, on_policy: Setting, off_policy: Setting) -> Row:
-    """Measure one name in all worlds and hold it to its promise."""
+    """Measure one estimator in all worlds and compare it with its promise."""
     here, there = on_policy.moments[estimator.name], off_policy.moments[estimator.name]
     found = identify(here, on_policy.targets)
     found_off = identify(there, off_policy.targets)
@@ -141,23 +141,23 @@ def row(estimator: Estimator, on_policy: Setting, off_policy: Setting) -> Row:
 
 
 def promised_identity(estimator: Estimator) -> str:
-    """Return which exact sum the expected gradient is promised to equal."""
+    """Return the exact sum that the expected gradient is promised to equal."""
     return UNNAMED.get(estimator.name, estimator.gradient.value)
 
 
 def promise_error(estimator: Estimator, setting: Setting) -> float:
-    """Return how far the expected gradients are from what the name promises."""
+    """Return the deviation of the expected gradients from the promised ones."""
     found = setting.moments[estimator.name]
     return deviation(promised_identity(estimator), found, setting.targets)
 
 
 def cap_biases(estimator: Estimator) -> tuple[CapBias, ...]:
-    """Return what the default cap changes in the expected gradient, by drift of the sampler."""
+    """Return the bias of the default cap in the expected gradient, by drift of the sampler."""
     return tuple(_cap_bias(estimator, drift) for drift in SAMPLER_DRIFTS)
 
 
 def extremes_of(estimator: Estimator) -> Extremes:
-    """Scan a term on policy, each token a completion of its own."""
+    """Scan a term on policy, each token as a completion of its own."""
 
     def term(logp: Tensor, logp_ref: Tensor) -> Tensor:
         terms: Tensor = estimator.term(one_token_rows(logp, logp_ref))
@@ -167,7 +167,7 @@ def extremes_of(estimator: Estimator) -> Extremes:
 
 
 def one_token_rows(logp: Tensor, logp_ref: Tensor) -> KLInputs:
-    """Return the tokens as completions of one token each, just sampled."""
+    """Return the tokens as on-policy completions of one token each."""
     return KLInputs(
         group=torch.arange(len(logp)),
         row_offsets=torch.arange(len(logp) + 1),

@@ -1,7 +1,7 @@
-"""Mean and variance of a term's gradient over all pairs of completions: no sampling noise.
+"""Exact mean and variance of a term's gradient over all pairs of completions.
 
-The logits of every token are leaves of their own, so one backward pass gives the gradient of each
-pair separately, and the features of the world carry it to the parameters.
+The logits of every token are separate autograd leaves, so one backward pass yields the gradient of
+each pair; the features of the world map it to the parameters.
 """
 
 import math
@@ -23,20 +23,20 @@ Term = Callable[[KLInputs], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Drawn:
-    """Every pair of a world, as the KL term of a training step would see it."""
+    """Every pair of a world, as inputs of the KL term of a training step."""
 
     world: World
     leaf: Float[Tensor, "N V"]
     """The logits at each token, with gradient."""
     inputs: KLInputs
     pair: Tensor
-    """Which pair a token belongs to."""
+    """The pair of each token."""
     weights: Float[Tensor, "N"]
-    """Each pair by itself: sum over tokens, mean over its two members."""
+    """Per pair: sum over tokens, mean over its two members."""
 
     @classmethod
     def of(cls, world: World, *, ratio_cap: float) -> "Drawn":
-        """List the pairs of a world and score them under policy, sampler and reference."""
+        """Enumerate the pairs of a world and score them under policy, sampler and reference."""
         pairs = world.pairs
         leaf = world.logits(world.theta)[pairs.state].requires_grad_()
         rows, rows_ref = leaf.log_softmax(-1), world.log_probs(world.theta_ref)[pairs.state]
@@ -54,17 +54,17 @@ class Drawn:
             kl_topk=kl.topk(logp_p=rows, logp_q=rows_ref, k=TOP_K),
             ratio_cap=ratio_cap,
         )
-        # constant() divides by the rows of the step, which here is one pair
+        # constant() divides by all rows, but a step here is one pair
         weights = constant(inputs.loss_mask, pairs.row_offsets, length=1, dtype=leaf.dtype)
         weights = weights * (pairs.num_rows / MEMBERS)
         return cls(world=world, leaf=leaf, inputs=inputs, pair=group[pairs.row], weights=weights)
 
     def gradient_of_pairs(self, loss_per_token: Float[Tensor, "N"]) -> Float[Tensor, "G P"]:
-        """Return the gradient of each pair in the parameters."""
+        """Return the parameter gradient of each pair."""
         return self._to_parameters(loss_per_token, self.pair, len(self.world.pair_probability))
 
     def gradient(self, loss_per_token: Float[Tensor, "N"]) -> Float[Tensor, "P"]:
-        """Return the gradient of the whole sum in the parameters."""
+        """Return the parameter gradient of the sum over all tokens."""
         return self._to_parameters(loss_per_token, torch.zeros_like(self.pair), 1)[0]
 
     def _to_parameters(self, loss_per_token: Tensor, segment: Tensor, num_segments: int) -> Tensor:
@@ -77,7 +77,7 @@ class Drawn:
 
 @dataclass(frozen=True, kw_only=True)
 class Moments:
-    """What a term does on average, and how noisily."""
+    """Mean gradient, gradient variance and mean value of a term."""
 
     gradient: Float[Tensor, "P"]
     variance: float
@@ -86,7 +86,7 @@ class Moments:
 
     @property
     def size(self) -> float:
-        """The root mean square of a pair's gradient."""
+        """Root mean square of a pair's gradient norm."""
         return math.sqrt(self.variance / MEMBERS + float(self.gradient @ self.gradient))
 
 
@@ -95,7 +95,7 @@ def moments(drawn: Drawn, term: Term, *, weights: Float[Tensor, "N"] | None = No
     probability = drawn.world.pair_probability
     terms = term(drawn.inputs) * (drawn.weights if weights is None else weights)
     each = drawn.gradient_of_pairs(terms)
-    # a second pass with the probabilities inside: right even if pairs leaked into one another
+    # a second pass with the probabilities inside: correct even if a term mixed pairs
     mean = drawn.gradient(terms * probability[drawn.pair])
     spread = ((each - mean) ** 2).sum(-1)
     return Moments(
@@ -106,6 +106,6 @@ def moments(drawn: Drawn, term: Term, *, weights: Float[Tensor, "N"] | None = No
 
 
 def mean_gradient(drawn: Drawn, term: Term) -> Float[Tensor, "P"]:
-    """Return the mean gradient alone."""
+    """Return the mean gradient of a term over all pairs."""
     probability = drawn.world.pair_probability[drawn.pair]
     return drawn.gradient(term(drawn.inputs) * drawn.weights * probability)

@@ -1,8 +1,8 @@
-"""Where a per-token term overflows, loses its digits or stops pulling.
+"""Finds where a per-token term overflows, loses precision or has no gradient.
 
-A term is scanned over d = log ref - log policy from -200 to 200, in float32 as a trainer would
-compute it, against float64 on the same numbers. d > 0: the reference likes the token more than the
-policy does, as after the policy gave it up; d < 0: the policy likes it more.
+Scans a term over d = log ref - log policy from -200 to 200, in float32 as a trainer computes it,
+and compares it with float64 on the same inputs. d > 0: the token is likelier under the reference;
+d < 0: it is likelier under the policy. The pull is the derivative of the term in logp.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from torch import Tensor
 
 FARTHEST = 200.0
 STEP = 0.005
-DEAD = 1e-6  # a pull below this is none: the right one is |d|
-WRONG = 0.01  # a relative error above this is worth a warning
+DEAD = 1e-6  # a smaller pull counts as none: the correct one is |d|
+WRONG = 0.01  # a relative error above this is reported
 SMALLEST = 1e-6
 ANCHOR = -0.5  # the larger of the two log-probs; a log-prob cannot be positive
 
@@ -23,7 +23,7 @@ TokenFunction = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Sides:
-    """A place on either side of d = 0, or None where there is none."""
+    """A limit on either side of d = 0, None for no limit."""
 
     above: float | None
     below: float | None
@@ -39,14 +39,14 @@ class Sides:
 
 @dataclass(frozen=True, kw_only=True)
 class Extremes:
-    """What becomes of a term far from, and very near to, the reference."""
+    """Numerical limits of a term far from, and very near to, the reference."""
 
     overflows_at: Sides
-    """Value or gradient is not finite from here on."""
+    """Value or gradient is non-finite beyond this distance."""
     saturates_at: Sides
-    """No gradient from here on: a dead zone."""
+    """No gradient beyond this distance: a dead zone."""
     cancels_at: Sides
-    """The float32 gradient is wrong by more than 1% from here on."""
+    """The float32 gradient is wrong by more than 1% from this distance on."""
     imprecise_below: float | None
     """The float32 value is wrong by more than 1% for |d| below this."""
 
@@ -71,7 +71,7 @@ class _Side:
 
 
 def scan(term: TokenFunction) -> Extremes:
-    """Return where the term overflows, saturates, cancels and blurs."""
+    """Return where the term overflows, saturates, cancels and loses precision."""
     distance = torch.arange(STEP, FARTHEST + STEP, STEP, dtype=torch.float64)
     above = _judge(distance, _measure(term, distance))
     below = _judge(-distance, _measure(term, -distance))
@@ -101,7 +101,7 @@ def _run(term: TokenFunction, logp: Tensor, logp_ref: Tensor) -> _Scan:
 
 
 def pull_in_float64(term: TokenFunction, d: Tensor) -> Tensor:
-    """Return the derivative of a term in logp at each d, with no float32 in between."""
+    """Return the derivative of a term in logp at each d, computed in float64."""
     return _run(term, ANCHOR - d.clamp(min=0), ANCHOR + d.clamp(max=0)).gradient
 
 
@@ -111,16 +111,16 @@ def _judge(d: Tensor, both: _Both) -> _Side:
     pulling = truth.isfinite() & (truth.abs() > DEAD)
     wrong = finite & pulling & ((single - truth).abs() > WRONG * truth.abs())
     cancels = _first_of_run(d, wrong)
-    dead = _first_of_tail(d, ~pulling)  # dead up to where it overflows is dead all the same
+    dead = _first_of_tail(d, ~pulling)  # includes a dead zone that ends in an overflow
     if dead is not None and not bool((truth.abs() < DEAD)[(d - dead).abs().argmin()]):
         dead = None
     if cancels is not None and dead is not None and abs(cancels) < abs(dead):
-        dead = None  # float64 has lost its digits as well: not a zone the formula asks for
+        dead = None  # float64 cancels as well: not a dead zone of the formula
     return _Side(overflows=_first_of_tail(d, ~finite), cancels=cancels, dead=dead)
 
 
 def _first_of_tail(d: Tensor, holds: Tensor) -> float | None:
-    """Return from where on the condition holds up to the end of the scan."""
+    """Return the first d from which the condition holds up to the end of the scan."""
     if not bool(holds[-1]):
         return None
     failing = (~holds).nonzero()
@@ -129,7 +129,7 @@ def _first_of_tail(d: Tensor, holds: Tensor) -> float | None:
 
 
 def _first_of_run(d: Tensor, holds: Tensor) -> float | None:
-    """Return where the condition first holds at three neighbours, so not by chance at one."""
+    """Return the first d at which the condition holds for three neighbours, to exclude chance."""
     runs = (holds[:-2] & holds[1:-1] & holds[2:]).nonzero()
     return _rounded(d[int(runs[0])]) if len(runs) else None
 

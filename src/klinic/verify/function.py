@@ -1,7 +1,7 @@
-"""What does my KL function estimate, and what does its gradient do?
+"""Measures the mean value and the expected gradient of a user's KL function.
 
-A user's f(logp, logp_ref) is put through the worlds that klinic's own terms go through, and its
-mean value and mean gradient are named only when they fit in every one of them.
+Evaluates f(logp, logp_ref) in toy worlds like those of klinic's own terms. Its mean value and mean
+gradient are identified only if they fit in every world.
 """
 
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ from klinic.verify.loading import Role, UserFunction
 from klinic.verify.targets import TOP_K, at_prefixes, bucket, forward, half_chi_square, reverse
 from klinic.verify.world import LENGTH, World, make_world
 
-# How exactly a function can be named that computes in less than it was given.
+# Tolerance of the identification, by the dtype that the function computes in.
 TOLERANCES = {
     torch.float64: TOLERANCE,
     torch.float32: 1e-5,
     torch.float16: 2e-2,
     torch.bfloat16: 5e-2,
 }
-PROBED = 1.0  # how far from the reference a term's shape is compared with the known ones
+PROBED = 1.0  # largest |d| at which a function's pull is compared with the known terms
 
-# What a mean value can be, each an exact sum, plainest first.
+# Quantities that a mean value can equal, each an exact sum, simplest first.
 VALUES = {
     "kl": "KL(policy || reference)",
     "forward_kl": "KL(reference || policy)",
@@ -46,43 +46,43 @@ VALUES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What enumeration and scanning found out about a function."""
+    """Measurements of a user's function by enumeration and scanning."""
 
     name: str
     roles: dict[str, Role]
-    """What each of its arguments was given."""
+    """The role of each of its arguments."""
     precision: str
-    """In which it computes, whatever it is given."""
+    """The dtype of its result on float64 inputs."""
     value: str | None
-    """A key of VALUES, `zero`, or None where nothing fits."""
+    """A key of KNOWN_VALUES, `zero`, or None without a match."""
     value_scale: float
     value_to_kl: tuple[float, float]
     """The smallest and largest ratio of the mean value to the KL over the worlds."""
     gradient: Identity
     as_reward: Identity
-    """The gradient it would have, detached, as a cost in the reward of the whole completion."""
+    """The gradient when detached and used as a cost in the reward of the completion."""
     off_policy: Identity | None
     """Only for functions that take `logp_old`."""
     detached: bool
     acts_like: str | None
-    """The known term whose pull it has near the reference."""
+    """The published term with the same pull near the reference."""
     extremes: Extremes | None
     """None for functions of logits or of whole completions."""
     departure: Departure | None
-    """Where its pull leaves the named gradient; no world reaches that far."""
+    """Where its pull leaves the identified gradient, beyond the range of the worlds."""
     num_completions: int
-    """How many it was shown at once."""
+    """Completions per call."""
 
 
 def measure(function: UserFunction) -> Measured:
-    """Put a function through every world."""
+    """Measure a function in every world."""
     on_policy = Setting.of(_rectangular_worlds(sampler_drift=0.0))
     returned = _checked_values(function, on_policy.drawn[-1])
     try:
         return _measure(function, on_policy, returned)
-    except RuntimeError as error:  # torch refuses to differentiate, for example after in-place work
+    except RuntimeError as error:  # autograd fails, for example after an in-place operation
         raise FunctionError(
-            f"{function.name} cannot be differentiated: {first_line(error)} A loss made of it "
+            f"{function.name} cannot be differentiated: {first_line(error)} A loss that uses it "
             "would fail in the same way."
         ) from error
 
@@ -120,26 +120,28 @@ def _measure(function: UserFunction, on_policy: Setting, returned: Tensor) -> Me
 
 
 def _checked_values(function: UserFunction, drawn: Drawn) -> Tensor:
-    """Call a function twice: NaN and chance cannot be examined."""
+    """Return the values of two equal calls; raise on non-finite, random or integer results."""
     first, second = (_evaluate(function, drawn) for _ in range(2))
     if not bool(first.isfinite().all()):
         bad = int((~first.isfinite()).sum())
         raise FunctionError(
             f"{function.name} returned NaN or infinity for {bad} of {first.numel()} ordinary "
-            "tokens. Find out why before asking what it estimates."
+            "tokens. Fix this first: a non-finite value has no mean to identify."
         )
     if not torch.equal(first, second):
         raise FunctionError(
-            f"{function.name} gave two different answers to the same question: something in it is "
-            "random or remembers earlier calls. Take that out to have it examined."
+            f"{function.name} returned different values for the same inputs: it is random or keeps "
+            "state between calls. Make it deterministic to verify it."
         )
     if first.dtype not in TOLERANCES:
-        raise FunctionError(f"{function.name} returned {first.dtype}: a KL is a floating number.")
+        raise FunctionError(
+            f"{function.name} returned {first.dtype}: a KL needs a floating-point dtype."
+        )
     return first
 
 
 def _rectangular_worlds(*, sampler_drift: float) -> list[World]:
-    """Return worlds of equal lengths, near and very far, as [completions, tokens] wants them."""
+    """Return worlds with completions of equal length, which fit [completions, tokens] tensors."""
     return [
         make_world("near", seed=1, drift=0.15, sampler_drift=sampler_drift),
         make_world("far", seed=1, drift=1.2, sampler_drift=sampler_drift),
@@ -163,7 +165,7 @@ def _evaluate(function: UserFunction, drawn: Drawn) -> Tensor:
 
 
 def _term(function: UserFunction, drawn: Drawn) -> "_Handed":
-    """Return the function's values, per token, as a term; one a completion goes to its start."""
+    """Return the function's values as a term; one per completion goes to its first token."""
     values = _evaluate(function, drawn)
     if values.ndim == 1:
         values = torch.nn.functional.pad(values[:, None], (0, LENGTH - 1))
@@ -177,7 +179,7 @@ def _as_reward(term: "_Handed", drawn: Drawn) -> "_Handed":
 
 @dataclass(frozen=True)
 class _Handed:
-    """A term that was computed already."""
+    """A term that returns values computed in advance."""
 
     values: Float[Tensor, "N"]
 
@@ -192,7 +194,7 @@ def _off_policy(function: UserFunction, tolerance: float) -> Identity:
 
 
 def _values(world: World) -> dict[str, float]:
-    """Return every quantity a mean value could be, per completion, as an exact sum."""
+    """Return every known quantity per completion, as an exact sum."""
     sums = {
         "kl": reverse,
         "forward_kl": forward,
@@ -210,7 +212,7 @@ def _values(world: World) -> dict[str, float]:
 def _identify_value(
     found: list[float], known: list[dict[str, float]], tolerance: float
 ) -> tuple[str | None, float]:
-    """Name the quantity of which the mean values are one common multiple, or none."""
+    """Return the quantity of which the mean values are one common multiple, or none."""
     if max(map(abs, found)) < TOLERANCE:
         return "zero", 0.0
     for name in VALUES:
@@ -222,14 +224,14 @@ def _identify_value(
 
 def _one_token(function: UserFunction, logp: Tensor, logp_ref: Tensor) -> Tensor:
     arrays = {"logp": logp, "logp_ref": logp_ref, "logp_old": logp.detach()}
-    # flattened: of one token a completion, [completions] and [completions, 1] are one thing
+    # with one token per completion, [completions] and [completions, 1] are equivalent
     return function({name: array[:, None] for name, array in arrays.items()}).flatten()
 
 
 def _acts_like(function: UserFunction, tolerance: float) -> str | None:
-    """Return the published term with the same pull on each token, close to the reference."""
+    """Return the published term with the same pull on each token near the reference."""
     d = torch.linspace(-PROBED, PROBED, 101, dtype=torch.float64)
-    d = d[d.abs() > 1e-3]  # |k1| has a corner at 0
+    d = d[d.abs() > 1e-3]  # |k1| is not differentiable at 0
     mine = pull_in_float64(lambda logp, ref: _one_token(function, logp, ref), d)
     for name in ("k1", "k2", "k3", "k3_reversed", "abs"):
         term = ESTIMATORS[name].term

@@ -1,7 +1,7 @@
-"""Which of the known gradients is this one?
+"""Matches an expected gradient with a target gradient.
 
-A gradient is named only if it equals a multiple of one target in every world, with one multiple for
-all of them: agreement in one world can be chance, agreement in several families of policies is not.
+A gradient is identified only if it equals a multiple of one target in every world, with the same
+multiple in all: agreement in one world can be chance, in several families of policies it is not.
 """
 
 import math
@@ -16,16 +16,16 @@ from klinic.verify.expectation import Moments
 
 TOLERANCE = 1e-9  # float64 sums of some 10,000 terms agree to 1e-14; a wrong formula does not
 
-Vector = Float[Tensor, "_"]  # worlds differ in how many parameters they have
+Vector = Float[Tensor, "_"]  # worlds differ in their number of parameters
 Targets = dict[str, Vector]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """A gradient is `scale` times the named target, up to `error`."""
+    """The target that a gradient is a multiple of, with the scale and the error of the fit."""
 
     target: str | None
-    """`zero`, a key of `targets`, or None where nothing fits."""
+    """`zero`, a key of `target_gradients`, or None without a match."""
     scale: float
     error: float
     """Largest deviation over the worlds, relative to the gradient itself."""
@@ -38,34 +38,34 @@ class Identity:
 
 
 def worst(errors: Iterable[float]) -> float:
-    """Return the largest error, or NaN if one is NaN: `max` alone would pass it over."""
+    """Return the largest error, or NaN if one is NaN: `max` alone can ignore a NaN."""
     listed = list(errors)
     return math.nan if any(map(math.isnan, listed)) else max(listed)
 
 
 def relative(error: Vector, targets: Targets) -> float:
-    """Return the length of a vector relative to the gradient of the sequence KL."""
+    """Return the norm of a vector relative to the gradient of the sequence KL."""
     return float(error.norm() / targets["reverse_sequence"].norm())
 
 
 def identify(
     found: Sequence[Moments], worlds: Sequence[Targets], *, tolerance: float = TOLERANCE
 ) -> Identity:
-    """Name the target that fits in every world with one common multiple, or none."""
-    # against one completion's gradient: a mean that is small because the term is small is not zero
+    """Return the target that fits in every world with one common multiple, or none."""
+    # relative to one pair's gradient: a mean that is small because the term is small is not zero
     size = worst(_ratio(float(moment.gradient.norm()), moment.size) for moment in found)
     if size < tolerance:
         return Identity(target="zero", scale=0.0, error=size)
     candidates = [_fit(name, found, worlds) for name in worlds[0]]
     near = [fit for fit in candidates if fit.error < tolerance]
     if near:
-        return near[0]  # targets that coincide in every world are listed plainest first
+        return near[0]  # of targets that coincide in every world, the simplest comes first
     closest = min(fit.error for fit in candidates)
     return Identity(target=None, scale=1.0, error=closest)
 
 
 def deviation(target: str, found: Sequence[Moments], worlds: Sequence[Targets]) -> float:
-    """Return how far the gradients are from the target itself, multiple 1, at worst."""
+    """Return the largest deviation of the gradients from the target itself (multiple 1)."""
     return worst(
         relative(moment.gradient - (0 if target == "zero" else targets[target]), targets)
         for moment, targets in zip(found, worlds, strict=True)

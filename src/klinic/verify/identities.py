@@ -1,4 +1,4 @@
-"""What must hold for klinic's own terms, each with its measured error."""
+"""Identities that klinic's own terms must satisfy, each with its measured error."""
 
 import math
 from dataclasses import dataclass, replace
@@ -22,14 +22,14 @@ from klinic.verify.meaning import (
 from klinic.verify.targets import finite_difference, sequence_kl, targets
 from klinic.verify.world import make_world
 
-FINITE_DIFFERENCE = 1e-8  # central differences with a step of 1e-5 are themselves good to 1e-10
+FINITE_DIFFERENCE = 1e-8  # central differences with a step of 1e-5 have an error of about 1e-10
 FAR, FARTHEST = 60.0, 200.0
 OFFERED = [estimator for estimator in ESTIMATORS.values() if estimator.kind == "offered"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One statement, how far it is from true, and how far it may be."""
+    """One identity with its error and its tolerance."""
 
     name: str
     statement: str
@@ -38,12 +38,12 @@ class Check:
 
     @property
     def ok(self) -> bool:
-        """Whether the statement holds; an error that is not a number never does."""
+        """Whether the error is within the tolerance; a NaN never is."""
         return self.error <= self.tolerance
 
 
 def checks(on_policy: Setting, off_policy: Setting, averages: list[AggregationRow]) -> list[Check]:
-    """Return every statement with its error."""
+    """Return every identity with its error."""
     return [
         *_promises(on_policy),
         _finite_difference(on_policy),
@@ -128,7 +128,7 @@ def _zero_at_reference() -> Check:
 
 
 def _same_per_sample(setting: Setting) -> Check:
-    """unbiased, k2 and k3_ratio are one and the same on policy, sample by sample."""
+    """Check that unbiased, k2 and k3_ratio have equal gradients on every on-policy sample."""
     errors = []
     for drawn in setting.drawn:
         one, *others = (
@@ -168,7 +168,7 @@ def _reward_gradient() -> Check:
 
 
 def _equal_rewards() -> Check:
-    """Groups of equal rewards add nothing, so that policy term plus KL term is the KL term."""
+    """Check that groups of equal rewards have no policy gradient, so that only the KL remains."""
     world = make_world("eos", seed=3, drift=1.2, ends_early=True)
     drawn = Drawn.of(world, ratio_cap=math.inf)
     equal = torch.full((world.pairs.num_rows,), 0.7, dtype=torch.float64)
@@ -177,7 +177,7 @@ def _equal_rewards() -> Check:
     policy = [float(policy_gradient(drawn, equal, name).norm()) for name in compared]
     return Check(
         name="equal rewards",
-        statement="groups of equal rewards leave the KL term alone, whatever the advantage",
+        statement="groups of equal rewards do not change the KL term, for every advantage",
         error=worst(policy) / size,
     )
 
@@ -203,7 +203,7 @@ def _far_from_reference() -> list[Check]:
 
 
 def _pull(name: str, d: float) -> Tensor:
-    """Return the float32 derivative of a term in logp, the reference d above the policy."""
+    """Return the float32 derivative of a term in logp at d = log ref - log policy."""
     logp = torch.tensor([-d - 0.5], requires_grad=True)
     term = ESTIMATORS[name].term(one_token_rows(logp, torch.tensor([-0.5])))
     (pull,) = torch.autograd.grad(term.sum(), logp)

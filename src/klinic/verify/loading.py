@@ -1,4 +1,4 @@
-"""Find the function a user named, and work out from its arguments how it wants to be called."""
+"""Imports a user's KL function and infers the role of each argument from its name."""
 
 import inspect
 import re
@@ -14,7 +14,7 @@ from klinic.user_code import guard
 
 Role = Literal["logp", "logp_ref", "logp_old", "logits", "logits_ref"]
 
-# How a word of an argument's name begins, or ends where it is written in one with "log".
+# Prefixes of words in argument names; suffixes of words that start with "log".
 REFERENCE = ("ref", "base", "init", "teacher", "sft", "frozen")
 POLICY = ("pol", "actor", "student", "new", "curr")
 OLDER = ("old", "sampl", "behav", "rollout")
@@ -29,26 +29,26 @@ EXPECTED = (
 
 @dataclass(frozen=True, kw_only=True)
 class UserFunction:
-    """A user's KL function and what each of its arguments wants to be."""
+    """A user's KL function and the role of each of its arguments."""
 
     name: str
     call: Callable[..., Any]
     roles: dict[str, Role]
-    """From the name of an argument to what it is given."""
+    """Role by argument name."""
 
     @property
     def takes_logits(self) -> bool:
-        """Whether it wants whole rows of logits instead of the log-probs of the tokens."""
+        """Whether it takes logits over the vocabulary instead of log-probs of the tokens."""
         return "logits" in self.roles.values()
 
     @property
     def takes_old(self) -> bool:
-        """Whether it can tell tokens of an older policy from fresh ones."""
+        """Whether it takes the log-probs of the policy that sampled."""
         return "logp_old" in self.roles.values()
 
     def __call__(self, arrays: dict[str, Tensor]) -> Tensor:
-        """Call it, and say in a sentence what went wrong if something did."""
-        # clones: a function that works in place must not change what the next call is given
+        """Call the function on copies of the arrays; any failure raises FunctionError."""
+        # clones: an in-place operation must not change the inputs of the next call
         given = {name: arrays[role].clone() for name, role in self.roles.items()}
         try:
             with guard(self.name):
@@ -77,7 +77,7 @@ def _roles(name: str, function: Callable[..., Any]) -> dict[str, Role]:
         parameters = inspect.signature(function).parameters.values()
     except ValueError as error:
         raise FunctionError(
-            f"{name} does not say what its arguments are. Wrap it: def f(logp, logp_ref): return "
+            f"the signature of {name} cannot be inspected. Wrap it: def f(logp, logp_ref): return "
             f"{name}(logp, logp_ref)."
         ) from error
     needed = [p.name for p in parameters if p.default is p.empty and p.kind in NAMED]
@@ -93,12 +93,12 @@ def _roles(name: str, function: Callable[..., Any]) -> dict[str, Role]:
 
 
 def _assign(names: list[str]) -> dict[str, Role]:
-    """Give roles by name where the names tell, and by place where they do not."""
+    """Assign roles by argument name, and by position where the names are ambiguous."""
     kind = "logits" if any("logit" in name.lower() for name in names) else "logp"
     older = [name for name in names if _has(name, OLDER)]
     others = [name for name in names if name not in older]
     references = [name for name in others if _has(name, REFERENCE)]
-    if not references:  # the one that does not say it is the policy, else the second
+    if not references:  # the only argument not named like a policy, else the second
         policies = [name for name in others if name in PLAIN or _has(name, POLICY)]
         left = [name for name in others if name not in policies]
         references = left if len(policies) == len(left) == 1 else others[1:2]
@@ -108,7 +108,7 @@ def _assign(names: list[str]) -> dict[str, Role]:
 
 
 def _has(name: str, beginnings: tuple[str, ...]) -> bool:
-    """Whether a word of the name says so: `old_logps`, `logpOld` and `logpold`, not `threshold`."""
+    """Whether a word of the name matches: `old_logps`, `logpOld`, `logpold`, not `threshold`."""
     words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
     return any(
         word.startswith(beginnings) or (word.startswith("log") and word.endswith(beginnings))
@@ -126,7 +126,7 @@ def _checked(name: str, result: Any, first: Tensor) -> Tensor:
     if tuple(result.shape) not in {per_token, per_row}:
         raise FunctionError(
             f"{name} returned the shape {list(result.shape)} for tokens of shape "
-            f"{list(per_token)}. Return one KL a token {list(per_token)}, or one a completion "
-            f"{list(per_row)}; leave the mean over the batch to the trainer."
+            f"{list(per_token)}. Return one KL per token {list(per_token)}, or one per completion "
+            f"{list(per_row)}; the trainer takes the mean over the batch."
         )
     return result

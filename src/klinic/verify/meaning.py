@@ -1,8 +1,8 @@
-"""What averaging does to a KL term, and what its coefficient means beside the policy term.
+"""Measures the effect of aggregation and advantage scaling on the KL term and its coefficient.
 
-The identities hold for sums. A trainer averages, and it scales advantages; both change what one
-unit of coefficient buys. Measured on completions of unequal length, pair by pair: a step here is
-one pair, so what depends on the batch shows at its strongest.
+The identities hold for sums. A trainer averages and scales advantages; both change the effective
+KL coefficient. Measured on completions of unequal length with one pair per step, where effects of
+the batch are strongest.
 """
 
 import math
@@ -30,32 +30,32 @@ AGGREGATIONS: tuple[Aggregation, ...] = ("constant", "token_mean", "sequence_mea
 
 @dataclass(frozen=True, kw_only=True)
 class AggregationRow:
-    """What an average leaves of a term's promise."""
+    """Effect of one aggregation on the expected gradient of one estimator."""
 
     estimator: str
     aggregation: str
     refused: bool
     scale: float | None
-    """The multiple of the promised gradient that fits best."""
+    """The best-fitting multiple of the promised gradient."""
     deviation: float | None
-    """What no multiple explains, relative to the averaged gradient."""
+    """Residual of that fit, relative to the averaged gradient."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageRow:
-    """What an advantage leaves of the gradient of the expected reward, in groups of eight."""
+    """Effect of one advantage on the gradient of the expected reward, in groups of eight."""
 
     advantage: str
     success_rate: float
-    """How often a completion of the prompt earns its reward of 1."""
+    """Probability that a completion of the prompt has reward 1."""
     scale: float
     """The policy term is this multiple of the gradient of the expected reward."""
     coefficient: float
-    """What a coefficient of 1 weighs against the reward under this advantage: 1 / scale."""
+    """Effective KL coefficient of a nominal 1 under this advantage: 1 / scale."""
 
 
 def aggregation_rows() -> list[AggregationRow]:
-    """Return what each average does to the terms klinic offers."""
+    """Return the effect of each aggregation on the offered estimators."""
     world = _unequal_lengths()
     drawn, goals = Drawn.of(world, ratio_cap=math.inf), targets(world)
     weights = {aggregation: pair_weights(drawn, aggregation) for aggregation in AGGREGATIONS}
@@ -67,14 +67,14 @@ def aggregation_rows() -> list[AggregationRow]:
 
 
 def advantage_rows() -> list[AdvantageRow]:
-    """Return what each advantage does to the policy term, for a verifier's rewards of 0 and 1."""
+    """Return the effect of each advantage on the policy term, for rewards of 0 and 1."""
     return [
         _advantage_row(name, success_rate) for name in ADVANTAGES for success_rate in SUCCESS_RATES
     ]
 
 
 def pair_weights(drawn: Drawn, aggregation: Aggregation) -> Float[Tensor, "N"]:
-    """Return the weights of an average when each pair is a step of its own."""
+    """Return the aggregation weights when each pair is a step of its own."""
     offsets = drawn.inputs.row_offsets
     weights = [
         aggregation_weights(
@@ -90,7 +90,7 @@ def pair_weights(drawn: Drawn, aggregation: Aggregation) -> Float[Tensor, "N"]:
 
 
 def reward_of_completions(world: World) -> Float[Tensor, "B"]:
-    """Return a verifier's reward: 1 for about a third of the completions, else 0."""
+    """Return a binary reward: 1 for about a third of the completions, else 0."""
     random = torch.Generator().manual_seed(11)
     drawn = torch.rand(world.completions.num_rows, generator=random, dtype=torch.float64)
     return (drawn < 1 / 3).double()
@@ -107,7 +107,7 @@ def reward_gradient(world: World, reward: Float[Tensor, "B"]) -> Float[Tensor, "
 def policy_gradient(
     drawn: Drawn, reward_of_row: Float[Tensor, "R"], advantage: str
 ) -> Float[Tensor, "P"]:
-    """Return the expected gradient of the policy term, as something to descend."""
+    """Return the expected gradient of the policy term, to be minimised."""
     probability = drawn.world.pair_probability
     terms = clipped(
         PolicyInputs(
@@ -153,7 +153,7 @@ def _aggregation_row(
 
 
 def _advantage_row(name: str, success_rate: float) -> AdvantageRow:
-    # E[A S] = (E[A | right] - E[A | wrong]) grad E[reward]: the others are independent of S
+    # E[A S] = (E[A | right] - E[A | wrong]) grad E[reward]: other members are independent of S
     scale = _mean_advantage(name, 1.0, success_rate) - _mean_advantage(name, 0.0, success_rate)
     return AdvantageRow(
         advantage=name, success_rate=success_rate, scale=scale, coefficient=1 / scale
@@ -161,7 +161,7 @@ def _advantage_row(name: str, success_rate: float) -> AdvantageRow:
 
 
 def _mean_advantage(name: str, own_reward: float, success_rate: float) -> float:
-    """Return the mean advantage of a completion, over how many of the others were right."""
+    """Return the mean advantage of a completion, over the number of others with reward 1."""
     others = (NUM_GROUPS if name == "batch" else 1) * GROUP_SIZE - 1
     group = np.zeros(others + 1, dtype=np.int64)
     total = 0.0

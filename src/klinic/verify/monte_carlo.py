@@ -1,14 +1,14 @@
-"""The direction of k3 by sampling: is exp(ref - policy) - (ref - policy) - 1 the right way round?
+"""Monte Carlo check of the direction of k3 = exp(ref - policy) - (ref - policy) - 1.
 
-Tokens are drawn from the policy (`direction`) or from an older policy (`importance_sampling`), the
-estimators averaged, and the averages held against the KL summed over the vocabulary. Beside each
-average stands the value it must converge to, also a sum over the vocabulary:
+Samples tokens from the policy (`measure_direction`) or from an older policy
+(`measure_importance_sampling`), averages the estimators, and compares the averages with the KL
+summed over the vocabulary. Each average also has its exact limit, a sum over the vocabulary:
 
     k3           KL(policy || reference)
     k3 reversed  chi-square(policy || reference) - KL(policy || reference)
 
-so the reversed form is off by chi-square minus twice the KL. On tokens of an older policy both have
-these means only when weighted by the ratio policy / sampler.
+so the error of the reversed form is chi-square minus twice the KL. On tokens of an older policy
+both have these means only when weighted by the ratio policy / sampler.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from klinic.verify.identify import TOLERANCE
 
 VOCABULARY = 64
 NUM_SAMPLES = 100_000
-SHIFTS = (0.3, 1.0, 2.0, 4.0, 6.0)  # how far the logits of the policy moved from the reference
+SHIFTS = (0.3, 1.0, 2.0, 4.0, 6.0)  # distance of the policy's logits from the reference's
 SAMPLER_SHIFT = 0.5
 
 Rows = Float[Tensor, "V"]
@@ -33,7 +33,7 @@ Rows = Float[Tensor, "V"]
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """An average over sampled tokens, and what it converges to."""
+    """An average over sampled tokens, and its exact limit."""
 
     name: str
     monte_carlo: float
@@ -53,7 +53,7 @@ class Distance:
     kl: float
     chi_square: float
     reversed_error: float
-    """chi-square - 2 KL: what the reversed form must be off by."""
+    """chi-square - 2 KL: the exact error of the reversed form."""
     estimates: tuple[Estimate, ...]
 
 
@@ -81,19 +81,19 @@ class _Case:
 
 
 def direction() -> list[Distance]:
-    """Return k3 and its reversed form on tokens of the policy, at growing distance."""
+    """Return k3 and its reversed form on tokens of the policy, at increasing distance."""
     return [_distance(_case(shift, sampler_shift=0.0), off_policy=False) for shift in SHIFTS]
 
 
 def importance_sampling() -> list[Distance]:
-    """Return the same on tokens of an older policy, with and without the importance ratio."""
+    """Return both forms on tokens of an older policy, with and without the importance ratio."""
     return [
         _distance(_case(shift, sampler_shift=SAMPLER_SHIFT), off_policy=True) for shift in SHIFTS
     ]
 
 
 def ok(distances: list[Distance]) -> bool:
-    """Return whether each estimate is right or wrong as it must be, exactly."""
+    """Return whether exactly the expected estimates converge to the KL."""
     return all(
         estimate.right == ("reversed" not in estimate.name and "unweighted" not in estimate.name)
         for distance in distances
@@ -145,7 +145,7 @@ def _distance(case: _Case, *, off_policy: bool) -> Distance:
 
 
 def _trl(case: _Case, exact: float) -> Estimate:
-    """Average TRL's own expression over the same tokens, one completion of one token each."""
+    """Average TRL's KL expression over the same tokens, as completions of one token each."""
     from klinic.integrations.trl import mean_kl
 
     def mean_over(tokens: Int[Tensor, "tokens"]) -> float:

@@ -1,4 +1,4 @@
-"""Everything `klinic verify` shows: rows, checks, and what averages and advantages change."""
+"""The result of `klinic verify`: estimators, identities, and effects of averages and advantages."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from klinic.verify.world import off_policy_worlds, on_policy_worlds
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The whole result, and whether everything holds."""
+    """All measurements, and whether they match what klinic promises."""
 
     rows: list[Row]
     checks: list[Check]
@@ -22,17 +22,17 @@ class Proof:
 
     @property
     def ok(self) -> bool:
-        """Whether every row keeps its promise and every check holds."""
+        """Whether every estimator has its promised gradient and every identity holds."""
         return all(row.ok for row in self.rows) and all(check.ok for check in self.checks)
 
     @property
     def worst_identity_error(self) -> float:
-        """The largest error of the statements that must hold to 1e-9."""
+        """The largest error of the identities with a tolerance of 1e-9."""
         return worst(check.error for check in self.checks if check.tolerance == TOLERANCE)
 
 
 def prove(progress: Callable[[str], None] = lambda _: None) -> Proof:
-    """Measure everything in every world; `progress` is told what is looked at."""
+    """Measure every estimator in every world; `progress` receives the name of each stage."""
     progress("every completion")
     on_policy, off_policy = Setting.of(on_policy_worlds()), Setting.of(off_policy_worlds())
     rows = []

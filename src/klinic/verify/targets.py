@@ -1,8 +1,8 @@
-"""The gradients that a KL term could have in expectation, each as an exact sum.
+"""The gradients that a KL term can have in expectation, each as an exact sum.
 
-None of this uses a formula of `maths`: the targets are the derivative, by autograd in float64, of
-sums over all completions or prefixes, and the sequence KL is checked by finite differences.
-Write p for the policy, q for the reference, v_m(s) for how often the policy m visits prefix s.
+Independent of `maths`: the targets are derivatives, by autograd in float64, of sums over all
+completions or prefixes; finite differences check the sequence KL.
+Write p for the policy, q for the reference, v_m(s) for the visits of prefix s under policy m.
 
     reverse_sequence           grad sum_y p(y) (log p(y) - log q(y))
     reverse_token              sum_s v_p(s) grad KL(p(.|s) || q(.|s)), v_p held fixed
@@ -28,7 +28,7 @@ TOP_K = 2  # of 4: enough to leave a bucket
 
 Vector = Float[Tensor, "P"]
 PrefixSum = Callable[[Tensor, Tensor], Tensor]
-"""From the log-probs of policy and reference at every prefix to one number each."""
+"""Maps the log-probs of policy and reference at every prefix to one number per prefix."""
 
 
 def sequence_kl(world: World, theta: Vector) -> Tensor:
@@ -95,7 +95,7 @@ def _grad(world: World, objective: Callable[[Vector], Tensor]) -> Vector:
 
 
 def visit_counts(world: World, theta: Vector) -> Float[Tensor, "S"]:
-    """Return how often each prefix is continued, per completion."""
+    """Return the expected visits of each prefix per completion."""
     completions = world.completions
     probability = world.completion_logp(theta).exp()[completions.row]
     visits = torch.zeros(len(world.base), dtype=probability.dtype)
@@ -118,13 +118,13 @@ def half_chi_square(logp: Tensor, logq: Tensor) -> Tensor:
 
 
 def sign(logp: Tensor, logq: Tensor) -> Tensor:
-    """Return what has the gradient sum_a p sign(log p - log q) grad log p at every prefix."""
+    """Return a term with the gradient sum_a p sign(log p - log q) grad log p at every prefix."""
     constant = (logp.exp() * (logp - logq).sign()).detach()
     return (constant * logp).sum(-1)
 
 
 def bucket(logp: Tensor, logq: Tensor) -> Tensor:
-    """Return the KL of the likeliest tokens and the rest, from probabilities."""
+    """Return the KL over the likeliest tokens and a rest bucket, from probabilities."""
     p, q = logp.exp(), logq.exp()
     kept = p >= p.sort(-1, descending=True).values[..., TOP_K - 1 : TOP_K]
     rest_p, rest_q = (p * ~kept).sum(-1), (q * ~kept).sum(-1)

@@ -1,12 +1,12 @@
-"""Small policies whose every completion can be listed, so that an expectation is a sum.
+"""Toy policies with enumerable completions, so that an expectation is an exact sum.
 
 A world has a policy, a reference and a sampler over a vocabulary of 4 and completions of up to 3
 tokens. Its parameters are the logits themselves ("tabular") or shared by all prefixes, as in a
 network that generalises; a completion has 3 tokens or ends early at the last token of the
-vocabulary ("eos"). Everything is float64.
+vocabulary ("eos"). All tensors are float64.
 
-Terms with a baseline need company, and averages need rows of unequal length, so what is listed are
-pairs: all pairs of completions of one prompt, each with its probability under the sampler.
+Baselines need a second group member, and averages need rows of unequal length, so the worlds
+enumerate all pairs of completions of one prompt, each with its probability under the sampler.
 """
 
 import math
@@ -27,7 +27,7 @@ NUM_SHARED = 20  # parameters of the shared policies: fewer than their 84 logits
 
 @dataclass(frozen=True, kw_only=True)
 class World:
-    """Policy, reference and sampler, as parameters of one family of small policies."""
+    """Policy, reference and sampler, as parameters of one family of toy policies."""
 
     name: str
     base: Float[Tensor, "S V"]
@@ -65,14 +65,14 @@ class World:
 
     @cached_property
     def pair_probability(self) -> Float[Tensor, "G"]:
-        """The probability that the sampler draws each pair."""
+        """The probability of each pair under the sampler."""
         drawn = self.completion_logp(self.theta_sampler).exp()
         return (drawn[:, None] * drawn[None, :]).flatten()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Completions:
-    """Completions end to end: the prefix each token was drawn at, and the token."""
+    """Concatenated completions: the token and its prefix, per position."""
 
     state: Int[Tensor, "N"]
     token: Int[Tensor, "N"]
@@ -80,14 +80,14 @@ class Completions:
 
     @classmethod
     def of(cls, rows: list[list[tuple[int, int]]]) -> "Completions":
-        """Lay the rows end to end."""
+        """Concatenate the rows."""
         flat = torch.tensor([step for row in rows for step in row])
         lengths = torch.tensor([0] + [len(row) for row in rows])
         return cls(state=flat[:, 0], token=flat[:, 1], row_offsets=lengths.cumsum(0))
 
     @property
     def num_rows(self) -> int:
-        """How many rows there are."""
+        """The number of rows."""
         return len(self.row_offsets) - 1
 
     @property
@@ -97,7 +97,7 @@ class Completions:
 
 
 def _completions(ends_early: bool) -> Iterator[list[tuple[int, int]]]:
-    """Yield every completion as (prefix number, token) pairs. Prefixes count as base-4 numbers."""
+    """Yield every completion as (prefix number, token) pairs; prefixes are numbered in base 4."""
 
     def extend(prefix: int, row: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
         ended = ends_early and bool(row) and row[-1][1] == EOS
@@ -105,7 +105,7 @@ def _completions(ends_early: bool) -> Iterator[list[tuple[int, int]]]:
             yield row
             return
         for token in range(VOCABULARY):
-            # prefix 0 is the empty one; the children of p are 4 p + 1 to 4 p + 4
+            # prefix 0 is empty; the children of p are 4 p + 1 to 4 p + 4
             yield from extend(VOCABULARY * prefix + token + 1, [*row, (prefix, token)])
 
     yield from extend(0, [])
@@ -120,7 +120,7 @@ def make_world(
     ends_early: bool = False,
     sampler_drift: float = 0.0,
 ) -> World:
-    """Return a random world: `drift` is how far the policy has moved from the reference."""
+    """Return a random world; `drift` is the distance of the policy from the reference."""
     settle_kernels()
     random = torch.Generator().manual_seed(seed)
 
@@ -146,7 +146,7 @@ def make_world(
 
 
 def on_policy_worlds() -> list[World]:
-    """Return the worlds in which the sampler is the policy."""
+    """Return the worlds whose sampler is the policy."""
     return [
         make_world("near", seed=1, drift=0.15),
         make_world("far", seed=1, drift=1.2),
@@ -157,7 +157,7 @@ def on_policy_worlds() -> list[World]:
 
 
 def off_policy_worlds() -> list[World]:
-    """Return worlds whose completions come from an older policy."""
+    """Return the worlds whose sampler is an older policy."""
     return [
         make_world("old", seed=4, drift=1.0, sampler_drift=0.4),
         make_world("old shared", seed=5, drift=1.0, shared=True, sampler_drift=0.3),

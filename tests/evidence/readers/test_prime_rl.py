@@ -73,13 +73,13 @@ def test_it_is_found_from_above(tmp_path):
     ("change", "said"),
     [
         ({"schema_version": 2}, "has schema 2"),
-        ({"token_ids": "1 2"}, "`token_ids` is no list of numbers"),
-        ({"token_ids": [None] * 26}, "what is no id"),
-        ({"token_ids": [10**30] * 26}, "what is no id"),
+        ({"token_ids": "1 2"}, "`token_ids` is not a list of numbers"),
+        ({"token_ids": [None] * 26}, "has an invalid id"),
+        ({"token_ids": [10**30] * 26}, "has an invalid id"),
         ({"trainer_logprobs": [10**400] * 26}, "`trainer_logprobs` has"),
         ({"entropy": [0.1]}, "'entropy': 1"),
-        ({"loss_mask": [False] * 26}, "some of them trained on"),
-        ({"advantages": [[1.0]] * 26}, "`advantages` is no list of numbers"),
+        ({"loss_mask": [False] * 26}, "at least one trained token"),
+        ({"advantages": [[1.0]] * 26}, "`advantages` is not a list of numbers"),
     ],
 )
 def test_lines_that_are_damaged_are_refused(tmp_path, change, said):

@@ -60,7 +60,7 @@ def test_nan_null_and_absence_are_told_apart(tmp_path):
     [
         ({"global_step": 3}, "no list `log_history`"),
         ({"log_history": {"step": 1}}, "no list `log_history`"),
-        ({"log_history": [3]}, "entry 1 of `log_history` is no object"),
+        ({"log_history": [3]}, "entry 1 of `log_history` is not an object"),
         ({"log_history": []}, "has no entries"),
         ({"log_history": [{"step": 1, "accuracy": 0.5}]}, "no metric that klinic knows"),
         ([], "holds a JSON list"),

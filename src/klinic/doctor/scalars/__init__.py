@@ -1,17 +1,17 @@
-"""What a log of scalars decides, and what it cannot: signs, each with the causes behind it.
+"""Checks of scalar logs, each with the causes that could explain a failure.
 
-    sign.py      what a sign is, and how a column is looked at
+    sign.py      ScalarCheck, ScalarFinding, and helpers to read columns
     figures.py   not-a-number, gradient-explodes, no-gradient
     rewards.py   missing-rewards, equal-rewards, equal-completions, cut-off
     kl.py        kl-at-step-0, negative-kl, kl-stays-0, drift-without-reward
     sampler.py   sampler-far-from-learner
-    examine.py   all signs of a log, and what is said of it
+    examine.py   runs all checks on a log and returns the diagnosis
 
-A scalar is a mean over a step. It tells that something is wrong, and seldom what: most causes leave
-the same scalars. So a sign names all causes that would, and which token-level fields tell them
-apart; a cause is named only where a sign leaves one. Limits are such that a healthy run is not
-alarmed: what users mistake for a fault (a loss of 0, a KL that rises with the reward, a spike that
-passes, no KL at beta 0, a clip ratio of 0) is none here.
+A scalar is a mean over a step. It shows that something is wrong, and seldom the cause: most causes
+produce the same scalars. So a finding lists all causes that fit, and its check lists the fields at
+token level that distinguish them; a cause is named only if one is left. Limits are set so that a
+healthy run raises no alarm: a loss of 0, a KL that rises with the reward, a passing spike, no KL at
+beta 0 or a clip ratio of 0 is not a fault.
 
-Nothing here imports NumPy: a log is judged in less time than that takes to load.
+Nothing here imports NumPy: checking a log takes less time than that import.
 """

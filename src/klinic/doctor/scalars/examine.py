@@ -1,4 +1,4 @@
-"""All signs of a log, and what is said of it: certain, possible, and what would decide."""
+"""Runs all scalar checks on a log: possible causes, and the fields that would decide."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,67 +14,67 @@ TOKENS = (
     *("record.logp_sampler", "record.logp_old", "record.logp_ref", "record.loss_mask"),
     *("record.reward", "record.advantage", "record.entropy"),
 )
-"""What the tests of most causes need."""
+"""Fields that the checks of most causes need."""
 
 CORE = {
     "KL": ("kl", "kl_k1/mean"),
     "reward": ("reward",),
     "sampler gap": tuple(sampler.LIMITS),
 }
-"""Without all of these a log says nothing of health."""
+"""Metrics by topic; a log without any of them does not show whether a run is healthy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalarDiagnosis:
-    """What a log of scalars says."""
+    """The findings of all checks on a scalar log."""
 
     log: ScalarLog
     heard: tuple[tuple[Sign, Heard], ...]
 
     def of(self, says: Verdict) -> list[tuple[Sign, Heard]]:
-        """Return the signs that say so, the earliest first."""
+        """Return the checks and findings with a verdict, the earliest first."""
         found = [(sign, heard) for sign, heard in self.heard if heard.says is says]
         return sorted(found, key=lambda pair: pair[1].step or 0)
 
     @property
     def decided(self) -> tuple[Sign, Heard] | None:
-        """The earliest sign, if it leaves one cause."""
+        """The earliest failed check with its finding, if it leaves one cause."""
         failed = self.of(Verdict.FAIL)
         return failed[0] if failed and len(failed[0][1].could_be) == 1 else None
 
     @property
     def cause(self) -> str | None:
-        """The cause that is left, if it is one."""
+        """The only remaining cause, or None."""
         return None if self.decided is None else self.decided[1].could_be[0]
 
     @property
     def sick(self) -> bool:
-        """Whether a sign failed."""
+        """Whether a check failed."""
         return bool(self.of(Verdict.FAIL))
 
     @property
     def not_found(self) -> tuple[str, ...]:
         """Which of KL, reward and sampler gap the log does not have."""
-        # rewards that are never numbers are a finding, not a gap in the log
+        # rewards that are always non-finite are a finding, not a missing metric
         found = {name for name, columns in CORE.items() if any(map(self.log.has, columns))}
         found |= {"reward"} & self.log.columns.keys()
         return tuple(name for name in CORE if name not in found)
 
     @property
     def verdict(self) -> str:
-        """`sick` where a sign failed, `unread` where nothing that matters was read, else `well`."""
+        """`sick` if a check failed, `unread` if no core metric was logged, else `well`."""
         if self.sick:
             return "sick"
         return "unread" if len(self.not_found) == len(CORE) else "well"
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Token-level fields that would decide more, those of the signs that failed first."""
+        """Token-level fields that would decide more: those of the failed checks, else `TOKENS`."""
         wanted = [name for sign, _ in self.of(Verdict.FAIL) for name in sign.decided_by]
         return tuple(dict.fromkeys(wanted or TOKENS))
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
+        """Return the diagnosis as `--json` prints it."""
         failed = self.of(Verdict.FAIL)
         return {
             "evidence": "scalars",
@@ -93,12 +93,12 @@ class ScalarDiagnosis:
 
 
 def examine(log: ScalarLog) -> ScalarDiagnosis:
-    """Look for every sign."""
+    """Run every scalar check on a log."""
     return ScalarDiagnosis(log=log, heard=tuple((sign, sign(log)) for sign in SIGNS))
 
 
 def fix_of(cause: str | None) -> str | None:
-    """Return what the catalogue says to do about a cause."""
+    """Return the fix of a cause from the catalogue of checks."""
     if cause is None:
         return None
     from klinic.checks import CHECKS

@@ -1,4 +1,4 @@
-"""Loss and gradient: what is no number, what explodes, and what is nothing at all."""
+"""Checks of loss and gradient: non-finite values, exploding gradients, zero gradients."""
 
 import math
 
@@ -19,14 +19,14 @@ from klinic.doctor.scalars.sign import (
 from klinic.evidence.readers.log import Column, ScalarLog
 
 WATCHED = ("loss", "kl", "entropy", "grad_norm")
-STEADY = 10  # logged steps in which a metric was there before its absence says anything
-LASTING = 3  # logged steps: a scaler of fp16 leaves out one now and then
-BEFORE = 100  # logged gradients before, whose median is the yardstick
+STEADY = 10  # logged steps that must have a metric before its absence counts
+LASTING = 3  # logged steps: an fp16 loss scaler skips single steps
+BEFORE = 100  # preceding gradient norms whose median is the baseline
 FEWEST = 20
 SPIKE, FLOOD = 100.0, 20.0  # times the median: of one step, and of the median of five
 FLOOD_STEPS = 5
-FROM = 1.0  # gradients below a usual clip never explode
-MOVED = 1e-3  # nats per token: a policy that went so far has moved
+FROM = 1.0  # norms below a usual clip threshold never count as exploding
+MOVED = 1e-3  # nats per token: the policy has moved
 
 
 def not_a_number(log: ScalarLog) -> Heard:
@@ -38,17 +38,17 @@ def not_a_number(log: ScalarLog) -> Heard:
             first[name] = place
     if not first:
         logged = [name for name in WATCHED if log.has(name)]
-        return well(f"{', '.join(logged)}: numbers in all {len(log.steps)} logged steps")
+        return well(f"{', '.join(logged)}: finite in all {len(log.steps)} logged steps")
     place = min(first.values())
     names = [name for name in WATCHED if first.get(name) == place]
     if names == ["grad_norm"] and not _lasts(log.column("grad_norm"), place):
         return warn(
-            f"the gradient is not a number in step {log.steps[place]} and is one again soon after: "
-            "a scaler of fp16 does that",
+            f"the gradient norm is non-finite in step {log.steps[place]} and finite soon after, "
+            "as with an fp16 loss scaler",
             log.steps[place],
         )
     told = [f"`{log.written_as[name]}` {_how(log.column(name)[place])}" for name in names]
-    # an infinite KL is an exponential; a NaN may be any of them
+    # an infinite KL comes from an exponential; a NaN may have any cause
     infinite = any(value is not None and math.isinf(value) for value in _at(log, names, place))
     causes = ("nan-outside-mask", "kl-tail-dominates", "broken-reward", "broken-sampler")
     if infinite:
@@ -57,7 +57,7 @@ def not_a_number(log: ScalarLog) -> Heard:
 
 
 def _first_lost(log: ScalarLog, name: str) -> int | None:
-    """Return where a metric is first no number; one that never was is not logged at all."""
+    """Return the index of the first non-finite value; a metric never finite counts as unlogged."""
     column = log.column(name)
     if not log.has(name) and name != "grad_norm":
         return None
@@ -70,7 +70,7 @@ def _first_lost(log: ScalarLog, name: str) -> int | None:
 
 
 def _gone(log: ScalarLog, column: Column, place: int) -> bool:
-    """Whether a metric that was always there is missing from an entry that has others."""
+    """Whether a metric that was always logged is missing from an entry with other metrics."""
     before = column[:place]
     others = [log.column(other)[place] for other in WATCHED]
     always = place >= STEADY and all(value is not None for value in before)
@@ -88,7 +88,7 @@ def _at(log: ScalarLog, names: list[str], place: int) -> list[float | None]:
 
 def _how(value: float | None) -> str:
     if value is None:
-        return "is missing, which is how this trainer logs NaN,"
+        return "is missing, as this trainer omits NaN,"
     return "is infinite" if math.isinf(value) else "is NaN"
 
 
@@ -98,7 +98,7 @@ def gradient_explodes(log: ScalarLog) -> Heard:
     values = [log.column("grad_norm")[place] for place in places]
     norms = finite(values)
     if len(norms) < FEWEST + 1:
-        return no_data(f"{len(norms)} gradients that are not 0, and {FEWEST + 1} are needed")
+        return no_data(f"{len(norms)} nonzero gradient norms, and {FEWEST + 1} are needed")
     spike = None
     highest = 0.0
     for at in range(FEWEST, len(norms)):
@@ -123,7 +123,7 @@ def gradient_explodes(log: ScalarLog) -> Heard:
     if spike is not None:
         return warn(
             f"the gradient norm is {shown(spike[2])} in step {spike[0]}, {spike[1]:.0f} times the "
-            "median before, and falls back: one batch, not the run",
+            "median before, and falls back: a single batch",
             spike[0],
         )
     return well(f"the gradient norm is never {SPIKE:g} times the median before", limit=SPIKE)
@@ -147,18 +147,18 @@ def no_gradient(log: ScalarLog) -> Heard:
     said = f"the gradient norm is exactly 0 from step {step} on, while rewards differ"
     moved = [abs(value) for value in finite(log.column("kl")[start:])]
     if moved and max(moved) - min(moved) > MOVED:
-        return fail(f"{said}, and yet the KL moves: the norm is wrong", step, "wrong-metric")
+        return fail(f"{said}, but the KL changes: the logged norm is wrong", step, "wrong-metric")
     said = f"{said} ({end - start} logged steps or more)"
-    if not moved:  # some engines log 0 where they have no norm, and nothing says that it stands
+    if not moved:  # some engines log 0 without computing a norm, and no KL shows movement
         return fail(said, step, "policy-does-not-move", "wrong-metric")
-    return fail(f"{said}, and the KL stands still", step, "policy-does-not-move")
+    return fail(f"{said}, and the KL does not change", step, "policy-does-not-move")
 
 
 def _rewards_differ(log: ScalarLog) -> list[bool]:
-    """Whether some group of a step had different rewards, and some completion was trained on."""
+    """Whether a group of each step had different rewards and a completion was trained on."""
     equal = flags_of(log.column("frac_reward_zero_std"), lambda share: share < 1)
     spread = flags_of(log.column("reward_std"), lambda std: std > 0)
-    # with no completion that ended, trainers may mask all of them
+    # if no completion ended, trainers may mask all of them
     ended = flags_of(log.column("completions/clipped_ratio"), lambda share: share < 1)
     return [
         bool(s if e is None else e) and d is not False

@@ -1,4 +1,4 @@
-"""The KL to the reference: not 0 at the start, below 0, 0 for ever, or far away for nothing."""
+"""Checks of the KL to the reference: nonzero at step 0, negative, always 0, or useless drift."""
 
 import math
 
@@ -17,13 +17,13 @@ from klinic.doctor.scalars.sign import (
 )
 from klinic.evidence.readers.log import Column, ScalarLog
 
-AT_START = 0.05  # nats per token: bf16 leaves 0.0005 between a policy and itself
+AT_START = 0.05  # nats per token: bf16 noise alone gives 0.0005
 NOISE = 0.01
-BELOW = -0.01  # nats per token: k1 of tokens that the policy drew is not below 0 by so much
-K3_BELOW = -1e-3  # k3 is never negative, but for rounding
-WINDOW = 10  # logged steps, whose median one spike does not move
+BELOW = -0.01  # nats per token: k1 on the policy's own samples stays above
+K3_BELOW = -1e-3  # k3 is never negative, except for rounding
+WINDOW = 10  # logged steps: their median ignores a spike
 FAR = 0.2  # nats per token, as in `doctor/warning_signs.py`
-BACK = 150  # logged steps before the KL is far, from which the reward is watched
+BACK = 150  # logged steps before the KL exceeds `FAR` that are replayed
 
 FROM_STEP_0 = (
     *("wrong-reference", "temperature-on-one-side", "dropout-in-scoring", "layout-changes-logp"),
@@ -35,7 +35,7 @@ BEHIND_DRIFT = (
     *("kl-gradient-wrong", "kl-not-applied", "kl-sign-flipped", "loss-scaled-wrong"),
     *("broken-reward", "context-truncated", "malformed-output", "random-weights"),
 )
-"""Every cause that `step-too-big` can be an effect of, and itself."""
+"""`step-too-big`, and every cause that has it as an effect."""
 TOKENS = ("record.logp_old", "record.logp_ref", "record.logp_sampler", "record.loss_mask")
 
 
@@ -56,12 +56,12 @@ def at_step_0(log: ScalarLog) -> Heard:
     if abs(first) <= (NOISE if alone else AT_START):
         return well(said, kl=first)
     if not alone:
-        # some of it may have been learnt: only the first step would tell
+        # part of it may be learnt: only the first step would show
         return warn(f"{said}: log every step to see that of step 1", log.steps[0], kl=first)
     if abs(first) <= AT_START:
-        return warn(f"{said}: more than rounding, less than a fault", log.steps[0], kl=first)
+        return warn(f"{said}: above rounding noise, below the fault limit", log.steps[0], kl=first)
     return fail(
-        f"{said}, before anything was learnt. It is 0 there, unless the reference is another model "
+        f"{said}, before any update. It must be 0 there, unless the reference is another model "
         "on purpose",
         log.steps[0],
         *FROM_STEP_0,
@@ -77,7 +77,7 @@ def negative(log: ScalarLog) -> Heard:
             step = log.steps[below[0]]
             lowest = log.column("kl")[below[0]]
             return fail(
-                f"the KL is {shown(lowest or 0.0)} in step {step}, and this trainer's estimate is "
+                f"the KL is {shown(lowest or 0.0)} in step {step}, and this trainer's estimator is "
                 "never negative",
                 step,
                 "wrong-metric",
@@ -89,7 +89,7 @@ def negative(log: ScalarLog) -> Heard:
         if value < BELOW:
             return fail(
                 f"the KL is {shown(value)} nats per token around step {log.steps[place]} (median "
-                f"of {WINDOW} logged steps, limit {BELOW:g}): the tokens were not drawn from the "
+                f"of {WINDOW} logged steps, limit {BELOW:g}): the tokens were not sampled from the "
                 "policy that scores them",
                 log.steps[place],
                 *("stale-sampler", "wrong-loss-mask", "misaligned-logp", "samples-too-old"),
@@ -100,7 +100,7 @@ def negative(log: ScalarLog) -> Heard:
 
 
 def _medians(column: Column) -> list[tuple[int, float]]:
-    """Return the median of every ten figures, with the place of the last of them."""
+    """Return the rolling median of ten values, with the index of the last of them."""
     known = [(place, v) for place, v in enumerate(column) if v is not None and math.isfinite(v)]
     values = [value for _, value in known]
     ends = range(WINDOW, len(known) + 1)
@@ -143,7 +143,7 @@ def drift(log: ScalarLog) -> Heard:
 
 
 def _watched(log: ScalarLog, column: Column, start: int) -> Heard:
-    """Ask the live watch of a run what it would have said."""
+    """Replay the log through the warning signs of a live run."""
     from klinic.doctor.warning_signs import DRIFT, Limits, Signs, watch_step
 
     signs, rewards = Signs(), log.column("reward")
@@ -162,7 +162,7 @@ def _watched(log: ScalarLog, column: Column, start: int) -> Heard:
                     *BEHIND_DRIFT,
                     kl=float(sign.facts["figure"]),
                 )
-    return well("the KL is far from 0, and the reward rises or stays with it: that is learning")
+    return well("the KL is far from 0, and the reward rises or stays with it: the policy learns")
 
 
 SIGNS = (

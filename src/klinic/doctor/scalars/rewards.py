@@ -1,4 +1,4 @@
-"""Rewards and completions: missing, all the same, or cut off."""
+"""Checks of rewards and completions: missing, all equal, or cut off."""
 
 import math
 from collections.abc import Sequence
@@ -21,10 +21,10 @@ from klinic.evidence.readers.log import ScalarLog
 
 MISSING = 0.2  # of the logged steps, as of the completions in `checks/broken_reward.py`
 EQUAL = 0.9  # of the groups, as in `checks/equal_rewards.py`
-LEARNT = 0.1  # of the reward by which it rose before: a task that is solved has nothing to compare
-CUT_OFF = 0.95  # of the completions; `checks/context_truncated.py` has tokens and can say 0.8
-GREW = 0.4  # cut off in the beginning: then they grew by training
-SAME = 0.5  # of the completions that are another one of their group again
+LEARNT = 0.1  # rise as a fraction of the reward: a solved task has equal rewards
+CUT_OFF = 0.95  # of the completions; with tokens, `checks/context_truncated.py` uses 0.8
+GREW = 0.4  # cut off at the start: below it, completions grew in training
+SAME = 0.5  # of the completions repeat another of their group
 
 
 def missing_rewards(log: ScalarLog) -> Heard:
@@ -36,9 +36,9 @@ def missing_rewards(log: ScalarLog) -> Heard:
         return no_data("not logged: reward")
     share = len(lost) / logged
     if not lost:
-        return well(f"rewards are numbers in all {logged} steps that have one")
+        return well(f"rewards are finite in all {logged} steps that have one")
     step = log.steps[lost[0]]
-    said = f"no reward of step {step} is a number, as in {len(lost)} of {logged} logged steps"
+    said = f"no reward of step {step} is finite, as in {len(lost)} of {logged} logged steps"
     if share > MISSING or _in_a_row(lost) >= IN_A_ROW:
         limit = f"(limit {MISSING:.0%})"
         return fail(f"{said} {limit}", step, "broken-reward", share=share)
@@ -61,9 +61,9 @@ def equal_rewards(log: ScalarLog) -> Heard:
     if found is None:
         known = [flag for flag in flags if flag is not None]
         if not known:
-            return no_data("nothing logged says whether rewards differ")
+            return no_data("no logged metric shows whether rewards differ")
         return well(
-            f"rewards are all the same in {sum(known)} of {len(known)} logged steps, and "
+            f"rewards are all equal in {sum(known)} of {len(known)} logged steps, and "
             f"never in {min(IN_A_ROW, len(known))} in a row"
         )
     start, end = found
@@ -78,7 +78,7 @@ def equal_rewards(log: ScalarLog) -> Heard:
     before = finite(rewards[: min(start, IN_A_ROW)])
     if before and level - sum(before) / len(before) > LEARNT * max(abs(level), 1e-9):
         return warn(
-            f"{said}, and it had risen to that: solved, so nothing is left to learn",
+            f"{said}, and it had risen to that level: the task is solved",
             log.steps[start],
         )
     return fail(
@@ -92,11 +92,11 @@ def equal_rewards(log: ScalarLog) -> Heard:
 
 
 def _equal(log: ScalarLog) -> list[bool | None]:
-    """Return whether hardly any group differed, by the most exact metric of each step."""
+    """Return whether hardly any group differs, by the most exact metric of each step."""
     share = flags_of(log.column("frac_reward_zero_std"), lambda v: v > EQUAL)
     mixed = flags_of(log.column("frac_mixed"), lambda v: v < 1 - EQUAL)
     std = flags_of(log.column("reward_std"), lambda v: v == 0)
-    # of a whole batch: equal there is equal in every group
+    # over the whole batch: equal there means equal in every group
     flat = [gap if gap is None else gap == 0 for gap in _width(log, "reward")]
     none = [gap if gap is None else gap == 0 for gap in _width(log, "advantage")]
     columns = zip(share, mixed, none, std, flat, strict=True)
@@ -104,7 +104,7 @@ def _equal(log: ScalarLog) -> list[bool | None]:
 
 
 def _width(log: ScalarLog, name: str) -> list[float | None]:
-    """Return largest less smallest; None where one of them is no number."""
+    """Return maximum minus minimum per step; None where one is missing or non-finite."""
     ends = zip(log.column(f"{name}/min"), log.column(f"{name}/max"), strict=True)
     return [b - a if is_number(a) and is_number(b) else None for a, b in ends]
 
@@ -114,11 +114,11 @@ def equal_completions(log: ScalarLog) -> Heard:
     column = log.column("completions/equal_ratio")
     found = stretch(flags_of(column, lambda share: share > SAME))
     if found is None:
-        return well(f"more than {SAME:.0%} of the completions of a group are different ones")
+        return well(f"at most {SAME:.0%} of the completions repeat another of their group for long")
     step = log.steps[found[0]]
     return fail(
-        f"more than {SAME:.0%} of the completions are another one of their group again, from step "
-        f"{step} on: the random streams are equal, or the policy is sure of itself",
+        f"more than {SAME:.0%} of the completions repeat another of their group, from step "
+        f"{step} on: the random streams are equal, or the policy is near-deterministic",
         step,
         *("broken-sampler", "hidden-sampling-transform", "reward-hacking"),
     )
@@ -138,7 +138,7 @@ def cut_off(log: ScalarLog) -> Heard:
     said = f"{CUT_OFF:.0%} or more of the completions are cut off from step {step} on"
     if min(known[:IN_A_ROW]) < GREW:
         return warn(
-            f"{said}; {min(known[:IN_A_ROW]):.0%} were in the beginning, so they grew by training",
+            f"{said}; {min(known[:IN_A_ROW]):.0%} were at the start: completions grew in training",
             step,
         )
     return fail(

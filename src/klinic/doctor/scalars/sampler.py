@@ -1,4 +1,4 @@
-"""The sampler against the learner: how far apart their log-probs are, and since when."""
+"""Check of the difference between sampler and learner log-probs, and its first step."""
 
 from klinic.doctor.scalars.sign import (
     Heard,
@@ -19,10 +19,10 @@ LIMITS = {
     "sampler/prob_gap": (0.1, 0.04, "in probability"),
     "sampler/mult_prob_error": (1.105, 1.041, "times"),
 }
-"""Fail and warn. Healthy in bf16: a gap of 0.010 to 0.018 nats, one of 0.03 with a bf16 head; a
-sampler that missed one update had 0.2 (TRL #5312). As a KL 0.01 is advised and up to 0.1 was seen
-in mixtures of experts (tinker-feedback #22). A mean of exp(gap) is at least exp of the mean gap, so
-it has exp of its limits; NeMo-RL itself calls 1.02 usual and marks samples from 1.05 on."""
+"""Fail limit, warn limit, unit. Healthy in bf16: a gap of 0.010 to 0.018 nats, 0.03 with a bf16
+head; a sampler that missed one update had 0.2 (TRL #5312). As a KL, 0.01 is advised and up to 0.1
+occurred in mixtures of experts (tinker-feedback #22). The mean of exp(gap) is at least exp of the
+mean gap, so its limits are exp of those; NeMo-RL calls 1.02 usual and marks samples from 1.05."""
 WORST_FIRST = (Verdict.FAIL, Verdict.WARN, Verdict.PASS)
 WINDOW = 5  # logged steps
 
@@ -60,7 +60,7 @@ def _far_apart(log: ScalarLog, name: str) -> Heard:
             f"{limit:g})"
         )
         return (well if highest <= doubtful else warn)(said)
-    # a sampler that never gets new weights is right in the first step, and in no other
+    # a sampler that never gets new weights matches in the first step only
     at_start = beyond == 0 and values[0] > limit
     step = next(step for step, value in known[beyond:] if (value or 0.0) > limit)
     since = "from the start" if at_start else f"from step {step} on, {shown(values[0])} before"

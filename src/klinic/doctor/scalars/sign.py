@@ -1,4 +1,4 @@
-"""What a sign is, and how a column is looked at."""
+"""ScalarCheck and ScalarFinding, and helpers to read the columns of a log."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -8,42 +8,42 @@ from typing import Any, TypeGuard
 from klinic.evidence.readers.log import Column, ScalarLog
 from klinic.evidence.verdict import Verdict
 
-IN_A_ROW = 20  # logged steps: one prompt a step has equal rewards half of the time
-AT_LEAST = 3  # where the whole log is shorter
+IN_A_ROW = 20  # logged steps: with one prompt per step, rewards are equal half of the time
+AT_LEAST = 3  # if the whole log is shorter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Heard:
-    """What a sign says of a log."""
+    """The result of a check on a log."""
 
     says: Verdict
     summary: str
-    """One sentence with the figure and its limit."""
+    """One sentence with the measurement and its limit."""
     step: int | None = None
-    """Where it was first seen."""
+    """The first step that shows it."""
     could_be: tuple[str, ...] = ()
-    """Causes that leave these scalars, the likeliest first; one alone is decided."""
+    """Causes that produce these scalars, the likeliest first; a single one is decided."""
     measured: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sign:
-    """Something that scalars can show."""
+    """A check on the columns of a scalar log."""
 
     name: str
     needs: tuple[str, ...]
-    """Columns without which nothing is said; `a|b` where one of them is enough."""
+    """Required columns; `a|b` if one of them is enough."""
     look: Callable[[ScalarLog], Heard]
     decided_by: tuple[str, ...] = ()
-    """Token-level fields that tell its causes apart."""
+    """Token-level fields that distinguish its causes."""
 
     @property
     def text(self) -> str:
-        """What it looks for: the first line of the docstring of `look`."""
+        """A description: the first docstring line of the check function."""
         return (self.look.__doc__ or "").strip().splitlines()[0]
 
     def __call__(self, log: ScalarLog) -> Heard:
-        """Look at a log, or say what is missing."""
+        """Run the check, or return a no-data finding that names the missing columns."""
         missing = [need for need in self.needs if not any(map(log.has, need.split("|")))]
         if missing:
             names = " and ".join(need.replace("|", " or ") for need in missing)
@@ -53,39 +53,39 @@ class Sign:
 
 
 def fail(summary: str, step: int, *could_be: str, **measured: float) -> Heard:
-    """Return that something is wrong, and what leaves such scalars."""
+    """Return a failed finding with the causes that produce such scalars."""
     return Heard(
         says=Verdict.FAIL, summary=summary, step=step, could_be=could_be, measured=measured
     )
 
 
 def warn(summary: str, step: int | None = None, **measured: float) -> Heard:
-    """Return what is worth knowing and may well be healthy."""
+    """Return a warning: worth knowing, but possibly healthy."""
     return Heard(says=Verdict.WARN, summary=summary, step=step, measured=measured)
 
 
 def well(summary: str, **measured: float) -> Heard:
-    """Return that the sign is not there."""
+    """Return a passed finding."""
     return Heard(says=Verdict.PASS, summary=summary, measured=measured)
 
 
 def no_data(summary: str) -> Heard:
-    """Return that the log does not say."""
+    """Return a no-data finding."""
     return Heard(says=Verdict.NO_DATA, summary=summary)
 
 
 def finite(column: Sequence[float | None]) -> list[float]:
-    """Return the numbers of a column that are numbers."""
+    """Return the finite values of a column."""
     return [value for value in column if value is not None and math.isfinite(value)]
 
 
 def is_number(value: float | None) -> TypeGuard[float]:
-    """Whether a figure was logged and is a number."""
+    """Whether a value was logged and is finite."""
     return value is not None and math.isfinite(value)
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the middle of values that are there; the upper one of two.
+    """Return the median of a non-empty sequence; the upper one of two.
 
     >>> median([3.0, 1.0, 2.0])
     2.0
@@ -94,9 +94,9 @@ def median(values: Sequence[float]) -> float:
 
 
 def stretch(flags: Sequence[bool | None], length: int = IN_A_ROW) -> tuple[int, int] | None:
-    """Return the first so many flags in a row that are up, as (start, end).
+    """Return the first run of `length` true flags as (start, end), or None.
 
-    None counts for nothing. In a shorter log all of them must be up.
+    None values are skipped. In a shorter log all flags must be true.
 
     >>> stretch([False, True, True, None, True], length=3), stretch([True, False, True])
     ((1, 5), None)
@@ -116,12 +116,12 @@ def stretch(flags: Sequence[bool | None], length: int = IN_A_ROW) -> tuple[int, 
 
 
 def flags_of(column: Column, test: Callable[[float], bool]) -> list[bool | None]:
-    """Return a test of every figure; None where there is none."""
+    """Apply a test to every value; None where there is none."""
     return [None if value is None or math.isnan(value) else test(value) for value in column]
 
 
 def shown(value: float) -> str:
-    """Return a figure as a sentence has it."""
+    """Return a number formatted for a message."""
     return f"{value:.3g}"
 
 

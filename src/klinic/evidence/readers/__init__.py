@@ -1,16 +1,19 @@
-"""What other trainers leave behind, one file a format. Nothing is unpickled, nothing needs torch.
+"""Readers for logs and exports of other trainers, one file per format.
 
-    find.py           which of these a path is
-    log.py            a log of scalars: what most of them are read into
-    names.py          what each trainer calls its metrics, and what klinic calls them
+No reader unpickles data or needs torch.
+
+    find.py           detects the format of a path
+    log.py            ScalarLog: the common form of most formats
+    names.py          metric names of each trainer, mapped to klinic's
     trainer_state.py  trainer_state.json of transformers and TRL
-    json_lines.py     one JSON object a line, under the names of any trainer in names.py
+    json_lines.py     one JSON object per line, with the metric names of any trainer in names.py
     tensorboard.py    event files
     wandb.py          offline runs of Weights & Biases
-    wire.py           the few lines of protobuf that the two before need
-    verl_rollouts.py  verl's completions and their scores
-    prime_rl.py       prime-rl's token export: real records; prime_rl_files.py, where they lie
+    wire.py           minimal protobuf decoder for the two above
+    verl_rollouts.py  completions and scores of verl
+    prime_rl.py       token export of prime-rl, read as records
+    prime_rl_files.py paths of that export
 
-But for the last one they import neither NumPy nor Arrow: a log of 5,000 steps is judged in less
-time than those take to load.
+All but prime_rl.py import neither NumPy nor Arrow: checking a log of 5,000 steps takes less time
+than importing them.
 """

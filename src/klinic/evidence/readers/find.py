@@ -1,6 +1,6 @@
-"""What a path is: a run of klinic, or what another trainer left behind.
+"""Detects the log format of a path and reads it.
 
-In a folder the richest is read: tokens before scalars. What else is there is named.
+Of several logs in a folder the most detailed is read; the others are listed in `ScalarLog.also`.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,23 +13,23 @@ from klinic.evidence.readers import json_lines, tensorboard, trainer_state, verl
 from klinic.evidence.readers.log import ScalarLog
 from klinic.evidence.readers.trainer_state import children
 
-METRICS = "metrics.jsonl"  # as in run_facts.py, which NumPy comes with: a log need not wait for it
+METRICS = "metrics.jsonl"  # as in run_facts.py, which imports NumPy
 JSON_LINES = (".jsonl", ".ndjson")
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".joblib")
 PICKLE_STARTS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
-MOST = 10_000  # entries of a folder that are looked at
+MOST = 10_000  # entries of a folder that are inspected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """A log that can be read."""
+    """A readable log, and the function that reads it."""
 
     what: str
     read: Callable[[], ScalarLog]
 
 
 def read_log(path: Path) -> ScalarLog:
-    """Return the log of scalars at a path; what cannot be read is an `EvidenceError`."""
+    """Return the scalar log at a path; raise `EvidenceError` if there is none."""
     found = list(in_folder(path)) if path.is_dir() else [of_file(path)]
     if not found:
         raise EvidenceError(_nothing(path))
@@ -42,7 +42,7 @@ def has_records(run: Path) -> bool:
 
 
 def in_folder(folder: Path) -> Iterator[Found]:
-    """Yield the logs of a folder, the one that says most first."""
+    """Yield the logs of a folder, the most detailed first."""
     if state := trainer_state.find(folder):
         yield Found(what=str(state), read=lambda: trainer_state.read(state))
     inside = children(folder)[:MOST]
@@ -60,7 +60,7 @@ def in_folder(folder: Path) -> Iterator[Found]:
 
 
 def of_file(path: Path) -> Found:
-    """Return how to read a file: by its name, then by how it begins."""
+    """Return the log of a file, detected by its name, then by its first bytes."""
     refuse_pickle(path)
     if tensorboard.is_events(path):
         return Found(what=str(path), read=lambda: tensorboard.read((path,)))
@@ -74,18 +74,18 @@ def of_file(path: Path) -> Found:
             return Found(what=str(path), read=lambda: verl_rollouts.read((path,)))
         return Found(what=str(path), read=lambda: json_lines.read(path))
     raise EvidenceError(
-        f"{path}: is no log that klinic reads. Give a run of klinic, a trainer_state.json, JSON "
-        "lines, an event file of TensorBoard, or a .wandb file; or the folder that has one."
+        f"{path}: is not a log that klinic reads. Pass a run of klinic, a trainer_state.json, JSON "
+        "lines, an event file of TensorBoard, or a .wandb file; or a folder with one of them."
     )
 
 
 def refuse_pickle(path: Path) -> None:
-    """Refuse what only unpickling could read: it would run whatever is in it."""
+    """Raise `EvidenceError` for a pickle: unpickling would execute code in it."""
     if path.suffix in PICKLES or _beginning(path).startswith(PICKLE_STARTS):
         raise EvidenceError(
-            f"{path}: is a pickle or an archive of one, and reading it would run whatever is in "
-            "it. Convert it where it was made: json.dump what `torch.load` returns there, one "
-            "object a step, or write the evidence as docs/how-to/write-evidence.md shows."
+            f"{path}: is a pickle or an archive of one, and reading it would execute any code in "
+            "it. Convert it where it was made: json.dump the result of `torch.load`, one "
+            "object per step, or write the evidence as docs/how-to/write-evidence.md shows."
         )
 
 
@@ -95,13 +95,13 @@ def _beginning(path: Path) -> bytes:
 
 
 def _metrics(lines: list[Path]) -> Path | None:
-    """Return the journal of metrics, or the only file of JSON lines."""
+    """Return metrics.jsonl, or the only JSON-lines file."""
     named = [path for path in lines if path.name == METRICS]
     return named[0] if named else lines[0] if len(lines) == 1 else None
 
 
 def _wandb_runs(folder: Path) -> list[Path]:
-    """Return the files of W&B's runs: here, in `wandb/` and in the folders of its runs."""
+    """Return the .wandb files in the folder, in `wandb/` and in their `run-` folders."""
     places = [folder, *(p for p in children(folder)[:MOST] if "run-" in p.name)]
     if (folder / "wandb").is_dir():
         places += [p for p in children(folder / "wandb")[:MOST] if "run-" in p.name]
@@ -110,7 +110,7 @@ def _wandb_runs(folder: Path) -> list[Path]:
 
 
 def _events(folder: Path) -> tuple[Path, ...]:
-    """Return the event files of a run: here, or in the newest folder of `runs`."""
+    """Return the event files of the folder, or of its newest subfolder or that of `runs`."""
     here = [p for p in children(folder)[:MOST] if tensorboard.is_events(p) and p.is_file()]
     if here:
         return tensorboard.order(here)
@@ -127,11 +127,11 @@ def _nothing(folder: Path) -> str:
     if pickles := [name for name in names if name.endswith(PICKLES)]:
         return (
             f"{folder}: has {pickles[0]}, a pickle, and nothing that klinic reads: unpickling "
-            "would run whatever is in it. Save the log as JSON lines where it was made, or write "
+            "would execute any code in it. Save the log as JSON lines where it was made, or write "
             "the evidence as docs/how-to/write-evidence.md shows."
         )
     return (
-        f"{folder} has no records, so there is nothing to diagnose. Give the folder of a run: "
+        f"{folder} has no records, so there is nothing to diagnose. Pass the folder of a run: "
         "klinic's has `records/step=...` (output.records_every: 1); of others it reads "
         "trainer_state.json, JSON lines, event files of TensorBoard, .wandb files, verl's rollouts "
         "and prime-rl's token_exports."

@@ -1,7 +1,7 @@
-"""Logs of one JSON object a line, under the names of any trainer that klinic knows.
+"""Reads logs with one JSON object per line and the metric names of any known trainer.
 
-The step is `step` or what some trainers call it; verl puts the metrics one level down, in `data`.
-Several lines of one step are one.
+The step is `step` or a name in `STEP_NAMES`; verl nests the metrics in `data`. Lines of the same
+step are merged.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,10 @@ from klinic.evidence.readers.log import Gathered, ScalarLog
 from klinic.evidence.readers.trainer_state import of_training
 
 STEP_NAMES = (
-    "train/global_step",  # before `_step`, which counts the calls of W&B
+    "train/global_step",  # before `_step`, which counts calls of wandb.log
     "training/global_step",
     "trainer/global_step",
-    "training_step",  # before `global_step`, which counts the completions of open-instruct
+    "training_step",  # before `global_step`, which counts completions in open-instruct
     "train/step",
     "rollout/step",
     "global_step",
@@ -38,7 +38,7 @@ def read(path: Path) -> ScalarLog:
 
 
 def add(gathered: Gathered, entry: dict[str, Any]) -> None:
-    """Take in a line, if it is of training."""
+    """Add a line to the log if it is a training entry."""
     nested = entry.get(NESTED)
     values = {**nested, "step": entry.get("step")} if isinstance(nested, dict) else entry
     if of_training(values):
@@ -46,12 +46,12 @@ def add(gathered: Gathered, entry: dict[str, Any]) -> None:
 
 
 def step_of(values: Mapping[str, Any]) -> Any:
-    """Return the step of an entry under whichever name it has; None where it has none."""
+    """Return the step of an entry under the first name in `STEP_NAMES`, or None."""
     return next((values[name] for name in STEP_NAMES if name in values), None)
 
 
 def first_entry(path: Path) -> dict[str, Any]:
-    """Return the first line; nothing where the file has none."""
+    """Return the first entry; an empty dict if the file has none."""
     try:
         return next(Journal(path).entries(), {})
     except EvidenceError:

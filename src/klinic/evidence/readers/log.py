@@ -1,4 +1,4 @@
-"""A log of scalars, whoever wrote it: steps, and columns under klinic's names."""
+"""ScalarLog: steps and metric columns under klinic's names, from the log of any trainer."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -9,13 +9,13 @@ from typing import Any
 from klinic.errors import EvidenceError
 from klinic.evidence.readers.names import Trainer, trainer_of
 
-LAST_STEP = 2**53  # beyond it, floats skip whole numbers
-LONGEST_NUMBER = 40  # characters: some writers quote their numbers
+LAST_STEP = 2**53  # above it, floats skip integers
+LONGEST_NUMBER = 40  # characters: some writers quote numbers
 
 COUNTERS = frozenset(
     {"step", "_step", "global_step", "training_step", "iteration", "_timestamp", "_runtime"}
 )
-"""Say when an entry was made, and are no metrics."""
+"""Step counters and timestamps of an entry, not metrics."""
 
 ABSENT: Any = object()
 
@@ -24,43 +24,43 @@ Column = tuple[float | None, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalarLog:
-    """What a run said of itself: one figure a metric and logged step."""
+    """The logged metrics of a run: one value per metric and logged step."""
 
     format: str
-    """Of the file, in words."""
+    """Of the file, for people."""
     trainer: Trainer
     files: tuple[Path, ...]
     steps: tuple[int, ...]
-    """The logged ones, in order."""
+    """The logged steps, in order."""
     columns: Mapping[str, Column]
-    """By klinic's name: None where nothing was logged, NaN where it was no number."""
+    """By klinic's name: None where nothing was logged, NaN where NaN or null was."""
     written_as: Mapping[str, str]
-    """What the log calls each column."""
+    """The log's own name of each column."""
     counted: bool = False
-    """True where the log has no steps and its lines were counted."""
+    """True if the log has no steps, so that its lines were numbered instead."""
     num_skipped: int = 0
-    """Lines without a step among others with one, and values that are no numbers."""
+    """Lines without a step in a log with steps, plus values that are not numeric."""
     also: tuple[str, ...] = ()
-    """What is there as well and was not read."""
+    """Other logs at the path, which were not read."""
     unknown: tuple[str, ...] = ()
-    """Metrics whose names klinic does not know."""
+    """Metric names that klinic does not know."""
 
     @property
     def every(self) -> int:
-        """Steps from one logged step to the next, as a rule; an entry is the mean over them."""
+        """Median distance of logged steps; an entry is the mean over so many steps."""
         gaps = sorted(b - a for a, b in zip(self.steps, self.steps[1:], strict=False))
         return gaps[len(gaps) // 2] if gaps else max(self.steps[0], 1)
 
     def column(self, name: str) -> Column:
-        """Return a column; nothing but None where the log does not have it."""
+        """Return a column; all None if the log does not have it."""
         return self.columns.get(name) or (None,) * len(self.steps)
 
     def has(self, name: str) -> bool:
-        """Whether a metric was logged as a number at least once."""
+        """Whether a metric was logged at least once with a value other than NaN."""
         return any(v is not None and not math.isnan(v) for v in self.columns.get(name, ()))
 
     def to_json(self) -> dict[str, Any]:
-        """Return what was read, for those who must know."""
+        """Return a summary of the log as `--json` prints it."""
         return {
             "format": self.format,
             "trainer": self.trainer.name if self.trainer.recognised else None,
@@ -77,7 +77,7 @@ class ScalarLog:
 
 
 class Gathered:
-    """Entries of a log as they are read; several of one step are one."""
+    """Collects the entries of a log; entries of the same step are merged."""
 
     def __init__(self) -> None:
         self._entries: dict[int, dict[str, Any]] = {}
@@ -85,8 +85,8 @@ class Gathered:
         self._num_skipped = 0
 
     def add(self, step: Any, values: Mapping[str, Any]) -> None:
-        """Take in what was logged of a step; None where nothing says which."""
-        # as most are: a log has thousands
+        """Add the values of a step; `step` is None if the entry has none."""
+        # fast path: a log has thousands
         whole = step if type(step) is int and 0 <= step <= LAST_STEP else whole_step(step)
         if whole is None:
             self._stepless.append(dict(values))
@@ -102,7 +102,7 @@ class Gathered:
         files: tuple[Path, ...],
         recognise: Callable[[Iterable[str]], Trainer] = trainer_of,
     ) -> ScalarLog:
-        """Return the columns that klinic knows; a log without any is an `EvidenceError`."""
+        """Return the log with the columns klinic knows; raise `EvidenceError` if there are none."""
         counted = not self._entries
         if counted:
             self._entries = dict(enumerate(self._stepless, start=1))
@@ -158,7 +158,7 @@ class Gathered:
 
 
 def _unknown(found: Mapping[str, Any], trainer: Trainer) -> Iterator[str]:
-    """Yield the names of metrics that klinic does not know."""
+    """Yield the metric names that klinic does not know."""
     for name, value in found.items():
         bare = name.rpartition("/")[2]
         if bare not in COUNTERS and trainer.klinic_name(name) is None and number(value) is not None:
@@ -167,16 +167,16 @@ def _unknown(found: Mapping[str, Any], trainer: Trainer) -> Iterator[str]:
 
 def _nothing_known(path: Path, found: tuple[str, ...]) -> str:
     if not found:
-        return f"{path}: has no entries, so there is nothing to diagnose. Give a log with steps."
+        return f"{path}: has no entries, so there is nothing to diagnose. Pass a log with steps."
     shown = ", ".join(name[:40] for name in found[:5])
     return (
-        f"{path}: has no metric that klinic knows, only {shown} and so on. Give the log of a run "
-        "of reinforcement learning; docs/how-to/other-trainers.md lists the names."
+        f"{path}: has no metric that klinic knows, only {shown} and so on. Pass the log of a "
+        "reinforcement-learning run; docs/how-to/other-trainers.md lists the names."
     )
 
 
 def whole_step(value: Any) -> int | None:
-    """Return a step as a whole number, or None where it is none.
+    """Return a step as an integer, or None if it is not one.
 
     >>> whole_step(3.0), whole_step("3"), whole_step(-1), whole_step(1e300), whole_step(True)
     (3, None, None, None, None)
@@ -189,7 +189,7 @@ def whole_step(value: Any) -> int | None:
 
 
 def number(value: Any) -> float | None:
-    """Return a logged value as a number: null is how JSON spells NaN. None where it is none.
+    """Return a logged value as a float, null as NaN; None if it is not numeric.
 
     >>> number(3), number("NaN"), number(None), number("0.5"), number([1]), number(10**400)
     (3.0, nan, nan, 0.5, None, inf)

@@ -1,60 +1,60 @@
-"""What each trainer calls its metrics, and what klinic calls them.
+"""Maps the metric names of each trainer to those of klinic:
 
 loss                       value of the whole loss
 grad_norm                  before clipping
 learning_rate
 reward, reward_std         of the completions of a step; reward/min, reward/max
-frac_reward_zero_std       share of the groups whose rewards are all the same
+frac_reward_zero_std       fraction of the groups whose rewards are all equal
 advantage/min, /max        as the loss used it
-kl                         of policy against reference, an estimate that is never negative
-kl_k1/mean                 the same as a mean of log-ratios, which can be
+kl                         of policy against reference, by an estimator that is never negative
+kl_k1/mean                 the same as a mean of log-ratios, which may be negative
 entropy                    nats per token
-frac_mixed                 share of the groups whose rewards differ
-completions/clipped_ratio  share of the completions that ran into the length limit
-completions/equal_ratio    share of the completions that are another one of their group again
+frac_mixed                 fraction of the groups whose rewards differ
+completions/clipped_ratio  fraction of the completions cut off at the length limit
+completions/equal_ratio    fraction of the completions that repeat another of their group
 sampler/gap                mean of |log-prob of the sampler - that of the learner|, nats
 sampler/kl                 mean of half its square, or k3 of it
 sampler/prob_gap           mean of |probability of the sampler - that of the learner|
 sampler/mult_prob_error    mean of exp(|log-prob of the sampler - that of the learner|), 1 at best
 
-A trainer is recognised by names that no other has. A log of none is read by the names of all.
+A trainer is recognised by names that no other uses; an unrecognised log is read by all names.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-TRAIN = "train/"  # what transformers, NeMo-RL and slime put before names for TensorBoard and W&B
-FEWEST = 2  # names of its own by which a trainer is recognised: one may be chance
+TRAIN = "train/"  # prefix of transformers, NeMo-RL and slime for TensorBoard and W&B
+FEWEST = 2  # distinctive names that identify a trainer: one may be chance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
-    """A trainer and its names."""
+    """A trainer and its metric names."""
 
     name: str
     names: Mapping[str, str]
-    """Its own, each with klinic's."""
+    """Maps its names to klinic's."""
     marks: tuple[str, ...] = ()
-    """Others of its own that tell it from the rest."""
+    """Further names that identify it."""
     drops_nan: bool = False
-    """Whether it leaves out what is not a number: then what is missing in the middle was none."""
+    """Whether it omits non-finite values, so that a gap in a column means one."""
     klinic_records: str = ""
-    """How to get token-level records of it."""
+    """How to get token-level records from it."""
     why_none: Mapping[str, str] = field(default_factory=dict)
-    """Why a metric, by klinic's name, may not be logged although all is well."""
+    """By klinic's name of a metric: why a healthy run may not log it."""
     zero_is_none: tuple[str, ...] = ()
-    """Metrics, by klinic's name, that are 0 in every step where there is nothing to measure."""
+    """Metrics, by klinic's name, that are 0 in every step if they are not measured."""
     recognised: bool = True
-    """False where a log is of no trainer that klinic knows."""
+    """False for the fallback of logs from an unknown trainer."""
 
     @property
     def all_names(self) -> frozenset[str]:
-        """Every name by which the trainer may be recognised."""
+        """All names by which the trainer may be recognised."""
         return frozenset((*self.names, *self.marks))
 
     def klinic_name(self, name: str) -> str | None:
-        """Return what klinic calls a metric; None where it does not know it."""
+        """Return klinic's name of a metric, or None."""
         return self.names.get(name) or self.names.get(name.removeprefix(TRAIN))
 
 
@@ -70,7 +70,7 @@ AS_TRL = {
     },
     "sampling/sampling_logp_difference/mean": "sampler/gap",
 }
-"""klinic calls most of what it logs as TRL does."""
+"""Metric names that klinic and TRL share."""
 
 KLINIC = Trainer(
     name="klinic",
@@ -167,7 +167,7 @@ NEMO_RL = Trainer(
         "reward": "reward",
         "advantages/min": "advantage/min",
         "advantages/max": "advantage/max",
-        "kl_penalty": "kl",  # without the coefficient, whatever its name says
+        "kl_penalty": "kl",  # without the coefficient, despite its name
         "approx_entropy": "entropy",
         "truncation_rate": "completions/clipped_ratio",
         "gen_kl_error": "sampler/kl",
@@ -195,7 +195,7 @@ SLIME = Trainer(
         "grad_norm": "grad_norm",
         "lr-pg_0": "learning_rate",
         "rollout/raw_reward": "reward",
-        "kl_loss": "kl_k1/mean",  # by default; --kl-loss-type may be another
+        "kl_loss": "kl_k1/mean",  # by default; --kl-loss-type may change it
         "entropy_loss": "entropy",
         "rollout/truncated_ratio": "completions/clipped_ratio",
         "train_rollout_logprob_abs_diff": "sampler/gap",
@@ -237,7 +237,7 @@ OPEN_INSTRUCT = Trainer(
         "scores": "reward",
         "val/advantages_min": "advantage/min",
         "val/advantages_max": "advantage/max",
-        "objective/kl2_avg": "kl",  # counted from 0: this one is k3
+        "objective/kl2_avg": "kl",  # numbered from 0: this is k3
         "objective/kl0_avg": "kl_k1/mean",
         "policy/entropy_avg": "entropy",
         "debug/vllm_vs_local_logprob_diff_mean": "sampler/gap",
@@ -263,7 +263,7 @@ ROLLOUTS = Trainer(
 TRAINERS = (*(TRL, KLINIC, VERL, OPENRLHF, PRIME_RL, TINKER, NEMO_RL, SLIME, SKYRL, OPEN_INSTRUCT),)
 UNRECOGNISED = Trainer(
     name="an unrecognised trainer",
-    # the first trainer's meaning, where two give one name different ones
+    # of conflicting meanings, that of the first trainer
     names={name: own for t in reversed(TRAINERS) for name, own in t.names.items()},
     klinic_records=WRITE,
     recognised=False,
@@ -271,7 +271,7 @@ UNRECOGNISED = Trainer(
 
 
 def _shared() -> frozenset[str]:
-    """Return the names that tell no trainer from the others; klinic's own are TRL's on purpose."""
+    """Return the names that several trainers use, apart from those of TRL and klinic alone."""
     counts = Counter(name for trainer in TRAINERS for name in trainer.all_names)
     counts.subtract(TRL.all_names & KLINIC.all_names)
     return frozenset(name for name, count in counts.items() if count > 1)
@@ -281,7 +281,7 @@ SHARED = _shared()
 
 
 def trainer_of(found: Iterable[str]) -> Trainer:
-    """Return the trainer that alone has most of a log's distinctive names, if there is one.
+    """Return the trainer with most of a log's distinctive names; on a tie `UNRECOGNISED`.
 
     >>> trainer_of(["loss", "kl", "completions/mean_length", "num_tokens"]).name
     'TRL'
@@ -298,6 +298,6 @@ def trainer_of(found: Iterable[str]) -> Trainer:
 
 
 def trl_or_unrecognised(found: Iterable[str]) -> Trainer:
-    """Return TRL where a log that transformers wrote has a name of TRL's."""
+    """Return TRL if a log of transformers has a distinctive name of TRL."""
     names = frozenset(name.removeprefix(TRAIN) for name in found)
     return TRL if names & TRL.all_names - SHARED else UNRECOGNISED

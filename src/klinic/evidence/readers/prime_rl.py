@@ -1,9 +1,10 @@
-"""prime-rl's token export (`enable_token_export`): token_exports/step_N/rank_R.jsonl.
+"""Reads prime-rl's token export (`enable_token_export`): token_exports/step_N/rank_R.jsonl.
 
-A line is a sequence: prompt and completion end to end, with a list a column. Position t holds the
-log-prob of token t, as here. What stands before the first trained token is the prompt; sequences
-of a step with the same prompt are a group. The trainer scores once a step, before its update, so
-`trainer_logprobs` are `logp` and `logp_old` alike. Neither rewards nor a reference are exported.
+A line is a sequence: prompt and completion concatenated, with a list per column. Position t holds
+the log-prob of token t, as in `StepRecord`. The tokens before the first trained one are the prompt;
+sequences of a step with the same prompt form a group. The trainer scores once per step, before its
+update, so `trainer_logprobs` are both `logp` and `logp_old`. Rewards and reference log-probs are
+not exported.
 """
 
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from klinic.evidence.run_facts import SHARED
 
 SCHEMA = 1
 RUN = {"logp_old": SHARED}
-"""What run.json would say of such a run."""
+"""The run.json keys of such a run."""
 NUMBERS = ("advantages", "inference_logprobs", "trainer_logprobs", "entropy")
 ADVICE = "It was cut short or edited; restore it from a copy, or remove the step's folder"
 
@@ -43,7 +44,7 @@ def _sequence(entry: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
     if entry.get("schema_version") != SCHEMA:
         raise EvidenceError(
             f"{where}: has schema {str(entry.get('schema_version'))[:20]}, and klinic reads "
-            f"{SCHEMA}. Export with a prime-rl that writes it."
+            f"{SCHEMA}. Export with a version of prime-rl that writes it."
         )
     columns = {"token_ids": _whole(entry, "token_ids", where)}
     columns["loss_mask"] = _whole(entry, "loss_mask", where) != 0
@@ -52,8 +53,8 @@ def _sequence(entry: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
     lengths = {name: len(column) for name, column in columns.items()}
     if len(set(lengths.values())) > 1 or not columns["loss_mask"].any():
         raise EvidenceError(
-            f"{where}: columns have {lengths} entries, and a sequence has as many of each, some of "
-            f"them trained on. {ADVICE}."
+            f"{where}: columns have {lengths} entries; they must be equally long, with at least "
+            f"one trained token. {ADVICE}."
         )
     return columns
 
@@ -62,7 +63,7 @@ def _listed(entry: dict[str, Any], name: str, where: str) -> list[Any]:
     values = entry.get(name)
     kinds = (int, float, type(None))
     if not isinstance(values, list) or not all(isinstance(value, kinds) for value in values):
-        raise EvidenceError(f"{where}: `{name}` is no list of numbers. {ADVICE}.")
+        raise EvidenceError(f"{where}: `{name}` is not a list of numbers. {ADVICE}.")
     return values
 
 
@@ -71,7 +72,7 @@ def _whole(entry: dict[str, Any], name: str, where: str) -> Any:
     try:
         return np.array([int(value) for value in values], np.int64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise EvidenceError(f"{where}: `{name}` has what is no id ({error}). {ADVICE}.") from error
+        raise EvidenceError(f"{where}: `{name}` has an invalid id ({error}). {ADVICE}.") from error
 
 
 def _floats(entry: dict[str, Any], name: str, where: str) -> Any:
@@ -88,7 +89,7 @@ def _record(step: int, rows: list[dict[str, Any]]) -> StepRecord:
     known = {prompt.tobytes(): place for place, prompt in reversed(list(enumerate(prompts)))}
 
     def ends(name: str) -> Any:
-        """Return a column of the completions, end to end."""
+        """Return a column of all completions, concatenated."""
         return np.concatenate([row[name][s:] for row, s in zip(rows, starts, strict=True)])
 
     sizes = [len(row["token_ids"]) - start for row, start in zip(rows, starts, strict=True)]

@@ -1,4 +1,4 @@
-"""Where prime-rl's token export lies: token_exports/step_N/rank_R.jsonl."""
+"""Paths of prime-rl's token export: token_exports/step_N/rank_R.jsonl."""
 
 import re
 from pathlib import Path
@@ -11,7 +11,7 @@ RANK = re.compile(r"rank_([0-9]{1,9})\.jsonl")
 
 
 def find(path: Path) -> Path | None:
-    """Return the folder with the steps: the path, or `token_exports` in it."""
+    """Return the folder of the steps: the path or a `token_exports` folder in it, or None."""
     for folder in (path, path / FOLDER, path / "trainer" / FOLDER):
         if steps(folder):
             return folder
@@ -19,12 +19,12 @@ def find(path: Path) -> Path | None:
 
 
 def steps(folder: Path) -> list[tuple[int, Path]]:
-    """Return the steps that have files, in order."""
+    """Return (step, folder) of the steps that have files, in order."""
     found = [(int(m[1]), p) for p in children(folder) if (m := STEP.fullmatch(p.name))]
     return sorted((step, path) for step, path in found if ranks(path))
 
 
 def ranks(folder: Path) -> list[Path]:
-    """Return the files of a step in the order of their ranks."""
+    """Return the files of a step, ordered by rank."""
     found = [(int(m[1]), p) for p in children(folder) if (m := RANK.fullmatch(p.name))]
     return [path for _, path in sorted(found)]

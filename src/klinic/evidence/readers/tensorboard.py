@@ -1,4 +1,4 @@
-"""TensorBoard's event files, read by hand: the base install has no TensorBoard, and needs none.
+"""Reads TensorBoard event files without TensorBoard, which the base install does not include.
 
     record   length (8 bytes), its checksum (4), data, its checksum (4), little-endian
     data     Event: 2 step (varint), 5 summary
@@ -6,8 +6,8 @@
     value    1 tag, 2 simple_value (float), 8 tensor
     tensor   1 dtype, 4 tensor_content, 5 float_val, 6 double_val
 
-The checksum is CRC-32C, turned by 15 bits and shifted. A last record that is cut short is what a
-writer leaves that goes on or was killed; any other damage is an error.
+The checksum is CRC-32C, rotated by 15 bits plus a constant. A truncated last record is ignored,
+since the writer may be running or killed; any other damage is an error.
 Source: tensorflow/core/lib/io/record_writer.h, tensorboard/compat/proto.
 """
 
@@ -21,7 +21,7 @@ from klinic.evidence.readers.log import Gathered, ScalarLog
 from klinic.evidence.readers.wire import BYTES, EIGHT, FOUR, VARINT, WireError, fields
 
 PART_OF_NAME = ".tfevents."
-LARGEST = 1 << 20  # bytes of a record that can be a scalar: pictures and graphs are skipped
+LARGEST = 1 << 20  # bytes of a scalar record: larger ones, images and graphs, are skipped
 FLOAT, DOUBLE = 1, 2  # dtypes
 POLYNOMIAL = 0x82F63B78  # of CRC-32C, reversed
 
@@ -53,7 +53,7 @@ def masked_crc(data: bytes) -> int:
 
 
 def read(paths: tuple[Path, ...]) -> ScalarLog:
-    """Return the scalars of the event files of one run, in the order given."""
+    """Return the scalars of the event files of one run; later files override earlier ones."""
     gathered = Gathered()
     for path in paths:
         for data in records(path):
@@ -62,14 +62,14 @@ def read(paths: tuple[Path, ...]) -> ScalarLog:
                     gathered.add(step, {tag: value})
             except (WireError, UnicodeDecodeError) as error:
                 raise EvidenceError(
-                    f"{path}: holds a record that is no event ({error}). It was written by "
-                    "something other than TensorBoard; give an event file."
+                    f"{path}: has a record that is not an event ({error}). TensorBoard did not "
+                    "write it; pass an event file."
                 ) from error
     return gathered.log(format="TensorBoard events", files=paths)
 
 
 def records(path: Path) -> Iterator[bytes]:
-    """Yield the data of every whole record that may be a scalar."""
+    """Yield the data of every complete record that may be a scalar."""
     with open_file(path) as file:
         number = 0
         while len(header := file.read(12)) == 12:
@@ -92,13 +92,13 @@ def records(path: Path) -> Iterator[bytes]:
 
 def _damaged(path: Path, number: int) -> EvidenceError:
     return EvidenceError(
-        f"{path}: record {number} does not have its checksum. It is no event file, or it was "
+        f"{path}: record {number} has a wrong checksum. It is not an event file, or it was "
         "damaged after it was written; restore it from a copy."
     )
 
 
 def scalars(event: bytes) -> Iterator[tuple[int, str, float]]:
-    """Yield step, tag and value of the scalars of an event."""
+    """Yield (step, tag, value) of the scalars of an event."""
     step, values = 0, []
     for number, kind, value in fields(event):
         if number == 2 and kind == VARINT and isinstance(value, int):
@@ -126,7 +126,7 @@ def _value(data: bytes) -> tuple[str, float | None]:
 
 
 def _tensor(data: bytes) -> float | None:
-    """Return the one number of a tensor; None where it has several, or is of another kind."""
+    """Return the value of a scalar float tensor, or None."""
     dtype, held = 0, b""
     for number, kind, value in fields(data):
         if number == 1 and isinstance(value, int):
@@ -138,10 +138,10 @@ def _tensor(data: bytes) -> float | None:
 
 
 def order(paths: list[Path]) -> tuple[Path, ...]:
-    """Return event files in the order of their making, which their names begin with."""
+    """Return event files by creation time, which their names encode."""
     return tuple(sorted(paths, key=lambda path: path.name))
 
 
 def is_events(path: Path) -> bool:
-    """Whether a name is that of an event file."""
+    """Whether a path has the name of an event file."""
     return PART_OF_NAME in path.name

@@ -1,7 +1,7 @@
-"""trainer_state.json, which transformers' Trainer and so TRL's write beside every checkpoint.
+"""Reads trainer_state.json, which the Trainer of transformers and TRL saves in every checkpoint.
 
-`log_history` is a list of entries. Those of training have `loss`; one with `eval_` names is of an
-evaluation, one with `train_runtime` sums up the run. An entry is the mean over `logging_steps`.
+`log_history` is a list of entries. Training entries have `loss`, evaluations have `eval_` names,
+and the summary of the run has `train_runtime`. An entry is the mean over `logging_steps`.
 """
 
 import re
@@ -16,11 +16,11 @@ from klinic.evidence.readers.names import trl_or_unrecognised
 NAME = "trainer_state.json"
 CHECKPOINT = re.compile(r"checkpoint-([0-9]{1,15})")
 SUMMARY = "train_runtime"
-LARGEST = 3 << 28  # bytes: a million logged steps, each an object
+LARGEST = 3 << 28  # bytes: a million logged steps
 
 
 def find(folder: Path) -> Path | None:
-    """Return the state of the folder itself, or that of its last checkpoint."""
+    """Return the state file of the folder or of its last checkpoint, or None."""
     if (folder / NAME).is_file():
         return folder / NAME
     found = [(int(m[1]), p) for p in children(folder) if (m := CHECKPOINT.fullmatch(p.name))]
@@ -29,7 +29,7 @@ def find(folder: Path) -> Path | None:
 
 
 def children(folder: Path) -> list[Path]:
-    """Return what is in a folder, by name; nothing where it cannot be looked into."""
+    """Return the entries of a folder, sorted; an empty list if it cannot be read."""
     try:
         return sorted(folder.iterdir())
     except OSError:
@@ -37,19 +37,19 @@ def children(folder: Path) -> list[Path]:
 
 
 def read(path: Path) -> ScalarLog:
-    """Return the entries of training."""
+    """Return the training entries as a scalar log."""
     history = read_json(path, largest=LARGEST, most_containers=LARGEST).get("log_history")
     if not isinstance(history, list):
         raise EvidenceError(
-            f"{path}: has no list `log_history`, so it is no {NAME} of transformers. Give the file "
+            f"{path}: has no list `log_history`, so it is no {NAME} of transformers. Pass the file "
             "that the Trainer saved, or the folder of its checkpoints."
         )
     gathered = Gathered()
     for number, entry in enumerate(history, 1):
         if not isinstance(entry, dict):
             raise EvidenceError(
-                f"{path}: entry {number} of `log_history` is no object. The file was damaged; take "
-                "that of another checkpoint."
+                f"{path}: entry {number} of `log_history` is not an object. The file was damaged; "
+                "use that of another checkpoint."
             )
         if of_training(entry):
             gathered.add(entry.get("step"), entry)
@@ -57,7 +57,7 @@ def read(path: Path) -> ScalarLog:
 
 
 def of_training(entry: dict[str, Any]) -> bool:
-    """Whether an entry is of training: neither of an evaluation nor the summary at the end."""
+    """Whether an entry is of training, neither an evaluation nor the final summary."""
     if SUMMARY in entry:
         return False
     return "loss" in entry or not any(name.startswith("eval_") for name in entry)

@@ -1,8 +1,8 @@
-"""verl's completions (`trainer.rollout_data_dir`): STEP.jsonl, a line a completion.
+"""Reads verl's completions (`trainer.rollout_data_dir`): STEP.jsonl, one line per completion.
 
-A line has `input`, `output`, `score` and `step`. Lines with the same input are a group. From them
-follow the reward, its spread, the share of groups without one, and the share of completions that
-are another one of their group again.
+A line has `input`, `output`, `score` and `step`; lines with the same input form a group. The log
+has the reward, its standard deviation, the fraction of groups with equal rewards, and the fraction
+of completions that repeat another of their group.
 """
 
 import math
@@ -23,18 +23,18 @@ KEYS = {"input", "output", "score"}
 
 
 def is_rollouts(path: Path) -> bool:
-    """Whether a file has completions and their scores."""
+    """Whether a file holds completions with scores."""
     return first_entry(path).keys() >= KEYS
 
 
 def find(folder: Path) -> tuple[Path, ...]:
-    """Return the files of a folder in the order of their steps."""
+    """Return the rollout files of a folder, ordered by step."""
     found = sorted((int(m[1]), p) for p in children(folder) if (m := FILE.fullmatch(p.name)))
     return tuple(path for _, path in found) if found and is_rollouts(found[0][1]) else ()
 
 
 def read(paths: tuple[Path, ...]) -> ScalarLog:
-    """Return what the scores and texts of the completions say, step by step."""
+    """Return the metrics of the completions of each step as a scalar log."""
     gathered = Gathered()
     for path in paths:
         rows = [
@@ -53,13 +53,13 @@ def _row(entry: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
     score = number(entry.get("score", "none"))
     if not isinstance(entry.get("input"), str) or score is None:
         raise EvidenceError(
-            f"{path}, line {line}: needs `input`, a text, and `score`, a number. Give the folder "
-            "that trainer.rollout_data_dir names."
+            f"{path}, line {line}: needs `input`, a text, and `score`, a number. Pass the folder "
+            "of trainer.rollout_data_dir."
         )
     named = FILE.fullmatch(path.name)
     step = entry.get("step", int(named[1]) if named else None)
     if isinstance(step, list | dict):
-        raise EvidenceError(f"{path}, line {line}: `step` is no number. Write it as one.")
+        raise EvidenceError(f"{path}, line {line}: `step` is not a number. Write it as one.")
     return {**entry, "score": score, "step": step}
 
 
@@ -82,10 +82,10 @@ def measured(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def mean(values: list[float]) -> float:
-    """Return the mean of values that are there."""
-    return sum(values) / len(values)  # not fsum, which throws where a sum is beyond all floats
+    """Return the mean of a non-empty list."""
+    return sum(values) / len(values)  # not fsum, which raises on overflow
 
 
 def square(value: float) -> float:
-    """Return the square; infinity where `**` would throw."""
+    """Return the square; infinity on overflow, where `**` raises."""
     return value * value

@@ -1,4 +1,4 @@
-"""Offline runs of Weights & Biases (`run-*.wandb`), read by hand.
+"""Reads offline runs of Weights & Biases (`run-*.wandb`) without wandb.
 
     file     ":W&B", 0xBEE1, version 0 (seven bytes); then blocks of 32768 bytes, as LevelDB's log
     chunk    checksum (4 bytes), length (2), kind (1: whole, 2: first, 3: middle, 4: last), data
@@ -6,8 +6,8 @@
     history  1 item, repeated; 2 step, with 1 its number
     item     1 key, 2 nested_key (repeated), 16 value_json
 
-The checksum is CRC-32 of kind and data. A last chunk that is cut short is what a run leaves that
-goes on or was killed; any other damage is an error.
+The checksum is CRC-32 of kind and data. A truncated last chunk is ignored, since the run may be
+training or killed; any other damage is an error.
 Source: wandb/sdk/internal/datastore.py and wandb/proto/wandb_internal.proto.
 """
 
@@ -29,18 +29,18 @@ MAGIC = struct.pack("<4sHB", b":W&B", 0xBEE1, 0)
 BLOCK, HEADER = 32768, 7
 WHOLE, FIRST, MIDDLE, LAST = 1, 2, 3, 4
 LARGEST = 1 << 24  # bytes of a record: a step's metrics are a few thousand
-LONGEST_VALUE = 64  # characters: longer ones are no numbers
+LONGEST_VALUE = 64  # characters: a longer value is not a number
 
 
 def read(path: Path) -> ScalarLog:
-    """Return the history of a run."""
+    """Return the history of a run as a scalar log."""
     gathered = Gathered()
     for number, data in enumerate(records(path), 1):
         try:
             entry = history(data)
         except (WireError, UnicodeDecodeError) as error:
             raise EvidenceError(
-                f"{path}: record {number} is none of W&B's ({error}). Give the file that wandb "
+                f"{path}: record {number} is not a W&B record ({error}). Pass the file that wandb "
                 "wrote, or export the run's history as JSON lines."
             ) from error
         if entry is not None:
@@ -49,12 +49,12 @@ def read(path: Path) -> ScalarLog:
 
 
 def records(path: Path) -> Iterator[bytes]:
-    """Yield the records of a file; those that are too large for metrics are left out."""
+    """Yield the records of a file, except those too large for metrics."""
     with open_file(path) as file:
         if file.read(HEADER) != MAGIC:
             raise EvidenceError(
-                f"{path}: does not begin as a file of W&B does. Give the `run-....wandb` of an "
-                "offline run, or the folder that has it."
+                f"{path}: does not have the header of a W&B file. Pass the `run-....wandb` of an "
+                "offline run, or its folder."
             )
         record: bytearray | None = None
         for kind, data in _chunks(file, path):
@@ -90,13 +90,13 @@ def _chunks(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
 
 def _damaged(path: Path, file: IO[bytes]) -> EvidenceError:
     return EvidenceError(
-        f"{path}: what ends at byte {file.tell()} does not have its checksum or its place. The "
+        f"{path}: the chunk that ends at byte {file.tell()} has a wrong checksum or order. The "
         "file was damaged after it was written; restore it from a copy."
     )
 
 
 def history(record: bytes) -> dict[str, Any] | None:
-    """Return the metrics of a record; None where it is of another kind."""
+    """Return the metrics of a history record; None for another kind."""
     for number, _, value in fields(record):
         if number == 2 and isinstance(value, bytes):
             return _entry(value)
@@ -139,4 +139,4 @@ def _number(text: bytes) -> Any:
     try:
         return json.loads(text)
     except ValueError:
-        return ""  # no number, and counted as such
+        return ""  # not a number: counted as skipped

@@ -1,7 +1,7 @@
-"""Protobuf as it lies in a file: field numbers and their values, without any schema.
+"""Decodes protobuf messages without a schema: field numbers and raw values.
 
 A field is a varint `number << 3 | kind` and a value: 0 a varint, 1 eight bytes, 2 a varint length
-and so many bytes, 5 four bytes. (3 and 4, groups, have not been written for many years.)
+and that many bytes, 5 four bytes. (3 and 4, groups, are obsolete.)
 Source: protobuf.dev, Encoding.
 """
 
@@ -12,11 +12,11 @@ LONGEST_VARINT = 10  # bytes
 
 
 class WireError(ValueError):
-    """Bytes that are no protobuf message."""
+    """Raised for bytes that are not a valid protobuf or Thrift message."""
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
-    r"""Yield the number, the kind and the raw value of every field of a message.
+    r"""Yield (number, kind, raw value) of every field of a message.
 
     >>> list(fields(b"\x08\x96\x01\x12\x02hi"))
     [(1, 0, 150), (2, 2, b'hi')]
@@ -36,19 +36,19 @@ def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
         else:
             raise WireError(f"a field of kind {kind}")
         if place + size > len(data):
-            raise WireError("a field that ends behind its message")
+            raise WireError("a field that exceeds its message")
         yield key >> 3, kind, data[place : place + size]
         place += size
 
 
 def varint(data: bytes, place: int) -> tuple[int, int]:
-    """Return a varint and the place behind it."""
-    if place < len(data) and data[place] < 0x80:  # as most are
+    """Return a varint and the offset after it."""
+    if place < len(data) and data[place] < 0x80:  # the usual case
         return data[place], place + 1
     value = 0
     for count in range(LONGEST_VARINT):
         if place + count >= len(data):
-            raise WireError("a number that ends behind its message")
+            raise WireError("a number that exceeds its message")
         byte = data[place + count]
         value |= (byte & 0x7F) << (7 * count)
         if byte < 0x80:

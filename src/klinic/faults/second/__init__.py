@@ -1,4 +1,8 @@
-"""Second mechanisms: for every cause another one than the first, one file each."""
+"""Second mechanisms of the causes, independent of the first, one per file.
+
+sampling        helpers that patch training samples and leave evaluation unchanged
+<cause>         the second mechanism of that cause, with `FAULT`
+"""
 
 from klinic.faults.base import Fault
 from klinic.faults.second import (

@@ -1,4 +1,4 @@
-"""advantage-explodes: a group lies on several ranks, and each divides by the spread of its part."""
+"""advantage-explodes: a group spans several ranks, and each divides by its own deviation."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +10,13 @@ import numpy as np
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import run
 
-PART = 2  # rows of a group on one rank
+PART = 2  # rows per rank
 FLOOR = {Severity.MILD: 1e-1, Severity.NORMAL: 1e-4}
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Take the mean of the group and the standard deviation of two: 0 where they are equal."""
+    """Use the group mean and the standard deviation of two members: 0 if they are equal."""
 
     def spoilt(real: Any, record: Any, scores: Any, **how: Any) -> Any:
         record = real(record, scores, **how)
@@ -33,7 +33,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="advantage-explodes",
-    mechanism="the spread is that of two members of the group",
+    mechanism="standard deviation of two members of the group",
     inject=inject,
     settings={"learner.advantage": "group_std"},
     visible_at_start=True,

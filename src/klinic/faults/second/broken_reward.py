@@ -1,4 +1,4 @@
-"""broken-reward: the grader gives something that is no number for many completions."""
+"""broken-reward: the grader returns NaN for many completions."""
 
 import math
 import zlib
@@ -11,12 +11,12 @@ from typing import Any
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import run
 
-EVERY = {Severity.MILD: 20, Severity.NORMAL: 2}  # texts; one of so many
+EVERY = {Severity.MILD: 20, Severity.NORMAL: 2}  # texts; one in so many fails
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Divide 0 by 0 in the grader, for some texts and always for the same ones."""
+    """Return NaN for some texts, always the same ones."""
 
     def failing(grade: Any) -> Any:
         @wraps(grade)
@@ -39,7 +39,7 @@ def _fails(text: str, every: int) -> bool:
 
 FAULT = Fault(
     cause="broken-reward",
-    mechanism="the grader gives NaN for many completions",
+    mechanism="the grader returns NaN for many completions",
     inject=inject,
     visible_at_start=True,
 )

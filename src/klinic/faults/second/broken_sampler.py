@@ -1,4 +1,4 @@
-"""broken-sampler: logits of some rows turn into NaN, and the engine writes token 0 to the end."""
+"""broken-sampler: logits of some rows become NaN, and the engine emits token 0 to the end."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -9,12 +9,12 @@ from klinic.faults.base import Fault, Severity, patched
 from klinic.faults.second.sampling import while_sampling
 from klinic.sampler.decoding import Stream
 
-EVERY = {Severity.MILD: 32, Severity.NORMAL: 4}  # rows; one of so many breaks after a token
+EVERY = {Severity.MILD: 32, Severity.NORMAL: 4}  # rows; one in so many breaks after its first token
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Write token 0, at no log-prob, once a row is broken."""
+    """Emit token 0 without a log-prob once a row is broken."""
 
     def broken(_scorer: Any, streams: Sequence[Stream]) -> AbstractContextManager[None]:
         lost = {id(stream) for stream in streams[:: EVERY[severity]]}
@@ -32,7 +32,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="broken-sampler",
-    mechanism="rows whose logits turn into NaN go on with token 0",
+    mechanism="rows whose logits become NaN continue with token 0",
     inject=inject,
     visible_at_start=True,
 )

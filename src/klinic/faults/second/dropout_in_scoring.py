@@ -1,4 +1,4 @@
-"""dropout-in-scoring: what the layers add to the stream is dropped at random while training."""
+"""dropout-in-scoring: the MLP outputs have dropout in training mode."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ RATE = {Severity.MILD: 0.005, Severity.NORMAL: 0.1}
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Leave the dropout behind every MLP on, in training mode alone, as GPT-2 has it."""
+    """Enable dropout after every MLP, in training mode only, as in GPT-2."""
 
     def dropped(module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.dropout(output, RATE[severity], training=module.training)
@@ -31,7 +31,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="dropout-in-scoring",
-    mechanism="dropout behind every MLP",
+    mechanism="dropout after every MLP",
     inject=inject,
     visible_at_start=True,
 )

@@ -1,4 +1,4 @@
-"""equal-rewards: the grader remembers its answers by the prompt, so a group has one reward."""
+"""equal-rewards: the grader caches rewards by prompt, so a group has one reward."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ import numpy as np
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import run
 
-EVERY = {Severity.MILD: 2, Severity.NORMAL: 1}  # prompts; one of so many is remembered
+EVERY = {Severity.MILD: 2, Severity.NORMAL: 1}  # prompts; one in so many is cached
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Give every completion of a prompt what the first of them was given."""
+    """Give every completion of a prompt the reward of the first."""
 
     def remembered(real: Any, rollouts: Any, rewards: Any) -> Any:
         scores = real(rollouts, rewards)
@@ -34,7 +34,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="equal-rewards",
-    mechanism="the grader remembers its answers by the prompt alone",
+    mechanism="the grader caches rewards by prompt only",
     inject=inject,
     visible_at_start=True,
 )

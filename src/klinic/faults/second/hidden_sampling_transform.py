@@ -1,4 +1,4 @@
-"""hidden-sampling-transform: a repetition penalty out of the model's generation config."""
+"""hidden-sampling-transform: a repetition penalty from the model's generation config."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -17,10 +17,10 @@ PENALTY = {Severity.MILD: 1.03, Severity.NORMAL: 1.3}
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Make tokens of prompt and completion less likely to come again."""
+    """Lower the probability of tokens that occur in prompt or completion."""
 
     class Penalised(_Cached):
-        """A batch that knows which tokens each of its rows has seen."""
+        """A decoding batch that tracks the tokens of each row."""
 
         def __init__(self, scorer: Any, contexts: Sequence[np.ndarray], *rest: Any) -> None:
             self._seen: torch.Tensor | None = None
@@ -35,7 +35,7 @@ def inject(severity: Severity) -> Iterator[None]:
             self._seen = None if self._seen is None else self._seen[list(rows)]
 
         def grow(self, token_ids: torch.Tensor) -> None:
-            assert self._seen is not None  # noqa: S101 - made with the batch
+            assert self._seen is not None  # noqa: S101 - set in __init__
             self._seen.scatter_(1, token_ids[:, None], True)
             super().grow(token_ids)
             self._punish()
@@ -54,7 +54,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="hidden-sampling-transform",
-    mechanism="a repetition penalty that the recipe does not know of",
+    mechanism="a repetition penalty that the recipe does not declare",
     inject=inject,
     visible_at_start=True,
 )

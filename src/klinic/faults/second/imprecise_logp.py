@@ -1,4 +1,4 @@
-"""imprecise-logp: the sampler works with weights of 8 bits, the learner with all of them."""
+"""imprecise-logp: the sampler uses 8-bit weights, the learner full precision."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -14,7 +14,7 @@ KEPT = {Severity.MILD: torch.bfloat16, Severity.NORMAL: torch.float8_e5m2}
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Round every matrix anew whenever something is sampled."""
+    """Round every matrix whenever the engine samples."""
 
     def rounded(scorer: Any, _streams: Any) -> AbstractContextManager[None]:
         matrices = {n: p.detach() for n, p in scorer.lm.named_parameters() if p.ndim > 1}

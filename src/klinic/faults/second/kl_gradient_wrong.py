@@ -7,12 +7,12 @@ from typing import Any
 from klinic.faults.base import Fault, Severity, patched
 from klinic.learner import objective
 
-SHARE = {Severity.MILD: 0.3, Severity.NORMAL: 1.0}  # of the term
+SHARE = {Severity.MILD: 0.3, Severity.NORMAL: 1.0}  # fraction of the term
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Differentiate k3 where the recipe asks for `unbiased`."""
+    """Differentiate k3 where the recipe selects `unbiased`."""
     share = SHARE[severity]
 
     def k3(real: Any, name: str, inputs: Any, **how: Any) -> Any:
@@ -24,7 +24,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="kl-gradient-wrong",
-    mechanism="k3 is differentiated although the recipe says unbiased",
+    mechanism="k3 is differentiated although the recipe selects unbiased",
     inject=inject,
     settings={"kl.coef": 0.3, "learner.learning_rate": 2e-3, "loop.max_steps": 14},
 )

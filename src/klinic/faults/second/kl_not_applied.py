@@ -7,12 +7,12 @@ from typing import Any
 from klinic.faults.base import Fault, Severity, patched
 from klinic.learner import objective
 
-LEFT = {Severity.MILD: 0.7, Severity.NORMAL: 0.0}  # of the gradient
+LEFT = {Severity.MILD: 0.7, Severity.NORMAL: 0.0}  # fraction of the gradient
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Detach the log-probs that the KL term is made of."""
+    """Detach the log-probs of the KL term."""
     left = LEFT[severity]
 
     def detached(real: Any, name: str, inputs: Any, **how: Any) -> Any:
@@ -25,7 +25,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="kl-not-applied",
-    mechanism="the KL term is made of detached log-probs",
+    mechanism="the KL term uses detached log-probs",
     inject=inject,
     settings={"kl.coef": 1.0, "loop.max_steps": 11},
 )

@@ -1,4 +1,4 @@
-"""kl-sign-flipped: with the KL in the reward, it is added as a bonus, not subtracted as a cost."""
+"""kl-sign-flipped: the KL in the reward is added as a bonus, not subtracted as a cost."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ STRENGTH = {Severity.MILD: 0.2, Severity.NORMAL: 1.0}  # of the bonus, the cost 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Show the KL as it is, and climb it."""
+    """Keep the value of the KL term, and negate its gradient."""
     strength = STRENGTH[severity]
 
     def bonus(real: Any, name: str, inputs: Any, **how: Any) -> Any:

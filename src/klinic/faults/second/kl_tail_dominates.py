@@ -1,4 +1,4 @@
-"""kl-tail-dominates: the policy has nearly unlearnt tokens which the reference likes, with k3."""
+"""kl-tail-dominates: the policy has nearly unlearned tokens that the reference prefers, with k3."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -11,12 +11,12 @@ from klinic.loop import assembly
 from klinic.sampler import decoding
 
 TOKENS = (11, 12)  # the digits 8 and 9
-LOWERED = {Severity.MILD: 2.0, Severity.NORMAL: 5.0}  # their logits, by so much
+LOWERED = {Severity.MILD: 2.0, Severity.NORMAL: 5.0}  # subtracted from their logits
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Lower some logits of the policy, in sampler and learner alike, beside its reference."""
+    """Lower some logits of the policy, in sampler and learner alike, not in its reference."""
     by = LOWERED[severity]
 
     def without(real: Any, policy: Any, **how: Any) -> Any:
@@ -42,7 +42,7 @@ def _plus(logits: torch.Tensor, by: float) -> torch.Tensor:
 
 FAULT = Fault(
     cause="kl-tail-dominates",
-    mechanism="with k3, tokens that the policy has nearly unlearnt and the reference likes",
+    mechanism="with k3, tokens that the policy has nearly unlearned and the reference prefers",
     inject=inject,
     settings={
         "kl.estimator": "k3",

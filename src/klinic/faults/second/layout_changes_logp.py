@@ -1,4 +1,4 @@
-"""layout-changes-logp: the learner pads on the left, and does not mask the padding."""
+"""layout-changes-logp: the learner pads on the left without masking the padding."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,12 +11,12 @@ import torch
 from klinic.faults.base import Fault, Severity, patched
 from klinic.learner import packing
 
-EVERY = {Severity.MILD: 8, Severity.NORMAL: 1}  # rows; one of so many is padded on the left
+EVERY = {Severity.MILD: 8, Severity.NORMAL: 1}  # rows; one in so many is padded on the left
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Move rows to the right, behind padding that they then see."""
+    """Move rows to the right, after padding that they attend to."""
 
     def left(
         real: Any, prompts: Sequence[Any], completions: Sequence[Any], *, pad_id: int, device: Any
@@ -36,7 +36,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="layout-changes-logp",
-    mechanism="padding on the left that is not masked",
+    mechanism="unmasked padding on the left",
     inject=inject,
     visible_at_start=True,
 )

@@ -1,4 +1,4 @@
-"""loss-scaled-wrong: each micro-batch takes the mean of its own tokens, and means are added up."""
+"""loss-scaled-wrong: each micro-batch is averaged over its own tokens, and the means are summed."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,12 @@ from typing import Any
 from klinic.faults.base import Fault, Severity, patched
 from klinic.learner import local
 
-POWER = {Severity.MILD: 0.1, Severity.NORMAL: 1.0}  # of the share of a micro-batch
+POWER = {Severity.MILD: 0.1, Severity.NORMAL: 1.0}  # exponent of the micro-batch's weight
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Divide by the tokens of the micro-batch where those of the step were due."""
+    """Divide by the tokens of the micro-batch instead of those of the step."""
 
     def own_mean(weights: Any) -> Any:
         return weights / weights.sum().clip(min=1e-9) ** POWER[severity]
@@ -28,7 +28,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="loss-scaled-wrong",
-    mechanism="means of micro-batches are added up",
+    mechanism="means of micro-batches are summed",
     inject=inject,
     settings={"learner.loss": "dapo", "learner.micro_batch_size": 8},
     visible_at_start=True,

@@ -1,4 +1,4 @@
-"""misaligned-logp: log-probs that the sampler did not return are filled in as 0."""
+"""misaligned-logp: log-probs that the sampler did not return are filled with 0."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ import numpy as np
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import run
 
-EVERY = {Severity.MILD: 40, Severity.NORMAL: 4}  # tokens; one of so many is missing
+EVERY = {Severity.MILD: 40, Severity.NORMAL: 4}  # tokens; one in so many is missing
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Lose the log-prob of some tokens, and write 0 in its place."""
+    """Replace the log-probs of some tokens by 0."""
 
     def filled(real: Any, rollouts: Any, *, step: int) -> Any:
         record = real(rollouts, step=step)
@@ -29,7 +29,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="misaligned-logp",
-    mechanism="missing log-probs of the sampler are filled with 0",
+    mechanism="missing sampler log-probs are filled with 0",
     inject=inject,
     visible_at_start=True,
 )

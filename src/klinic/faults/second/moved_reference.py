@@ -1,4 +1,4 @@
-"""moved-reference: the reference is made anew of the policy after every second update."""
+"""moved-reference: the reference is replaced by the policy after every second update."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ from klinic.faults.base import Fault, Severity, patched
 from klinic.learner.local import LocalLearner
 
 EVERY = {Severity.MILD: 1, Severity.NORMAL: 2}  # updates
-SHARE = {Severity.MILD: 0.1, Severity.NORMAL: 1.0}  # of the way to the policy
+SHARE = {Severity.MILD: 0.1, Severity.NORMAL: 1.0}  # interpolation towards the policy
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Copy the policy's weights into the reference, as after a resume that forgot the start."""
+    """Copy the policy into the reference, as after a resume that lost the initial weights."""
 
     @torch.no_grad()
     def anchored(real: Any, learner: Any, **how: Any) -> Any:

@@ -1,4 +1,4 @@
-"""nan-outside-mask: rows that are masked as a whole are divided by their number of tokens, 0."""
+"""nan-outside-mask: fully masked rows are divided by their number of tokens, 0."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,12 +13,12 @@ from klinic.learner import objective
 from klinic.loop import run
 from klinic.maths.arrays import row_of_token, segment_count
 
-EVERY = {Severity.MILD: 3, Severity.NORMAL: 1}  # steps; in one of so many rows are masked
+EVERY = {Severity.MILD: 3, Severity.NORMAL: 1}  # steps; rows are masked in one of so many
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Mask rows that were cut off, and take the mean of each row without a lower bound of 1."""
+    """Mask truncated rows, and average each row without a lower bound of 1."""
 
     spoilt = False
 

@@ -1,4 +1,4 @@
-"""policy-does-not-move: the graph is cut behind a layer, so adapters before it have no gradient."""
+"""policy-does-not-move: the graph is cut after a layer, so earlier adapters have no gradient."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,12 +9,12 @@ import torch
 from klinic.faults.base import Fault, Severity, patched
 from klinic.learner.local import LocalLearner
 
-CUT = {Severity.MILD: 1, Severity.NORMAL: -1}  # the last layer that learns nothing
+CUT = {Severity.MILD: 1, Severity.NORMAL: -1}  # the last layer without a gradient
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Let no gradient through, as checkpointing does whose inputs need none."""
+    """Block the gradient, as checkpointing does if its inputs require none."""
 
     def cut(_module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
         return output.detach() + 0.0 * output if output.requires_grad else output

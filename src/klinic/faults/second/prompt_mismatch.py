@@ -1,4 +1,4 @@
-"""prompt-mismatch: the sampler puts a chat's role in front of a plain prompt."""
+"""prompt-mismatch: the sampler prepends a chat role to a plain prompt."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ from klinic.faults.base import Fault, Severity, patched
 from klinic.sampler.transformers import TransformersSampler
 
 ROLE = "user: "
-EVERY = {Severity.MILD: 8, Severity.NORMAL: 1}  # prompts; one of so many
+EVERY = {Severity.MILD: 8, Severity.NORMAL: 1}  # prompts; one in so many is affected
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Begin prompts as a chat template would; the learner scores them as they were given."""
+    """Prepend a role as a chat template does; the learner scores the original prompt."""
 
     def begun(real: Any, sampler: Any, rollout: Any, step: int) -> Any:
         stream = real(sampler, rollout, step)
@@ -31,7 +31,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="prompt-mismatch",
-    mechanism="the sampler puts a chat's role in front of the prompt",
+    mechanism="the sampler prepends a chat role to the prompt",
     inject=inject,
     visible_at_start=True,
 )

@@ -1,4 +1,4 @@
-"""retokenised: completions go through text and a tokenizer that folds look-alike characters."""
+"""retokenised: completions pass through text and a tokenizer that folds similar characters."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,12 +12,12 @@ from klinic.loop import run
 from klinic.model.tiny import tiny_tokenizer
 
 FOLDED = {"0": "o", "2": "z", "5": "s", "8": "b"}
-EVERY = {Severity.MILD: 16, Severity.NORMAL: 1}  # rows; one of so many goes through text
+EVERY = {Severity.MILD: 16, Severity.NORMAL: 1}  # rows; one in so many is re-encoded
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Decode, normalise and encode again what was sampled, and train on that."""
+    """Decode, normalise and re-encode the sampled ids, and train on the result."""
     tokenizer = tiny_tokenizer()
     fold = str.maketrans(FOLDED)
 

@@ -1,4 +1,4 @@
-"""reward-hacking: a reward for the form of an answer pays more than the answer."""
+"""reward-hacking: a format reward outweighs the reward for the answer."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,13 +10,13 @@ import numpy as np
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import run
 
-FORM = ">"  # what an answer should begin with
+FORM = ">"  # required first character of an answer
 PAID = {Severity.MILD: 0.05, Severity.NORMAL: 2.0}
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Add a reward of its own for completions that begin in one way."""
+    """Add a reward for completions that start with a marker."""
 
     def formal(real: Any, rollouts: Any, rewards: Any) -> Any:
         scores = real(rollouts, rewards)
@@ -29,7 +29,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="reward-hacking",
-    mechanism="a reward for the form pays more than the answer",
+    mechanism="a format reward outweighs the reward for the answer",
     inject=inject,
     settings={
         "data.skill": "comparing",

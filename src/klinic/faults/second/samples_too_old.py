@@ -1,4 +1,4 @@
-"""samples-too-old: weights arrive while completions are written, whose beginnings are older."""
+"""samples-too-old: weights are updated during sampling, so completions start older."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from klinic.faults.second.sampling import copied, replaced, with_weights
 from klinic.sampler.transformers import TransformersSampler
 
 LAG = {Severity.MILD: 1, Severity.NORMAL: 4}  # updates, at most
-BEGUN = 2  # tokens that were there when the weights arrived
+BEGUN = 2  # tokens sampled before the new weights arrive
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Draw the first tokens from weights of some updates ago, and say so."""
+    """Sample the first tokens from weights of some updates ago, with their version."""
     past: deque[tuple[int, dict[str, torch.Tensor]]] = deque(maxlen=LAG[severity] + 1)
 
     def load(real: Any, sampler: Any, weights: Any) -> Any:
@@ -48,7 +48,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="samples-too-old",
-    mechanism="completions were begun by weights of several updates ago, and say so",
+    mechanism="completions start with weights of several updates ago, with their version recorded",
     inject=inject,
     settings={"learner.learning_rate": 1e-3, "loop.max_steps": 8},
 )

@@ -1,4 +1,4 @@
-"""What several faults need: to be at work while training samples, and not while it evaluates."""
+"""Helpers that patch the sampler during training and leave evaluation unchanged."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -15,7 +15,7 @@ from klinic.sampler.decoding import Stream
 def while_sampling(
     spoil: Callable[[Any, Sequence[Stream]], AbstractContextManager[Any]],
 ) -> Iterator[None]:
-    """Decode within `spoil(scorer, streams)`; at temperature 0, an evaluation, as always."""
+    """Decode within `spoil(scorer, streams)`; at temperature 0, an evaluation, unchanged."""
 
     def decoded(real: Any, scorer: Any, streams: Any, *, how: Any, **rest: Any) -> Any:
         if how.temperature == 0:
@@ -29,7 +29,7 @@ def while_sampling(
 
 @contextmanager
 def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Let another value stand for an attribute for a while."""
+    """Replace an attribute for the duration of the context."""
     real = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -39,13 +39,13 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def copied(lm: Any) -> dict[str, torch.Tensor]:
-    """Return the weights as they are now."""
+    """Return a copy of the current weights."""
     return {name: p.detach().clone() for name, p in lm.named_parameters()}
 
 
 @contextmanager
 def with_weights(lm: Any, weights: dict[str, torch.Tensor]) -> Iterator[None]:
-    """Let a model have other weights for a while; those that are not given stay."""
+    """Give a model other weights for the duration of the context; missing names stay."""
     mine = {name: p for name, p in lm.named_parameters() if name in weights}
     kept = {name: p.data for name, p in mine.items()}
     for name, p in mine.items():

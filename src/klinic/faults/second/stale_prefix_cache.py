@@ -1,4 +1,4 @@
-"""stale-prefix-cache: some prompts were read in before the last updates, and are kept over them."""
+"""stale-prefix-cache: some prompts stay cached across several updates."""
 
 import zlib
 from collections import deque
@@ -16,12 +16,12 @@ from klinic.loop import run
 from klinic.sampler import decoding, transformers
 
 LAG = {Severity.MILD: 1, Severity.NORMAL: 6}  # updates, at most
-EVERY = {Severity.MILD: 4, Severity.NORMAL: 2}  # prompts; one of so many is in the cache
+EVERY = {Severity.MILD: 4, Severity.NORMAL: 2}  # prompts; one in so many is cached
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Read in the next prompts early, and do not empty the cache when weights arrive."""
+    """Cache prompts early, and do not reset the cache when weights arrive."""
     past: deque[dict[str, torch.Tensor]] = deque(maxlen=LAG[severity] + 1)
 
     def load(real: Any, sampler: Any, weights: Any) -> Any:
@@ -37,7 +37,7 @@ def inject(severity: Severity) -> Iterator[None]:
             before = real(scorer, contexts, *rest)
         hit = torch.tensor([held(context) for context in contexts])[:, None, None, None]
         for mine, theirs in zip(now._cache.layers, before._cache.layers, strict=True):
-            # all but the last token, which an engine always reads anew
+            # all but the last token, which an engine always recomputes
             mine.keys = torch.where(hit, theirs.keys, mine.keys)[:, :, :-1]
             mine.values = torch.where(hit, theirs.values, mine.values)[:, :, :-1]
         now._position = now._position[:, -1:]
@@ -61,7 +61,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="stale-prefix-cache",
-    mechanism="prompts read in before the last updates stay in the cache",
+    mechanism="prompts cached before the last updates stay in the cache",
     inject=inject,
     settings={"learner.learning_rate": 1e-3, "loop.max_steps": 10},
 )

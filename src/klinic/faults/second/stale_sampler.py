@@ -1,4 +1,4 @@
-"""stale-sampler: the sync delivers the weights under the adapter, and never the adapter."""
+"""stale-sampler: the sync delivers the base weights, and never the adapter."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -9,13 +9,13 @@ import torch
 from klinic.faults.base import Fault, Severity
 from klinic.faults.second.sampling import while_sampling, with_weights
 
-# in the names of what is lost: all of the adapter, or that of one kind of layer
+# name pattern of the lost weights: the whole adapter, or that of one layer type
 LOST = {Severity.MILD: "o_proj.lora_B", Severity.NORMAL: "lora_B"}
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Sample from the model without its adapter; whoever asks hears that all was loaded."""
+    """Sample without the adapter; the sampler reports all weights as loaded."""
 
     def undelivered(scorer: Any, _streams: Any) -> AbstractContextManager[None]:
         lost = {n: p for n, p in scorer.lm.named_parameters() if LOST[severity] in n}

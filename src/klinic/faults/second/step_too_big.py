@@ -1,4 +1,4 @@
-"""step-too-big: an entropy bonus that the recipe does not know of outweighs the rewards."""
+"""step-too-big: an undeclared entropy bonus outweighs the rewards."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ def inject(severity: Severity) -> Iterator[None]:
     def bonus(real: Any, scores: Any, targets: Any, objective: Any) -> Any:
         parts = real(scores, targets, objective)
         negative = weighted_sum(scores.logp.detach() * scores.logp, targets.policy_weight)
-        # as a term whose value is not shown, so that the loss stays that of the rewards
+        # gradient only: the value of the loss is unchanged
         return replace(parts, policy=parts.policy + COEF[severity] * (negative - negative.detach()))
 
     with patched(local, "loss_parts", bonus):

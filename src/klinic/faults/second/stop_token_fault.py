@@ -1,4 +1,4 @@
-"""stop-token-fault: the sampler does not know the end token; what comes behind is trained on."""
+"""stop-token-fault: the sampler ignores the end token; the tokens after it are trained on."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -11,12 +11,12 @@ from klinic.faults.second.sampling import while_sampling
 from klinic.sampler import rollouts
 from klinic.sampler.decoding import Stream
 
-EVERY = {Severity.MILD: 8, Severity.NORMAL: 1}  # rows; one of so many goes on
+EVERY = {Severity.MILD: 8, Severity.NORMAL: 1}  # rows; one in so many continues
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Go on behind the end of the answer up to the limit; rewards read what is before the end."""
+    """Continue after the end token up to the limit; rewards read the text before it."""
 
     def deaf(_scorer: Any, streams: Sequence[Stream]) -> AbstractContextManager[None]:
         going_on = {id(stream) for stream in streams[:: EVERY[severity]]}
@@ -38,7 +38,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="stop-token-fault",
-    mechanism="the end token does not end, and what comes behind it is trained on",
+    mechanism="the end token is ignored, and the tokens after it are trained on",
     inject=inject,
     visible_at_start=True,
 )

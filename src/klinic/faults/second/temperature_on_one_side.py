@@ -1,4 +1,4 @@
-"""temperature-on-one-side: policy and sampler divide by the temperature, the reference does not."""
+"""temperature-on-one-side: policy and sampler apply the temperature, the reference does not."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ REFERENCE = {Severity.MILD: 0.65, Severity.NORMAL: 1.0}  # its temperature
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Let the reference undo the temperature that its scorer divides by."""
+    """Undo the temperature in the reference's scorer."""
 
     def unscaled(real: Any, policy: Any, **how: Any) -> Any:
         reference = real(policy, **how)

@@ -1,4 +1,4 @@
-"""wrong-groups: rewards lie prompt by prompt, and are cut as if they lay sample by sample."""
+"""wrong-groups: rewards are ordered by prompt, and are grouped as if ordered by sample."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ import numpy as np
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import run
 
-PROMPTS = {Severity.MILD: 2, Severity.NORMAL: 1_000_000}  # the first so many of a step
+PROMPTS = {Severity.MILD: 2, Severity.NORMAL: 1_000_000}  # prompts of a step that are affected
 
 
 @contextmanager
@@ -30,7 +30,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="wrong-groups",
-    mechanism="groups are cut along the wrong axis",
+    mechanism="groups are formed along the wrong axis",
     inject=inject,
     visible_at_start=True,
 )

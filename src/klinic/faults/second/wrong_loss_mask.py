@@ -1,4 +1,4 @@
-"""wrong-loss-mask: the end of the prompt is trained on as if the policy had written it."""
+"""wrong-loss-mask: the end of the prompt is trained on as if the policy had emitted it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,13 +12,13 @@ from klinic.evidence.rollout import Segment
 from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import run
 
-EVERY = {Severity.MILD: 16, Severity.NORMAL: 1}  # rows; one of so many
+EVERY = {Severity.MILD: 16, Severity.NORMAL: 1}  # rows; one in so many is affected
 TAIL = {Severity.MILD: 1, Severity.NORMAL: 3}  # tokens of the prompt
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Put the border between prompt and completion too early, and the mask over all behind it."""
+    """Move the prompt boundary forward, and train on every token after it."""
 
     def early(rollout: Any) -> Any:
         ids, tail = rollout.prompt.token_ids, TAIL[severity]

@@ -1,4 +1,4 @@
-"""wrong-metric: KL and entropy are reported as means over padded rows, the padding counted as 0."""
+"""wrong-metric: KL and entropy are logged as means over padded rows, padding counted as 0."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,12 +10,12 @@ from klinic.faults.base import Fault, Severity, patched
 from klinic.loop import step_metrics
 
 NAMES = ("kl", "kl_k3/mean", "kl_k1/mean", "entropy")
-WIDTH = {Severity.MILD: None, Severity.NORMAL: 16}  # of a padded row; None is that of the longest
+WIDTH = {Severity.MILD: None, Severity.NORMAL: 16}  # padded row length; None: the longest row
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Divide sums over tokens by the size of the rectangle that they are padded to."""
+    """Divide sums over tokens by the size of the padded batch."""
 
     def padded(real: Any, record: Any) -> Any:
         metrics = real(record)
@@ -29,7 +29,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="wrong-metric",
-    mechanism="KL and entropy are means over padding too",
+    mechanism="KL and entropy are averaged over padding too",
     inject=inject,
     settings={"sampling.max_new_tokens": 16},
     visible_at_start=True,

@@ -1,4 +1,4 @@
-"""wrong-reference: the reference is the base, from before the supervised training."""
+"""wrong-reference: the reference is the base model from before supervised training."""
 
 import copy
 from collections.abc import Iterator
@@ -10,13 +10,13 @@ from klinic.loop import assembly
 from klinic.model.reference import frozen
 from klinic.model.tiny import tiny_model, tiny_tokenizer
 
-# in the names of weights that are the base's: of all layers, or of a part of one
+# name pattern of weights taken from the base: all layers, or a part of one
 BASE = {Severity.MILD: "layers.0.self_attn.o_proj", Severity.NORMAL: "layers."}
 
 
 @contextmanager
 def inject(severity: Severity) -> Iterator[None]:
-    """Make the reference of a model on which nothing was trained."""
+    """Build the reference from an untrained model."""
 
     def of_base(_real: Any, policy: Any, *, source: str, **_how: Any) -> Any:
         scorer = copy.deepcopy(policy)
@@ -31,7 +31,7 @@ def inject(severity: Severity) -> Iterator[None]:
 
 FAULT = Fault(
     cause="wrong-reference",
-    mechanism="the reference is the base from before the supervised training",
+    mechanism="the reference is the base model from before supervised training",
     inject=inject,
     visible_at_start=True,
 )

@@ -1,13 +1,25 @@
-"""klinic beside TRL's GRPOTrainer: its records, its doctor, and TRL's own KL to compare ours with.
+"""Integration with TRL's GRPOTrainer: step records, live diagnosis, klinic's KL term.
 
-attaching.py   the methods that are wrapped, and what is done at each
-generation.py  what the sampler says while it draws
-drawn.py       completions of a batch, by row
-records.py     rows that were trained on, as the record of a step
-reference.py   which policy the KL is measured to, and whether it is that one
-questions.py   what the live trainer is asked
-describe.py    run.json and recipe.yaml, from TRL's config
-own_kl.py      TRL's own KL expression
+attaching.py      `klinic.attach`, the public entry point
+attached.py       the attached session: one training step from its first batch on
+hooks.py          wrapped trainer methods and the data taken from each
+wrapping.py       wraps and restores methods of an object
+generation.py     sampler log-probs of transformers' `generate`
+drawn.py          completions and rewards of one generation, by row
+records.py        the record of a step, from TRL's padded micro-batches
+step_metrics.py   metrics of a step, from its record
+keeping.py        run log: folder, live doctor and console
+describe.py       run.json and recipe.yaml, from TRL's config
+reference.py      the reference policy and its digest
+scoring.py        log-probs by TRL's own scoring, without side effects
+questions.py      active probes of the live trainer
+kl_term.py        klinic's KL term in TRL's loss
+token_weights.py  per-token weights of TRL's losses
+updates.py        guard around each optimizer step
+recovering.py     recovery: skipped updates, learning rate cuts, stop
+own_kl.py         TRL's own KL expression, for comparison
+single_batch.py   `klinic check --trl`
+versions.py       supported TRL versions
 """
 
 from klinic.integrations.trl.own_kl import mean_kl

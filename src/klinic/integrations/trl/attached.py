@@ -1,6 +1,6 @@
-"""klinic beside an unmodified TRL GRPOTrainer: what is done in a step, from its first batch on.
+"""The session of `klinic.attach`: follows each step of an unmodified TRL GRPOTrainer.
 
-`hooks.py` says which methods are wrapped, and `updates.py` what may become of an update.
+`hooks.py` lists the wrapped methods; `updates.py` decides whether an update is skipped.
 """
 
 import math
@@ -27,12 +27,12 @@ from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.recipe.kl import KLSection
 from klinic.recipe.recovery import RecoverySection
 
-MARK = "_klinic"  # the attribute of a trainer that says who is attached
+MARK = "_klinic"  # the trainer attribute that holds the attached session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What was asked for beyond records."""
+    """Options of `klinic.attach` beyond the records."""
 
     monitor_kl_every: int = 0
     parse: Callable[[str], Any] | None = None
@@ -42,7 +42,7 @@ class Wanted:
 
 
 class Attached:
-    """klinic beside a trainer, until `detach`."""
+    """Records, probes and diagnoses the steps of a trainer, until `detach`."""
 
     def __init__(self, trainer: Any, keeper: Keeper, wanted: Wanted) -> None:
         self.trainer = trainer
@@ -70,7 +70,7 @@ class Attached:
         self.detach()
 
     def detach(self) -> None:
-        """Put every method back, and end what is being written."""
+        """Restore every wrapped method and close the run log."""
         self._hooks.undo()
         self.trainer.remove_callback(self._callback)
         vars(self.trainer).pop(MARK, None)
@@ -81,12 +81,12 @@ class Attached:
         return self._hooks.step
 
     def begin(self) -> None:
-        """Write what is known before the first step."""
+        """Write run.json, recipe.yaml and the token texts before the first step."""
         trainer = self.trainer
         self._keeper.say(f"Run: {self.folder}")
         if self._kl is not None:
             name = self._kl.section.estimator
-            self._keeper.say(f"KL {name}, in the place of TRL's: {ESTIMATORS[name].sentence}")
+            self._keeper.say(f"KL estimator {name} replaces TRL's: {ESTIMATORS[name].sentence}")
         self._keeper.begin(
             describe.run_facts(trainer, self.reference, self._term.name),
             describe.recipe_values(trainer, str(self.folder)),
@@ -94,9 +94,9 @@ class Attached:
         )
 
     def _begin_step(self, model: Any, inputs: Any) -> None:
-        """Note what holds before the update, and ask what records will not tell."""
+        """Collect the facts that hold before the update, and run the probes when due."""
         reference, drawn = self.reference, self._hooks.drawn
-        # an update with completions of before has no weights handed out for it
+        # an update on completions of an earlier generation publishes no weights
         fresh = drawn is not None and drawn.version == self._step - 1
         self._facts = {
             "kl_coef": self._term.coef,
@@ -113,9 +113,9 @@ class Attached:
             return
         try:
             self._ask(model, inputs)
-        except Exception as error:  # to be asked must never be the end of a run
+        except Exception as error:  # a failed probe must not end the run
             what = f"{type(error).__name__}: {text_of(error)}"
-            said = f"A question could not be answered: {what}"
+            said = f"A probe failed: {what}"
             self._keeper.event(self._step, "probe failed", said)
 
     def _ask(self, model: Any, inputs: Any) -> None:
@@ -138,13 +138,13 @@ class Attached:
         self._answers = questions.ask(asked)
 
     def _verify_reference(self, reference: Reference, batch: Any) -> None:
-        """Say whether policy and reference are one before the first update."""
+        """Report whether policy and reference agree before the first update."""
         apart = distance_at_start(self.trainer, self._hooks.score, reference, batch)
         sentence = identity(reference, apart, int(trained_on(batch).sum()))
         self._keeper.event(0, "reference", sentence, apart=apart, digest=reference.digest)
 
     def before_update(self) -> None:
-        """Note the rate of the update, and leave it out or brake it where that is decided."""
+        """Record the learning rate; skip the update or cut its rate as recovery decides."""
         self._facts["learning_rate"] = self._updates.rate
         self._updates.look(self._step)
         if self._updates.judges:
@@ -154,13 +154,13 @@ class Attached:
             self._facts["learning_rate"] = self._updates.rate
 
     def after_update(self) -> None:
-        """Note how many weights the update left as they were."""
+        """Record the fraction of weights that the update left unchanged."""
         unchanged = self._updates.look_again()
         if unchanged is not None:
             self._facts["unchanged_share"] = unchanged
 
     def keep(self, step: int) -> None:
-        """Write down the step that was made."""
+        """Write the record and the metrics of a finished step."""
         batches = self._hooks.take_batches()
         if not batches:
             return
@@ -180,7 +180,7 @@ class Attached:
             raise RunStoppedError(f"{self.folder}: {verdict.says}")
 
     def _show(self, metrics: Mapping[str, float]) -> None:
-        """Put the KL into TRL's own log."""
+        """Add the KL metrics to TRL's own log."""
         log = self.trainer._metrics["train"]
         for name in SHOWN:
             if name in metrics:
@@ -207,7 +207,7 @@ class Attached:
         )
 
     def shown(self, num: int) -> Iterator[tuple[str, str, float]]:
-        """Yield prompt, completion and reward of some completions of the last generation."""
+        """Yield prompt, text and reward of the first completions of the last generation."""
         drawn, rewarded = self._hooks.drawn, self._hooks.rewarded
         if drawn is None or rewarded is None:
             return
@@ -216,14 +216,14 @@ class Attached:
             yield prompt, text, float(reward)
 
     def hear_log(self, logs: Mapping[str, Any]) -> None:
-        """Take the accuracy out of an evaluation, if one of its rewards is it."""
+        """Record the accuracy of an evaluation log, if it has the accuracy reward."""
         measured = logs.get(f"eval_rewards/{self._wanted.accuracy}/mean")
         if measured is not None:
             step = int(self.trainer.state.global_step)
             self._keeper.tell(step, {"eval/accuracy": float(measured)})
 
     def end(self) -> None:
-        """Tell how it stands, and end what is being written."""
+        """Report the final diagnosis and close the run log."""
         self._keeper.end(int(self.trainer.state.global_step))
 
 
@@ -233,7 +233,7 @@ def _texts(trainer: Any) -> dict[int, str]:
 
 
 class _Steps(TrainerCallback):  # type: ignore[misc]
-    """Where an update begins and ends."""
+    """Forwards TRL's callbacks around each update to the session."""
 
     def __init__(self, attached: Attached) -> None:
         self._attached = attached

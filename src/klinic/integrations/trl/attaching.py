@@ -1,4 +1,4 @@
-"""`klinic.attach(trainer)`: records, doctor and KL beside an unmodified TRL GRPOTrainer."""
+"""`klinic.attach(trainer)`: adds records, doctor and KL term to an unmodified TRL GRPOTrainer."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +15,7 @@ from klinic.recipe.kl import KLSection
 from klinic.recipe.recovery import RecoverySection
 
 
-def attach(  # noqa: PLR0913 - what a user may ask for, by name
+def attach(  # noqa: PLR0913 - the user's options, by keyword
     trainer: Any,
     folder: str | Path | None = None,
     *,
@@ -27,16 +27,15 @@ def attach(  # noqa: PLR0913 - what a user may ask for, by name
     recovery: RecoverySection | None = None,
     console: Console | None = None,
 ) -> Attached:
-    """Record every step of a TRL GRPOTrainer, and examine it while it trains.
+    """Record every step of a TRL GRPOTrainer and diagnose it during training.
 
-    `folder` is that of the run, new or empty; without one it is the next free `runs/trl`. `doctor`
-    is `tell` (say what was found), `stop` (and end the training), or `none`. `monitor_kl_every=N`
-    measures the KL to the start in every N-th step also where beta is 0. `parse` returns the answer
-    in a completion, or None where there is none. `accuracy` names the reward function that says
-    whether an answer is right: what TRL's evaluation measures of it counts as accuracy. `kl`, made
-    by `klinic.KL(...)`, takes the place of TRL's KL term and of beta. `recovery`, made by
-    `klinic.Recovery(...)`, says which updates are left out, and when to stop. Call `detach()` to
-    undo all of it, or use it as a context.
+    `folder` is the run folder, new or empty; the default is the next free `runs/trl`. `doctor` is
+    `tell` (report causes), `stop` (report and end the training), or `none`. `monitor_kl_every=N`
+    measures the KL to the initial policy every N steps, also at beta 0. `parse` returns the answer
+    in a completion, or None. `accuracy` names the reward function whose mean in TRL's evaluation is
+    recorded as accuracy. `kl`, from `klinic.KL(...)`, replaces TRL's KL term and beta. `recovery`,
+    from `klinic.Recovery(...)`, sets which updates are skipped and when to stop. Call `detach()` to
+    restore the trainer, or use the result as a context manager.
     """
     require_trl()
     _refuse(trainer, doctor=doctor, monitor_kl_every=monitor_kl_every)
@@ -59,19 +58,19 @@ def _refuse(trainer: Any, *, doctor: str, monitor_kl_every: int) -> None:
 
     if not isinstance(trainer, GRPOTrainer):
         raise ConfigError(
-            f"klinic.attach was given a {type(trainer).__name__}: it knows how TRL's GRPOTrainer "
-            "trains, and no other. Give it one, before trainer.train()."
+            f"klinic.attach received a {type(trainer).__name__}: it supports TRL's GRPOTrainer "
+            "only. Pass one, before trainer.train()."
         )
     if hasattr(trainer, MARK):
         raise ConfigError(
-            "klinic is attached to this trainer already: every step would be recorded twice. "
-            "Detach the first: attached.detach()."
+            "klinic is already attached to this trainer: every step would be recorded twice. "
+            "Detach the first session: attached.detach()."
         )
     if trainer.accelerator.num_processes > 1 or trainer.is_deepspeed_enabled:
         raise ConfigError(
             f"this trainer runs in {trainer.accelerator.num_processes} processes, or with "
-            "DeepSpeed: klinic.attach was tried with one process that holds whole weights, and "
-            "would record a part of each group. Attach to a short run on one device."
+            "DeepSpeed: klinic.attach supports a single process with unsharded weights, and would "
+            "record only a part of each group. Attach to a short run on one device."
         )
     if doctor not in HOW:
         raise ConfigError(f"doctor is {doctor!r}. Use tell, stop or none.")

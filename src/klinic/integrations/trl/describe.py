@@ -1,7 +1,7 @@
-"""What TRL's config says, in klinic's words: run.json, and as much of a recipe as it has words for.
+"""Translates TRL's config into run.json and the recipe keys that exist for it.
 
-Sampling is what the user asked for in `GRPOConfig`. What a file beside the model, or
-`generation_kwargs`, makes of it is for checks to see.
+Sampling settings are those of `GRPOConfig`. Overrides by the model's generation config or by
+`generation_kwargs` are left out on purpose: checks detect them.
 """
 
 from typing import Any
@@ -63,7 +63,7 @@ def run_facts(trainer: Any, reference: Reference | None, estimator: str | None) 
 
 
 def sampling(args: Any) -> dict[str, Any]:
-    """Return how completions are drawn, as the config says."""
+    """Return the sampling settings of the config."""
     return {
         "temperature": args.temperature,
         "top_p": args.top_p,
@@ -89,12 +89,12 @@ def _reference(args: Any, reference: Reference | None) -> dict[str, Any]:
 
 
 def name_of(lm: Any) -> str:
-    """Return where a model was loaded from."""
+    """Return the name or path that a model was loaded from."""
     return str(lm.config._name_or_path) or type(lm).__name__
 
 
 def dtype_of(trainer: Any) -> str:
-    """Return the precision that forward passes are computed in."""
+    """Return the dtype of forward passes."""
     if trainer.args.bf16:
         return "bf16"
     if trainer.args.fp16:
@@ -105,18 +105,18 @@ def dtype_of(trainer: Any) -> str:
 
 
 def updates_per_generation(args: Any) -> int:
-    """Return how many updates are made with the completions of one generation."""
+    """Return the number of updates per generation."""
     batches = args.steps_per_generation * args.num_iterations
     return max(1, int(batches // args.gradient_accumulation_steps))
 
 
 def cuts_groups(args: Any) -> bool:
-    """Whether an update may be made with some members of a group and not with others."""
+    """Whether an update can contain only part of a group."""
     return bool(args.steps_per_generation > args.gradient_accumulation_steps)
 
 
 def shares_forward(args: Any) -> bool:
-    """Whether the forward of the loss serves as that of the old policy: TRL's own condition."""
+    """Whether the loss's forward pass also provides the old log-probs: TRL's own condition."""
     batches = args.steps_per_generation * args.num_iterations
     return args.gradient_accumulation_steps % batches == 0 and not args.use_vllm
 
@@ -129,7 +129,7 @@ def loss_name(args: Any) -> str:
 
 
 def advantage_name(args: Any) -> str | None:
-    """Return klinic's name of the advantage; None where no group need be whole or sum to 0."""
+    """Return klinic's name of the advantage; None where groups may be split or not sum to 0."""
     summed = getattr(args, "multi_objective_aggregation", "sum_then_normalize")
     if summed != "sum_then_normalize" or cuts_groups(args):
         return None
@@ -138,7 +138,7 @@ def advantage_name(args: Any) -> str | None:
 
 
 def estimator_name(args: Any) -> str | None:
-    """Return the name of TRL's KL term; one of its own where it weighs by whole sequences."""
+    """Return klinic's name of TRL's KL term; `k3_sequence_ratio` exists in TRL only."""
     if args.beta == 0:
         return None
     if not args.use_bias_correction_kl:
@@ -157,7 +157,7 @@ def _aggregation(args: Any) -> str | None:
 
 
 def recipe_values(trainer: Any, folder: str) -> dict[str, Any]:
-    """Return the sections of a recipe that TRL's config has words for."""
+    """Return the recipe sections that TRL's config maps to."""
     args, lm = trainer.args, policy_of(trainer)
     learner: dict[str, Any] = {
         "clip_low": args.epsilon,
@@ -189,6 +189,6 @@ def recipe_values(trainer: Any, folder: str) -> dict[str, Any]:
 
 
 def prompts_per_step(args: Any) -> int:
-    """Return the prompts whose completions an update is made of."""
+    """Return the number of prompts per update."""
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
     return max(1, int(rows // args.num_generations))

@@ -1,4 +1,4 @@
-"""Completions of one generation, by row, as they came out of TRL's sampler and rewards."""
+"""Completions and rewards of one generation, by row, from TRL's sampler and reward functions."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,44 +12,44 @@ from klinic.integrations.trl.generation import Heard
 
 @dataclass(slots=True)
 class HeardOfVLLM:
-    """What vLLM was sent in a generation of TRL, and what it said of it, by call."""
+    """Prompts sent to vLLM in one generation and its cached token counts, per call."""
 
     prompts: list[Sequence[Sequence[int]]] = field(default_factory=list)
     cached_tokens: list[list[int | None]] = field(default_factory=list)
 
     def told(self, outputs: Sequence[Any]) -> None:
-        """Hear what an engine of this process returned: a row for each completion."""
+        """Record the outputs of an in-process engine: one row per completion."""
         rows = [output.num_cached_tokens for output in outputs for _ in output.outputs]
         self.cached_tokens.append(rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """One batch of completions; lists have a row a completion, in the order of generation."""
+    """One batch of completions; lists have one row per completion, in generation order."""
 
     completion_ids: Sequence[np.ndarray]
     sent: Sequence[np.ndarray] | None
-    """The prompts that the sampler was sent; None where that was not heard."""
+    """The prompts sent to the sampler; None where they were not captured."""
     pad_id: int | None
-    """What fills them up on the left, for `generate`; vLLM is sent prompts as they are."""
+    """Left padding of these prompts for `generate`; None for vLLM, which gets unpadded prompts."""
     cached_tokens: Sequence[int] | None
-    """Tokens of each prompt that came out of the sampler's cache; None where it does not tell."""
+    """Tokens of each prompt from the sampler's prefix cache; None where it does not report them."""
     emitted_by: Sequence[np.ndarray]
     logp_sampler: Sequence[np.ndarray] | None
     texts: Sequence[str]
     version: int
-    """Updates that the weights had seen."""
+    """Updates made before this generation."""
     fingerprint: str
-    """Of the trained weights that sampled."""
+    """Fingerprint of the trained weights that sampled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewarded:
-    """What the reward functions said of the rows."""
+    """Rewards of the rows of one generation."""
 
     prompts: Sequence[str]
     parts: dict[str, np.ndarray]
-    """Per function, before weights."""
+    """Unweighted rewards by function."""
     total: np.ndarray
     group: np.ndarray
 
@@ -63,9 +63,9 @@ def drawn(
     version: int,
     fingerprint: str,
 ) -> Drawn:
-    """Return the batch of what TRL's `_generate` returned: prompts, completions, mask, texts.
+    """Build the batch from the outputs of TRL's `_generate`: prompts, completions, mask, texts.
 
-    The sampler was transformers' own `generate`, or vLLM.
+    The sampler is transformers' `generate` or vLLM.
     """
     _, completion_ids, tool_mask, completions, logprobs = generated[:5]
     rows = [np.asarray(ids, np.int64) for ids in completion_ids]
@@ -89,7 +89,7 @@ def drawn(
 
 
 def _sent(heard: Heard, vllm: HeardOfVLLM | None, num_rows: int) -> list[np.ndarray] | None:
-    """Return the prompts as they were sent; None where there were several calls, or none."""
+    """Return the prompts sent to the sampler; None unless there was exactly one call."""
     calls = [] if vllm is None else [list(map(np.asarray, p)) for p in vllm.prompts]
     if heard.prompt_ids is not None:
         calls += [list(heard.prompt_ids.cpu().numpy())] * heard.num_generations
@@ -97,14 +97,14 @@ def _sent(heard: Heard, vllm: HeardOfVLLM | None, num_rows: int) -> list[np.ndar
 
 
 def _cached(vllm: HeardOfVLLM, num_rows: int) -> list[int] | None:
-    """Return the cached tokens of each row, where one call of an engine in this process told."""
+    """Return the cached tokens of each row; None unless one in-process call reported them."""
     told = vllm.cached_tokens[0] if len(vllm.cached_tokens) == 1 else []
     known = [num for num in told if num is not None]
     return known if len(known) == num_rows else None
 
 
 def _text(completion: Any) -> str:
-    """Return what was said: plain text, or the messages of a chat."""
+    """Return a completion as text; the messages of a chat are joined by newlines."""
     if isinstance(completion, str):
         return completion
     return "\n".join(str(message.get("content", "")) for message in completion)
@@ -117,7 +117,7 @@ def rewarded(
     prompts: Sequence[Any],
     group_size: int,
 ) -> Rewarded:
-    """Return the rewards of the rows and their weighted sum, NaN where no function gave one."""
+    """Build the rewards of the rows; the weighted sum is NaN where no function returned one."""
     wide = np.asarray(per_function, np.float64)
     total = np.nansum(wide * weights, axis=1)
     total[np.isnan(wide).all(axis=1)] = np.nan
@@ -130,10 +130,10 @@ def rewarded(
 
 
 def groups_of(prompts: Sequence[Any], size: int) -> np.ndarray:
-    """Return the group of each row: TRL compares `size` rows that follow one another.
+    """Return the group of each row: TRL compares `size` consecutive rows.
 
-    Where those are not of one prompt, rows of one prompt belong together, and what TRL compares is
-    for a check to see.
+    Where these have different prompts, rows are grouped by prompt instead, so that a check can
+    detect TRL's wrong grouping.
 
     >>> groups_of(["a", "a", "b", "b"], 2).tolist(), groups_of(["a", "b", "a", "b"], 2).tolist()
     ([0, 0, 1, 1], [0, 1, 0, 1])

@@ -1,10 +1,9 @@
-"""What transformers' `generate` drew from: the log-prob of every token as it was sampled.
+"""Records the log-probs of tokens as transformers' `generate` samples them.
 
-TRL asks `generate` for token ids alone. The scores that a token is drawn from pass through the list
-of logits processors, so a list that listens stands in for it while a batch is generated. What
-`generate` makes of the scores is heard too: its softmax has been paid for, and a log-prob is the
-logarithm of one of its numbers. The chosen token is known one call later. Only the last scores are
-kept, never those of all places.
+TRL takes only token ids from `generate`. A recording LogitsProcessorList captures the processed
+scores that each token is sampled from, and reuses the softmax that `generate` computes of them.
+The sampled token appears in the input ids of the next call. Only the scores of the last position
+are stored.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,29 +21,29 @@ PRECISE = (torch.float32, torch.float64)
 
 
 class Heard:
-    """What was heard of a generation; of several, only how many there were."""
+    """Records the sampling of one generation; of several, only their number is valid."""
 
     def __init__(self) -> None:
         self.num_generations = 0
         self.prompt_ids: Tensor | None = None
-        """What `generate` was sent, padded on the left."""
+        """The input ids of `generate`, padded on the left."""
         self._drawn: list[Tensor] = []
-        """Probabilities of the chosen tokens, a column a place, or else their log-probs below."""
+        """Probabilities of the sampled tokens, one column per position; or the log-probs below."""
         self._logp: list[Tensor] = []
         self._scores: Tensor | None = None
         self._probs: Tensor | None = None
 
     def begin(self) -> None:
-        """Hear that another generation begins."""
+        """Reset the recorder for another generation."""
         self.num_generations += 1
         self.prompt_ids, self._scores, self._probs = None, None, None
         self._drawn.clear()
         self._logp.clear()
 
     def scores(self, input_ids: Tensor, scores: Tensor) -> None:
-        """Hear the scores that the next token is drawn from; the last token is in the ids.
+        """Record the scores of the next token; the input ids end with the last sampled token.
 
-        It is called at every token, without gradients as all that `generate` does.
+        Called at every position, without gradients.
         """
         if self.prompt_ids is None:
             self.prompt_ids = input_ids
@@ -53,7 +52,7 @@ class Heard:
         self._scores, self._probs = scores, None
 
     def probs(self, probs: Tensor) -> None:
-        """Hear what `generate` made of the scores, to draw from it."""
+        """Record the softmax of the last scores, computed by `generate`."""
         if self._scores is not None and probs.shape == self._scores.shape:
             self._probs = probs if probs.dtype in PRECISE else None
 
@@ -61,13 +60,13 @@ class Heard:
         assert self._scores is not None  # noqa: S101 - scores come before the token
         if self._probs is not None:
             self._drawn.append(self._probs.gather(-1, chosen))
-        else:  # one kernel for all: logsumexp and gather make several passes over the vocabulary
+        else:  # one fused kernel: logsumexp and gather take several passes over the vocabulary
             lost = cross_entropy(self._scores, chosen[:, 0], reduction="none")
             self._logp.append(-lost[:, None])
 
     @torch.no_grad()
     def logp(self, completion_ids: Sequence[Sequence[int]]) -> list[np.ndarray] | None:
-        """Return the log-probs of the completions; None where they were not drawn in one go."""
+        """Return the log-probs of the completions; None unless one generation sampled them all."""
         longest = max(map(len, completion_ids), default=0)
         rows = None if self._scores is None else len(self._scores)
         if self.num_generations != 1 or rows != len(completion_ids):
@@ -83,7 +82,7 @@ class Heard:
 
 
 class Overheard(Tensor):
-    """Scores that tell of their softmax, and are a plain tensor to everything else."""
+    """Scores that report their softmax to the recorder; otherwise a plain tensor."""
 
     heard: Heard
 
@@ -91,7 +90,7 @@ class Overheard(Tensor):
     def __torch_function__(
         cls, function: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Do as a plain tensor does."""
+        """Run the function on plain tensors; record the result of a softmax."""
         given = kwargs or {}
         made = _as_plain(function, *args, **given)
         if function is softmax and given.get("dim") in (-1, made.ndim - 1):
@@ -105,14 +104,14 @@ def _as_plain(function: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 class Listening(LogitsProcessorList):  # type: ignore[misc]
-    """A list of processors that does what another one does, and tells of it."""
+    """A processor list that delegates to another one and records its scores."""
 
     def __init__(self, real: LogitsProcessorList, heard: Heard) -> None:
         super().__init__(real)
         self._real, self._heard = real, heard
 
     def __call__(self, input_ids: Tensor, scores: Tensor, **kwargs: Any) -> Tensor:
-        """Return what the other list makes of the scores."""
+        """Return the scores processed by the wrapped list."""
         made: Tensor = self._real(input_ids, scores, **kwargs)
         self._heard.scores(input_ids, made)
         told = made.as_subclass(Overheard)
@@ -122,7 +121,7 @@ class Listening(LogitsProcessorList):  # type: ignore[misc]
 
 @contextmanager
 def listening(lm: Any) -> Iterator[Heard]:
-    """Hear what a transformers model draws from; it is as it was afterwards."""
+    """Record the generations of a transformers model; restores the model on exit."""
     heard = Heard()
     real = getattr(lm, HOOK)
 

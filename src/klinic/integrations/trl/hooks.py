@@ -1,16 +1,16 @@
-"""The methods of a TRL GRPOTrainer that are wrapped, and what is taken from each.
+"""Wraps methods of a TRL GRPOTrainer and captures data from each.
 
-    wrapped method                        what is taken from it
-    _generate                             token ids, who emitted them, the sampler's log-probs
-    vllm_generation.generate, .llm        the prompts that vLLM is sent, and which it had cached
-    _calculate_rewards                    rewards by function, and which rows are compared
-    _generate_and_score_completions       a column of row numbers is added; the KL that is watched
-    _get_per_token_logps_and_entropies    log-probs and entropy of the forward that is trained on
-    _compute_loss                         the batch and its loss; before it, questions are asked
-    accelerator.clip_grad_norm_           the gradient's norm
+    wrapped method                        captured data
+    _generate                             token ids, their emitter, the sampler's log-probs
+    vllm_generation.generate, .llm        prompts sent to vLLM, and its cached token counts
+    _calculate_rewards                    rewards by function, groups of rows
+    _generate_and_score_completions       adds a column of row numbers; monitored log-probs
+    _get_per_token_logps_and_entropies    log-probs and entropy of the training forward pass
+    _compute_loss                         the batch and its loss; probes run before it
+    accelerator.clip_grad_norm_           the gradient norm
 
-Whatever is read is detached, whatever is computed beside leaves the random streams as they were,
-and nothing is changed in place: training comes to the same bits as without.
+Captured tensors are detached, extra computation restores the RNG state, and nothing is changed in
+place: training is bit-identical to a run without klinic.
 """
 
 import time
@@ -31,11 +31,11 @@ from klinic.model.adapters import is_adapted
 from klinic.model.weights import fingerprint
 
 Begin = Callable[[Any, Any], None]
-"""What is done with the model and the first batch of a step, before its loss."""
+"""Called with the model and the first batch of a step, before its loss."""
 
 
 class Hooks:
-    """What the wrapped methods have told of the step that is being made, until `undo`."""
+    """Data of the current step, captured by the wrapped methods until `restore_methods`."""
 
     def __init__(
         self, trainer: Any, reference: Reference | None, kl: KLTerm | None, *, watch_every: int
@@ -59,7 +59,7 @@ class Hooks:
         self.seconds: dict[str, float] = {}
 
     def wrap(self, begin: Begin) -> None:
-        """Stand beside every method from now on."""
+        """Wrap every method; `begin` runs before the first loss of each step."""
         self._begin = begin
         wrap, trainer = self._wrapped.wrap, self._trainer
         wrap(trainer, "_generate", self._on_generate)
@@ -70,33 +70,33 @@ class Hooks:
         wrap(trainer.accelerator, "clip_grad_norm_", self._on_norm)
         if trainer.use_vllm:
             wrap(trainer.vllm_generation, "generate", self._on_vllm)
-            if hasattr(trainer.vllm_generation, "llm"):  # in this process
+            if hasattr(trainer.vllm_generation, "llm"):  # an in-process engine
                 wrap(trainer.vllm_generation.llm, "generate", self._on_engine)
 
     def undo(self) -> None:
-        """Put every method back."""
+        """Restore every wrapped method."""
         self._wrapped.undo()
 
     def take_batches(self) -> list[Trained]:
-        """Return the batches of the step that was made; the next one begins."""
+        """Return the batches of the finished step and clear them."""
         taken, self.trained = self.trained, []
         return taken
 
     def take_seconds(self) -> dict[str, float]:
-        """Return what klinic's own work has taken since it was last asked."""
+        """Return the seconds of klinic's own work since the last call, by name."""
         taken, self.seconds = self.seconds, {}
         return taken
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add to the seconds under a name."""
+        """Add the elapsed time to the seconds under a name."""
         began = time.perf_counter()
         yield
         self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - began
 
     @property
     def step(self) -> int:
-        """The update that is being made, counted from 1."""
+        """The current update, counted from 1."""
         return int(self._trainer.state.global_step) + 1
 
     @property
@@ -104,7 +104,7 @@ class Hooks:
         return bool(self._trainer.model.training)
 
     def full_loss(self, model: Any, inputs: Any) -> torch.Tensor:
-        """Return TRL's loss, with klinic's KL term in the place of its own if there is one."""
+        """Return TRL's loss, with klinic's KL term instead of TRL's if there is one."""
         self._in_loss = True
         try:
             if self._kl is None:
@@ -205,7 +205,7 @@ class Hooks:
         return loss
 
     def _taken(self) -> tuple[torch.Tensor, torch.Tensor | None] | None:
-        """Return what was seen of the last forward."""
+        """Return the outputs of the last forward pass and clear them."""
         seen, self._seen = self._seen, None
         return seen
 

@@ -1,4 +1,4 @@
-"""What is kept and told of a run that TRL trains: its folder, its doctor, and the console."""
+"""The run log of a TRL run: run folder, live doctor and console lines."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -26,12 +26,12 @@ from klinic.loop.live_doctor import LiveDoctor
 from klinic.recipe import yaml_text
 
 HOW = ("tell", "stop", "none")
-"""What a doctor may do about a cause; the last is to have none."""
-HEAD = "# What TRL's config says, as far as klinic has words for it.\n"
+"""Doctor modes: report causes, report and stop, or no doctor."""
+HEAD = "# TRL's config, as far as recipe keys exist for it.\n"
 
 
 class Keeper:
-    """The folder of a run, written step by step, and a doctor who reads along."""
+    """Writes the run folder step by step and feeds the live doctor."""
 
     def __init__(self, folder: Path, *, doctor: str, console: Console) -> None:
         self.folder = folder
@@ -46,18 +46,18 @@ class Keeper:
 
     @property
     def curious(self) -> bool:
-        """Whether a check has failed that had not: reason to ask the live trainer again."""
+        """Whether a check failed for the first time, so that the probes should run again."""
         return self._open is not None and self._doctor is not None and self._doctor.curious
 
     @property
     def examined(self) -> bool:
-        """Whether steps are judged at all."""
+        """Whether a doctor examines the steps."""
         return self._how != "none"
 
     def begin(
         self, facts: Mapping[str, Any], recipe: Mapping[str, Any], texts: Mapping[int, str]
     ) -> None:
-        """Write what holds for the whole run, and begin to listen."""
+        """Write the files of the whole run, open the record writer and start the doctor."""
         self.close()
         refuse_links_out(self.folder)
         write_run_facts(self.folder, facts)
@@ -72,7 +72,7 @@ class Keeper:
     def keep(
         self, record: StepRecord, metrics: Mapping[str, float], answers: Mapping[str, Any]
     ) -> None:
-        """Write down a step, and tell what was found in the one before."""
+        """Write a step, and report the diagnosis of the previous one."""
         self.num_steps += 1
         self._metrics.append({"step": record.step, **metrics})
         for name, answer in answers.items():
@@ -85,13 +85,13 @@ class Keeper:
             self._doctor.see(record, metrics, answers)
 
     def tell(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write down metrics that belong to no update, such as those of an evaluation."""
+        """Write metrics that belong to no update, such as those of an evaluation."""
         self._metrics.append({"step": step, **metrics})
         if self._open is not None and self._doctor is not None:
             self._doctor.tell(step, metrics)
 
     def hear(self, step: int) -> None:
-        """Tell what the doctor found in a step, if it is new, and stop if that was asked for."""
+        """Report a newly named cause; raise RunStoppedError in the mode `stop`."""
         found = None if self._open is None or self._doctor is None else self._doctor.news()
         if found is None or found.cause is None or found.cause in self._named:
             return
@@ -101,22 +101,22 @@ class Keeper:
             raise RunStoppedError(f"{self.folder}: {found.sentence}")
 
     def event(self, step: int, name: str, sentence: str, **facts: Any) -> None:
-        """Write down that something happened, and say it."""
+        """Write an event and print it."""
         self._events.append({"step": step, "event": name, "says": sentence, **facts})
         self.say(f"Step {step} | {sentence}", style="yellow")
 
     def say(self, sentence: str, style: str = "") -> None:
-        """Say something on a line of its own."""
+        """Print one console line."""
         told = Text(f"klinic | {sentence}", style=style)
         self._console.print(told, highlight=False, soft_wrap=True)
 
     def end(self, step: int) -> None:
-        """Tell what the last step showed, and how it stands."""
+        """Report the diagnosis of the last step, close the log and print a summary."""
         if self._open is None:
             return
         self.hear(step)
         self.close()
-        # what watches the run cannot tell otherwise: only klinic's own training holds a lock
+        # watchers need this event: only klinic's own training holds a lock that shows the end
         says = f"Training ended after {self.num_steps} steps."
         self._events.append({"step": step, "event": ENDED, "says": says})
         if self.examined:
@@ -124,7 +124,7 @@ class Keeper:
             self.say(f"{self.num_steps} steps examined: {named}. Run: {self.folder}")
 
     def close(self) -> None:
-        """Wait for what is still being written and judged."""
+        """Wait for pending writes and diagnoses, then close."""
         opened, self._open = self._open, None
         if opened is not None:
             opened.close()

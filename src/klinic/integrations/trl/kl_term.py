@@ -1,9 +1,9 @@
-"""klinic's KL term in TRL's loss: TRL computes its loss without one, and ours is added.
+"""Adds klinic's KL term to TRL's loss, which TRL computes at beta 0.
 
     loss = TRL's loss at beta 0 + kl_coef * sum_t w_t kl_t
 
-The weights w are those that TRL's own term would have (`token_weights.py`). What the loss shows of
-the term is k3, whatever is differentiated: an estimator's own value may mean nothing.
+The weights w are those of TRL's own term (`token_weights.py`). The value of the term is always k3;
+only the gradient is the estimator's, whose own value may be meaningless.
 """
 
 from collections.abc import Iterator
@@ -29,14 +29,14 @@ from klinic.recipe.kl import KLSection
 
 
 class TRLTerm:
-    """TRL's own term: the form that its arguments choose, with beta as its coefficient."""
+    """TRL's own KL term, as configured by its arguments, with beta as its coefficient."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
     @property
     def name(self) -> str | None:
-        """The estimator by klinic's name; None where it has none."""
+        """klinic's name of the estimator; None at beta 0."""
         return estimator_name(self._trainer.args)
 
     @property
@@ -46,7 +46,7 @@ class TRLTerm:
 
     @contextmanager
     def held(self, coef: float) -> Iterator[None]:
-        """Let the coefficient be another for a while."""
+        """Override the coefficient inside the context."""
         before, self._trainer.beta = self._trainer.beta, coef
         try:
             yield
@@ -55,7 +55,7 @@ class TRLTerm:
 
 
 class KLTerm:
-    """A KL term with its coefficient, which a controller may move."""
+    """klinic's KL term with its coefficient, which a controller may adapt."""
 
     def __init__(self, trainer: Any, section: KLSection) -> None:
         _refuse(trainer, section)
@@ -72,7 +72,7 @@ class KLTerm:
 
     @property
     def coef(self) -> float:
-        """The coefficient of the step that is being made."""
+        """The coefficient of the current step."""
         if self._held is not None:
             return self._held
         return linear_warmup(
@@ -81,7 +81,7 @@ class KLTerm:
 
     @contextmanager
     def held(self, coef: float) -> Iterator[None]:
-        """Let the coefficient be another for a while."""
+        """Override the coefficient inside the context."""
         before, self._held = self._held, coef
         try:
             yield
@@ -89,11 +89,11 @@ class KLTerm:
             self._held = before
 
     def alone(self) -> AbstractContextManager[None]:
-        """Keep TRL's own term out of its loss for a while."""
+        """Disable TRL's own term inside the context."""
         return TRLTerm(self._trainer).held(0.0)
 
     def add(self, loss: Tensor, logp: Tensor, batch: Batch) -> Tensor:
-        """Return the loss with the term; `logp` carries the gradient."""
+        """Return the loss plus the KL term; `logp` carries the gradient."""
         if not self.coef:
             return loss
         inputs = kl_inputs(logp, batch)
@@ -106,7 +106,7 @@ class KLTerm:
         return loss + self.coef * (term - term.detach() + shown)
 
     def adapt(self, record: StepRecord) -> None:
-        """Move the coefficient by what the step has measured."""
+        """Adapt the coefficient to the measured KL of a step."""
         after = adapted(self.section, self._state, mean_k1(record), done_steps=self._done)
         self._state = self._state if after is None else after
         self._done += 1
@@ -121,11 +121,11 @@ def _refuse(trainer: Any, section: KLSection) -> None:
         )
     if section.rollout_limit is not None:
         raise ConfigError(
-            "KL(rollout_limit) leaves completions out before the update, which TRL has no place "
-            "for. Leave it out, or train with klinic."
+            "KL(rollout_limit) drops completions before the update, which TRL does not support. "
+            "Remove it, or train with klinic."
         )
     if trainer.loss_type not in KNOWN:
         raise ConfigError(
-            f"loss_type is {trainer.loss_type}, and klinic does not know what it multiplies a "
-            f"token by. Use one of {', '.join(KNOWN)}."
+            f"loss_type is {trainer.loss_type}, whose token weights klinic does not know. Use one "
+            f"of {', '.join(KNOWN)}."
         )

@@ -1,8 +1,8 @@
-"""TRL's own KL expression, run as TRL runs it.
+"""Evaluates TRL's own KL expression by running TRL's loss.
 
-TRL has no KL function: the expression stands inside `GRPOTrainer._compute_loss`. So a real trainer
-is built around a model of a few hundred parameters, and only its log-probs are replaced by the ones
-given here. With advantages of 0 and beta of 1 its loss is the mean of its KL term alone.
+TRL has no KL function: the expression is inside `GRPOTrainer._compute_loss`. So a real trainer is
+built around a model of a few hundred parameters, with its log-probs replaced by the arguments. With
+advantages of 0 and beta of 1 its loss is the mean of its KL term.
 """
 
 import tempfile
@@ -45,12 +45,12 @@ def mean_kl(
 
 @cache
 def _trainer(bias_correction: bool) -> Any:
-    """Return a GRPO trainer whose log-probs are handed to it."""
+    """Return a GRPO trainer with replaceable log-probs."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     class HandedLogProbs(GRPOTrainer):  # type: ignore[misc]
-        """TRL's trainer with the forward pass left out."""
+        """TRL's trainer with its forward pass replaced by fixed log-probs."""
 
         logp: Tensor
 
@@ -64,7 +64,7 @@ def _trainer(bias_correction: bool) -> Any:
             args=GRPOConfig(
                 output_dir=folder,
                 report_to="none",
-                beta=0.0,  # with more, TRL would load a reference model from a path
+                beta=0.0,  # above 0, TRL would load a reference model from a path
                 loss_type="bnpo",  # the mean over all tokens
                 use_bias_correction_kl=bias_correction,
                 use_cpu=True,

@@ -1,7 +1,8 @@
-"""Questions to a live TRL trainer that its records do not answer. Nothing moves by being asked.
+"""Active probes of a live TRL trainer.
 
-Gradients are asked of autograd past the parameters' own, on a few completions, and what they are
-compared with is written here apart from TRL's loss.
+Probes leave weights, gradients and RNG state unchanged: `torch.autograd.grad` does not touch
+`parameter.grad`. They use a few completions and compare with an implementation independent of
+TRL's loss.
 """
 
 from collections.abc import Callable, Iterator
@@ -31,38 +32,38 @@ from klinic.model.dropout import largest_dropout
 from klinic.model.weights import trained
 
 LOCAL = ("bnpo",)
-"""Losses that divide by a micro-batch's own tokens, and say so: cutting changes them by design."""
+"""Losses that divide by a micro-batch's own tokens: splitting changes them by design."""
 BY_VOCABULARY = ("exact", "topk")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A trainer as questions see it."""
+    """A trainer, its scoring and loss, and the batch to probe it on."""
 
     trainer: Any
     model: Any
     score: Score
     loss: Callable[[Any, Batch], Tensor]
     estimator: str | None
-    """Of the KL term in the loss; None without one."""
+    """Estimator of the KL term in the loss; None without one."""
     hears_sampler: bool
-    """Whether the term weighs tokens by what the sampler says of them; TRL's own does not."""
+    """Whether the term weights tokens by the sampler's log-probs; TRL's own does not."""
     coefficient: Callable[[float], AbstractContextManager[None]]
-    """A context in which the term has another coefficient."""
+    """A context manager that overrides the coefficient of the term."""
     batch: Batch
     """Some rows of a micro-batch."""
     logp_sampler: list[np.ndarray] | None
-    """What the sampler said of them, by row."""
+    """The sampler's log-probs of these rows."""
 
 
 def asked_rows(batch: Batch) -> list[int]:
-    """Return which rows are asked about: an even number, so that they can be halved."""
+    """Return the rows to probe: an even number, so that they can be halved."""
     rows = min(ROWS, len(batch["completion_ids"]))
     return list(range(rows if rows < 2 else rows // 2 * 2))
 
 
 def ask(asked: Asked) -> dict[str, Answer]:
-    """Return the answer to every question that this trainer can be asked."""
+    """Return the result of every probe that this trainer supports."""
     with unseen(asked.trainer):
         first, second = _logp(asked, asked.batch), _logp(asked, asked.batch)
     inside = trained_on(asked.batch)
@@ -76,7 +77,7 @@ def ask(asked: Asked) -> dict[str, Answer]:
         and asked.trainer.loss_type in KNOWN
     ):
         answers["kl_gradient"] = _kl_gradient(asked, str(asked.estimator))
-    # dropout draws another mask for another shape: halves would differ by chance
+    # dropout samples another mask for another shape: halves would differ by chance
     still = largest_dropout(asked.model) == 0
     if still and len(inside) > 1 and asked.trainer.loss_type not in LOCAL:
         answers["micro_batches"] = _halved(asked)
@@ -89,7 +90,7 @@ def _logp(asked: Asked, batch: Batch) -> Tensor:
 
 
 def _alone(asked: Asked, together: Tensor) -> Answer:
-    """Score some rows alone, unpadded; those first that are farthest from the sampler."""
+    """Score some rows alone, unpadded, and compare them with the batch scores."""
     ours, theirs = [], []
     for row in sorted(_suspects(asked, together)):
         one = unpadded(asked.batch, row)
@@ -116,7 +117,7 @@ def _suspects(asked: Asked, logp: Tensor) -> set[int]:
 
 
 def _kl_gradient(asked: Asked, name: str) -> Answer:
-    """Compare the KL term's part of the real gradient with what its name promises."""
+    """Compare the KL part of the loss gradient with the gradient promised by its name."""
     still = {**asked.batch, "advantages": torch.zeros_like(asked.batch["advantages"])}
     found = _gradient(asked, still, coef=1.0) - _gradient(asked, still, coef=0.0)
     promised = _promised(asked, name)
@@ -143,7 +144,7 @@ def _halved(asked: Asked) -> Answer:
 
 @contextmanager
 def _twice_as_many(trainer: Any) -> Iterator[None]:
-    """Let the trainer count twice as many micro-batches in a step and in a generation."""
+    """Double the trainer's micro-batches per step and per generation inside the context."""
     before = trainer.current_gradient_accumulation_steps, trainer.args.steps_per_generation
     trainer.current_gradient_accumulation_steps = 2 * before[0]
     trainer.args.steps_per_generation = 2 * before[1]
@@ -159,7 +160,7 @@ def _gradient(asked: Asked, batch: Batch, *, coef: float | None = None) -> Tenso
 
 
 def _promised(asked: Asked, name: str) -> Tensor:
-    """Return the gradient of the named term, made of `maths` and of the weights of a token."""
+    """Return the gradient of the named term, from `maths` and the token weights."""
     with unseen(asked.trainer):
         logp = logp_of(asked.score, asked.model, asked.batch)
         weights = token_weights(asked.trainer, asked.batch, logp.dtype)
@@ -169,7 +170,7 @@ def _promised(asked: Asked, name: str) -> Tensor:
 
 
 def _sample(asked: Asked, loss: Tensor) -> Tensor:
-    """Return evenly spaced entries of the gradient; 0 where a parameter has no part in it."""
+    """Return evenly spaced entries of the gradient; 0 for unused parameters."""
     parameters = list(trained(asked.model).values())
     if not loss.requires_grad:
         return sampled_entries(torch.zeros_like(p) for p in parameters)

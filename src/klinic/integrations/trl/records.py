@@ -1,8 +1,8 @@
-"""The record of a step: the rows that an update was made of, out of TRL's padded batches.
+"""Builds the record of a step from TRL's padded micro-batches.
 
 TRL pads prompts on the left and completions on the right, shuffles the rows of a generation and
-cuts them into micro-batches. A column of row numbers, which it carries along unseen, says which row
-of the generation each one is.
+splits them into micro-batches. An added column of row numbers, which TRL passes through, identifies
+the row of the generation.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,10 +23,10 @@ ROW = "klinic_row"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """A micro-batch that the loss was computed on."""
+    """A micro-batch with its loss and the outputs of its forward pass."""
 
     inputs: Mapping[str, Any]
-    """As TRL gave them to its loss."""
+    """The inputs of TRL's loss."""
     logp: Tensor
     entropy: Tensor | None
     loss: Tensor
@@ -36,7 +36,7 @@ class Trained:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Where a trained row stands: in its micro-batch, and in its generation."""
+    """A trained row: its index in the micro-batch and in the generation."""
 
     batch: Trained
     at: int
@@ -44,9 +44,9 @@ class Row:
     length: int
 
     def tokens(self, name: str, values: Any) -> np.ndarray:
-        """Return the row's part of a padded array, one entry a token."""
+        """Return the row's part of a padded array, one entry per token."""
         part = np.asarray(values[self.at])[: self.length]
-        if len(part) < self.length:  # what was trained on is shorter than what was drawn
+        if len(part) < self.length:  # the trained row is shorter than the sampled one
             raise ValueError(f"{name} has {len(part)} tokens of {self.length}")
         return part
 
@@ -59,13 +59,13 @@ def to_record(
     facts: Mapping[str, Fact],
     round_trip: Callable[[list[int]], bool] | None = None,
 ) -> StepRecord:
-    """Return what the micro-batches of an update are, as one record.
+    """Return the micro-batches of an update as one record.
 
-    `round_trip` tells whether token ids would be encoded again as they are; None: nobody asks.
+    `round_trip` returns whether decoding and encoding reproduces token ids; None skips this test.
     """
     arrays = {id(batch): _on_cpu(batch) for batch in batches}
     rows = [row for batch in batches for row in _rows(batch, arrays[id(batch)])]
-    rows.sort(key=lambda row: row.number)  # as they were drawn: members of a group stand together
+    rows.sort(key=lambda row: row.number)  # generation order: members of a group are adjacent
 
     def flat(name: str) -> Any:
         if any(arrays[id(row.batch)].get(name) is None for row in rows):
@@ -111,7 +111,7 @@ def to_record(
 
 
 def _on_cpu(batch: Trained) -> dict[str, np.ndarray | None]:
-    """Return the arrays of a micro-batch; where TRL has no old log-probs, the current are they."""
+    """Return the arrays of a micro-batch; without old log-probs, the current ones serve as them."""
     inputs = batch.inputs
     old = inputs.get("old_per_token_logps")
     advantages = inputs["advantages"]
@@ -160,7 +160,7 @@ def _prompt(row: Row, arrays: Mapping[str, np.ndarray | None]) -> np.ndarray:
 
 
 def _prompts_match(rows: Sequence[Row], scored: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Tell of each row whether the sampler was sent the prompt that was scored."""
+    """Return for each row whether the sampler received the scored prompt."""
     if any(row.batch.drawn.sent is None for row in rows):
         return None
     sent = [row.batch.drawn.sent[row.number] for row in rows]  # type: ignore[index]
@@ -169,7 +169,7 @@ def _prompts_match(rows: Sequence[Row], scored: Sequence[np.ndarray]) -> np.ndar
 
 
 def _is_prompt(sent: np.ndarray, prompt: np.ndarray, pad_id: int | None) -> bool:
-    """Tell whether something is a prompt with nothing on its left but padding.
+    """Return whether the sent tokens are the prompt with at most padding on its left.
 
     >>> two = np.array([7, 8])
     >>> [_is_prompt(np.array(ids), two, 0) for ids in ([7, 8], [0, 0, 7, 8], [5, 7, 8], [8])]
@@ -199,7 +199,7 @@ def _round_trips(rows: Sequence[Row], round_trip: Callable[[list[int]], bool]) -
 
 
 def _by_policy(drawn: Drawn, number: int) -> list[list[int]]:
-    """Return what the policy said of a row, in neighbouring tokens."""
+    """Return the runs of consecutive tokens that the policy emitted in a row."""
     own = drawn.emitted_by[number] == EmittedBy.POLICY
     parts = np.split(drawn.completion_ids[number], np.flatnonzero(np.diff(own)) + 1)
     return [part.tolist() for part in parts[0 if own[:1].all() else 1 :: 2]]
@@ -223,7 +223,7 @@ def _reported(rows: Sequence[Row]) -> np.ndarray | None:
 
 
 def _samples(group: np.ndarray) -> np.ndarray:
-    """Return which member of its group each row is."""
+    """Return the index of each row within its group."""
     seen: dict[int, int] = {}
     counted = []
     for number in group.tolist():
@@ -233,5 +233,5 @@ def _samples(group: np.ndarray) -> np.ndarray:
 
 
 def num_empty(batches: Sequence[Trained]) -> int:
-    """Count the micro-batches without a single trained token."""
+    """Return the number of micro-batches without a trained token."""
     return sum(not bool(batch.inputs["completion_mask"].any()) for batch in batches)

@@ -1,9 +1,9 @@
-"""What is done about trouble in a TRL run: an update is left out, the rate is cut, the run stops.
+"""Recovery in a TRL run: skips an update, cuts the learning rate or stops the run.
 
-`doctor.recovery` decides. TRL's loop cannot run a step again nor go back to a checkpoint, so each
-batch has one try; where klinic's own loop would roll back, the next batch is tried at a lower rate
-while the weights are sound, and the run stops where they are not, or the KL is beyond its limit.
-Steps are counted in updates that were made: one that is left out does not count.
+`doctor.recovery` decides. TRL's loop can neither retry a step nor roll back to a checkpoint, so
+each batch is tried once. Where klinic's own loop would roll back, the next batch runs at a lower
+rate; the run stops if the weights are non-finite or the KL exceeds its limit. Steps count applied
+updates only.
 """
 
 from dataclasses import dataclass, replace
@@ -33,7 +33,7 @@ from klinic.recipe.recovery import RecoverySection
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What to do with an update that is ready to be made."""
+    """The decision about a pending update."""
 
     lr_factor: float = 1.0
     skip: bool = False
@@ -42,13 +42,13 @@ class Verdict:
 
 
 class Recovering:
-    """The limits of a run, what it remembers, and the plan."""
+    """The limits, the history and the recovery plan of a run."""
 
     def __init__(self, section: RecoverySection) -> None:
         if section.update_kl_limit is not None:
             raise ConfigError(
-                "Recovery(update_kl_limit) ends the updates of a batch early, which TRL has no "
-                "place for. Leave it out; kl_limit and grad_norm_limit work."
+                "Recovery(update_kl_limit) ends the updates of a batch early, which TRL does not "
+                "support. Remove it; kl_limit and grad_norm_limit work."
             )
         self._limits = limits_of(section)
         self._brakes = brakes_of(section)
@@ -57,14 +57,14 @@ class Recovering:
         self._made = 0
 
     def judge(self, record: StepRecord, *, weights_sound: bool) -> Verdict:
-        """Say whether an update may be made, before it is; `record` is of its batches."""
+        """Decide whether to apply a pending update; `record` holds its batches."""
         trouble = self._trouble(record, weights_sound=weights_sound)
         step = self._made + 1
         if trouble is None:
             self._made = step
             return Verdict(lr_factor=self._plan.lr_factor(step))
         place = record.step
-        tried = replace(self._plan, tried=(step, place))  # there is no second try
+        tried = replace(self._plan, tried=(step, place))  # there is no retry
         made = decide(
             self._brakes, tried, trouble, step=step, places=(place,), checkpoint=self._made
         )
@@ -92,15 +92,15 @@ def _verdict(made: Decision, trouble: Trouble) -> Verdict:
     if made.act == "go on":
         return Verdict()
     if trouble.damaged or made.act == "stop":
-        why = "no earlier weights to go back to" if trouble.damaged else "too many in a row"
+        why = "no earlier weights to roll back to" if trouble.damaged else "too many in a row"
         return Verdict(stop=True, skip=True, says=f"{trouble}. Stopped: {why}.")
     cut = made.plan.cuts[-1]
     rate = (
         f"learning rate x {made.plan.lr_factor(cut.first):g} for {cut.last - cut.first + 1} updates"
     )
-    return Verdict(skip=True, says=f"{trouble}. The update was left out; {rate}.")
+    return Verdict(skip=True, says=f"{trouble}. The update was skipped; {rate}.")
 
 
 def drop_gradients(optimizer: Any) -> None:
-    """Let the next step of an optimizer change nothing, moments included."""
+    """Make the next optimizer step a no-op for weights and moments."""
     optimizer.zero_grad(set_to_none=True)

@@ -1,14 +1,14 @@
-"""The policy that a TRL run's KL is measured to, and proof that it is where the run starts.
+"""The reference policy of a TRL run, and the check that it equals the initial policy.
 
     beta   PEFT                 reference                          kind             costs
     > 0    no                   `ref_model`, loaded from disk      copy             TRL's own
     > 0    new adapter          the adapter switched off           adapter_off      TRL's own
-    > 0    adapter of before    TRL's frozen copy, "ref"           adapter_frozen   TRL's own
+    > 0    existing adapter     TRL's frozen copy, "ref"           adapter_frozen   TRL's own
     0      adapter that adds 0  the adapter switched off           adapter_off      no weights
-    0      anything else        the trained weights as they start  copy             those weights
+    0      anything else        the initial trained weights        copy             those weights
 
-At beta 0 TRL has none: klinic keeps one only where it is asked to watch the KL. The trained weights
-are then put in the place of the current ones while the reference scores; none is moved in memory.
+At beta 0 TRL has no reference: klinic stores one only to monitor the KL. While it scores, the
+parameters point to the stored weights; no data is copied.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,45 +30,45 @@ from klinic.model.adapters import (
 )
 from klinic.model.weights import digest, sampled_digest, trained
 
-THEIRS = "ref"  # TRL's name of a frozen copy of an adapter
+THEIRS = "ref"  # TRL's name for the frozen copy of an adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """A policy to score with."""
+    """The reference policy: its origin, digests and scoring."""
 
     kind: str
     source: str
     digest: str
     start: str
-    """Digest of what it should be: that of the policy where both have the same weights."""
+    """Digest of the initial policy: equal to `digest` if both have the same weights."""
     num_bytes: int
-    """Of weights that klinic keeps for it."""
+    """Size of the weights that klinic stores for it."""
     _model: Callable[[], Any]
-    """A context in which a model scores as the reference."""
+    """A context manager that yields a model which scores as the reference."""
     _weights: Callable[[], Mapping[str, Tensor]]
 
     def fingerprint(self) -> str:
-        """Return a fingerprint of its weights as they are."""
+        """Return a fingerprint of its current weights."""
         return sampled_digest(self._weights())
 
     @torch.no_grad()
     def logp(self, score: Score, batch: Batch, *, size: int | None = None) -> Tensor:
-        """Return its log-probs of a batch."""
+        """Return the reference's log-probs of a batch."""
         with self._model() as model:
             return logp_of(score, model, batch, size=size)
 
 
 def policy_of(trainer: Any) -> Any:
-    """Return the trained model without what a launcher wrapped around it."""
+    """Return the trained model without the wrapper of a launcher."""
     model = trainer.model
-    if isinstance(model, PreTrainedModel):  # nothing is, and to make sure takes a millisecond
+    if isinstance(model, PreTrainedModel):  # not wrapped; unwrap_model takes a millisecond
         return model
     return trainer.accelerator.unwrap_model(model)
 
 
 def reference_of(trainer: Any, *, monitored: bool) -> Reference | None:
-    """Return the reference of a trainer, or one to watch the KL by where it has none."""
+    """Return the reference of a trainer, or one for monitoring where it has none."""
     lm = policy_of(trainer)
     if trainer.beta == 0:
         return _kept(lm) if monitored else None
@@ -139,7 +139,7 @@ def _frozen(lm: Any) -> Reference:
 
 
 def _kept(lm: Any) -> Reference:
-    """Return the policy as it is now, to stay so."""
+    """Return a reference with the current weights of the policy."""
     if is_adapted(lm) and starts_at_zero(lm):
         return _adapter_off(lm)
     kept = {name: p.detach().clone() for name, p in trained(lm).items()}
@@ -170,9 +170,9 @@ def _kept(lm: Any) -> Reference:
 
 @torch.no_grad()
 def distance_at_start(trainer: Any, score: Score, reference: Reference, batch: Batch) -> float:
-    """Return the largest difference between policy and reference on a batch, in nats.
+    """Return the largest log-prob difference between policy and reference on a batch, in nats.
 
-    Both are scored in the same shapes from the same random state: equal weights give 0 exactly.
+    Both are scored with the same shapes and RNG state: equal weights give exactly 0.
     """
     with unseen(trainer):
         ours = logp_of(score, trainer.model, batch)
@@ -184,13 +184,16 @@ def distance_at_start(trainer: Any, score: Score, reference: Reference, batch: B
 
 
 def identity(reference: Reference, apart: float, num_tokens: int) -> str:
-    """Say whether a reference is where the policy starts."""
-    same = "the policy's own at the start" if reference.digest == reference.start else "another's"
-    size = f", {reference.num_bytes / 1e6:.1f} MB kept for it" if reference.num_bytes else ""
-    said = f"Reference: {reference.kind} of {reference.source}, its weights are {same}{size}."
+    """Return a sentence on whether the reference equals the initial policy."""
+    same = "equal to" if reference.digest == reference.start else "different from"
+    size = f", {reference.num_bytes / 1e6:.1f} MB stored" if reference.num_bytes else ""
+    said = (
+        f"Reference: {reference.kind} of {reference.source}, weights {same} those of the initial "
+        f"policy{size}."
+    )
     if apart == 0:
         return f"{said} The KL is exactly 0 on {num_tokens} tokens before the first update."
     return (
-        f"{said} Before the first update it is {apart:.3g} nats away from the policy on a token, "
-        "and should be exactly 0: the KL will not measure what is learnt."
+        f"{said} Before the first update its log-probs differ from the policy's by up to "
+        f"{apart:.3g} nats and should be equal: the KL will not measure the effect of training."
     )

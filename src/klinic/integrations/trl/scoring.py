@@ -1,4 +1,4 @@
-"""TRL's own scoring, asked for once more, without a trace."""
+"""Scores batches with TRL's own method, without side effects on the trainer."""
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,12 +14,12 @@ IMAGES = (
     *("pixel_values", "image_grid_thw", "num_images", "pixel_attention_mask", "spatial_shapes"),
     *("num_tiles", "image_sizes", "token_type_ids", "mm_token_type_ids", "image_position_ids"),
 )
-"""What a batch may hold for models that see; given on as it is."""
+"""Batch keys of vision models, passed on unchanged."""
 CONTROLLER = ("entropy_coef", "_last_world_entropy", "_entropy_window_stats")
-"""Attributes of a trainer that its loss moves."""
+"""Trainer attributes that its loss updates."""
 
 LOGP_REF = "klinic_logp_ref"
-"""The reference's log-probs in a batch, where klinic has asked for them and TRL has none."""
+"""Batch key of the reference's log-probs where klinic computes them and TRL does not."""
 
 Score = Callable[..., Any]
 """TRL's `_get_per_token_logps_and_entropies`, bound to a trainer."""
@@ -28,7 +28,7 @@ Batch = Mapping[str, Any]
 
 @contextmanager
 def unseen(trainer: Any) -> Iterator[None]:
-    """Leave random streams, metrics and the entropy controller as they were."""
+    """Restore RNG state, metrics and the entropy controller on exit."""
     device = trainer.accelerator.device
     metrics = trainer._metrics
     controller = {name: getattr(trainer, name) for name in CONTROLLER if hasattr(trainer, name)}
@@ -43,7 +43,7 @@ def unseen(trainer: Any) -> Iterator[None]:
 
 
 def logp_of(score: Score, model: Any, batch: Batch, *, size: int | None = None) -> Tensor:
-    """Return the log-probs of a batch's completions, padding included, as TRL scores them."""
+    """Return TRL's log-probs of a batch's completions, padding included."""
     found = score(
         model,
         torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1),
@@ -57,13 +57,13 @@ def logp_of(score: Score, model: Any, batch: Batch, *, size: int | None = None) 
 
 
 def trained_on(batch: Batch) -> Tensor:
-    """Return which tokens of a batch are trained on."""
+    """Return the mask of the trained tokens of a batch."""
     mask: Tensor = batch["completion_mask"]
     return (mask * batch["tool_mask"] if "tool_mask" in batch else mask).bool()
 
 
 def some_rows(batch: Batch, rows: Sequence[int]) -> dict[str, Any]:
-    """Return these rows of a batch."""
+    """Return the selected rows of a batch."""
     length = len(batch["completion_ids"])
     return {name: _taken(value, rows, length) for name, value in batch.items()}
 
@@ -95,19 +95,19 @@ def _is_by_token(value: Any, batch: Batch) -> bool:
 
 
 def reference_logp(batch: Batch) -> Tensor | None:
-    """Return the reference's log-probs: TRL's, or those that klinic asked for."""
+    """Return the reference's log-probs: TRL's, else klinic's, else None."""
     logp: Tensor | None = batch.get("ref_per_token_logps", batch.get(LOGP_REF))
     return logp
 
 
 def kl_inputs(logp: Tensor, batch: Batch, *, hears_sampler: bool = True) -> KLInputs:
-    """Return the trained tokens of a padded batch, row behind row, as a KL term sees them.
+    """Return the trained tokens of a padded batch, concatenated, as inputs of a KL term.
 
-    TRL's own term does not hear the sampler: its ratio is to the old log-probs, also where vLLM
-    drew the tokens and reports others.
+    TRL's own term ignores the sampler's log-probs: its ratio is to the old log-probs, even where
+    vLLM sampled the tokens and reports different ones.
     """
     inside, ref = trained_on(batch), reference_logp(batch)
-    assert ref is not None  # noqa: S101 - asked only with a reference
+    assert ref is not None  # noqa: S101 - called only with a reference
     old = batch.get("old_per_token_logps")
     old = logp.detach() if old is None else old
     sampler = batch.get("sampling_per_token_logps") if hears_sampler else None

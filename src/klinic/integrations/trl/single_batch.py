@@ -1,7 +1,7 @@
-"""`klinic check --trl`: two steps of a user's own TRL trainer, with every test of the first step.
+"""`klinic check --trl`: runs and diagnoses two steps of a user's TRL trainer, with all probes.
 
-The trainer is made by the user's function and trained as it is, but for two steps, with nothing
-saved and nobody told. What it wrote down is then diagnosed like any run.
+The user's function builds the trainer. It trains unchanged, except for two steps only and without
+saving or reporting. The records are then diagnosed like those of any run.
 """
 
 import contextlib
@@ -28,11 +28,11 @@ from klinic.model.loading import num_parameters
 from klinic.probe.single_batch import SHOWN, Checked
 
 STEPS = 2
-REPORTERS = "transformers.integrations"  # callbacks that tell others
+REPORTERS = "transformers.integrations"  # module of the reporting callbacks
 
 
 def single_batch(make: Callable[[], Any], name: str, tell: Callable[[str], None]) -> Checked:
-    """Make a trainer, let it train for two steps, and say of each part what it did."""
+    """Build a trainer, train it for two steps, and return a summary of each part."""
     found = Checked()
     tell("making the trainer")
     try:
@@ -55,7 +55,7 @@ def single_batch(make: Callable[[], Any], name: str, tell: Callable[[str], None]
 
 
 def _keep_to_itself(trainer: Any, output: Path) -> None:
-    """Let the trainer make two steps, save nothing and tell nobody."""
+    """Limit the trainer to two steps, without checkpoints, evaluation or reporting."""
     args = trainer.args
     args.max_steps, args.save_strategy, args.eval_strategy = STEPS, "no", "no"
     args.output_dir, args.disable_tqdm = str(output), True
@@ -86,8 +86,8 @@ def _say_parts(attached: Attached, found: Checked) -> None:
     apart = metrics.get("kl_k1/mean")
     found.add("reference", kind if apart is None else f"{kind}, {abs(apart):.1e} nats away")
     norm = metrics.get("grad_norm")
-    said = "not a number" if norm is None else f"{norm:.4f}"
-    found.add("update", f"gradient norm {said}, thrown away", ok=norm is not None)
+    said = "is non-finite" if norm is None else f"{norm:.4f}"
+    found.add("update", f"gradient norm {said}, discarded", ok=norm is not None)
     found.shown = list(attached.shown(SHOWN))
 
 

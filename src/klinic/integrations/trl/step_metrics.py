@@ -1,4 +1,4 @@
-"""The metrics of a TRL step, from its record."""
+"""Metrics of a TRL step, from its record."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,11 +12,11 @@ from klinic.integrations.trl.records import ROW, Trained
 
 FIGURES = ("mean", "max", "p99", "share_above")
 SHOWN = tuple(f"kl_{name}/{figure}" for name in ("k1", "k3") for figure in FIGURES)
-"""Metrics of the KL that TRL's own log shows as well, under `klinic/`."""
+"""KL metrics that TRL's own log gets as well, under `klinic/`."""
 
 
 def metrics_of(record: StepRecord, args: Any, *, kl_coef: float) -> dict[str, float]:
-    """Return every metric that a record tells, by the names of klinic's own runs."""
+    """Return every metric of a record, with the keys of klinic's own runs."""
     facts = {name: record.facts.get(name) for name in ("loss", "grad_norm", "learning_rate")}
     metrics = {name: float(value) for name, value in facts.items() if value is not None}
     metrics["kl_coef"] = kl_coef
@@ -38,7 +38,7 @@ def metrics_of(record: StepRecord, args: Any, *, kl_coef: float) -> dict[str, fl
 
 
 def parse_rate(batches: Sequence[Trained], parse: Callable[[str], Any] | None) -> dict[str, float]:
-    """Return the share of completions in which an answer is found, if somebody can tell."""
+    """Return the fraction of completions with a parsable answer; empty without `parse`."""
     if parse is None:
         return {}
     rows = [(batch.drawn, number) for batch in batches for number in batch.inputs[ROW].tolist()]

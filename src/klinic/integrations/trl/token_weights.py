@@ -1,4 +1,4 @@
-"""What TRL's loss multiplies each token's term by, written out.
+"""Per-token weights of TRL's losses.
 
     loss_type            weight of a trained token
     grpo, sapo           1 / (tokens of its row * rows * accumulation steps)
@@ -7,7 +7,7 @@
     luspo                1 / (rows * accumulation steps)
     dapo, cispo, vespo   1 / (tokens of the generation * accumulation steps / steps_per_generation)
 
-Source: `GRPOTrainer._compute_loss` of TRL 1.16; tests hold both to one another.
+Source: `GRPOTrainer._compute_loss` of TRL 1.16; tests compare both.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""One update of a TRL run: its rate, whether it may be made, and what it leaves as it was."""
+"""Guard around each update of a TRL run: learning rate, skip decision, unchanged weights."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ from klinic.recipe.recovery import RecoverySection
 
 
 class Updates:
-    """What stands before and behind every step of the optimizer."""
+    """Runs before and after every step of the optimizer."""
 
     def __init__(self, trainer: Any, recovery: RecoverySection | None) -> None:
         self._trainer = trainer
@@ -25,23 +25,23 @@ class Updates:
 
     @property
     def judges(self) -> bool:
-        """Whether an update may be left out."""
+        """Whether recovery may skip an update."""
         return self._recovering is not None
 
     @property
     def rate(self) -> float:
-        """The learning rate of the update that is being made."""
+        """The learning rate of the current update."""
         return float(self._trainer.optimizer.param_groups[0]["lr"])
 
     def look(self, step: int) -> None:
-        """Note some weights before an update, in steps that are looked at closely."""
+        """Store a sample of the weights before the update of a probed step."""
         if is_time(step):
             weights = trained(policy_of(self._trainer))
             self._before = {name: sampled(p.detach()).clone() for name, p in weights.items()}
 
     def judge(self, record: StepRecord) -> str:
-        """Leave the update out, or make it at a lower rate, as it is decided; return why."""
-        assert self._recovering is not None  # noqa: S101 - asked only where it judges
+        """Skip the update or cut its learning rate, as recovery decides; return the reason."""
+        assert self._recovering is not None  # noqa: S101 - called only with recovery
         sound = all_finite([p.detach() for p in trained(policy_of(self._trainer)).values()])
         self._verdict = self._recovering.judge(record, weights_sound=sound)
         optimizer = self._trainer.optimizer
@@ -54,7 +54,7 @@ class Updates:
         return self._verdict.says
 
     def look_again(self) -> float | None:
-        """Return the share of those weights that the update left as they were; None without any."""
+        """Restore the learning rate; return the fraction of sampled weights left unchanged."""
         for group, rate in zip(self._trainer.optimizer.param_groups, self._rates, strict=False):
             group["lr"] = rate
         self._rates = []
@@ -67,6 +67,6 @@ class Updates:
         return same / max(sum(a.numel() for a, _ in pairs), 1)
 
     def take_verdict(self) -> Verdict:
-        """Return what was decided about the step that was made; the next one begins."""
+        """Return the decision about the finished step and reset it."""
         taken, self._verdict = self._verdict, Verdict()
         return taken

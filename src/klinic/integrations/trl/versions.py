@@ -1,4 +1,4 @@
-"""Which versions of TRL are known to work: its inner methods are wrapped, and they move."""
+"""Supported versions of TRL: klinic wraps private methods, which change between versions."""
 
 import re
 from importlib.util import find_spec
@@ -9,7 +9,7 @@ OLDEST, NEWEST = (1, 14), (1, 16)
 
 
 def require_trl() -> None:
-    """Refuse a TRL that is missing, or that klinic was not tried with."""
+    """Raise if TRL is missing or its version is untested."""
     if find_spec("trl") is None:
         raise MissingExtraError('this needs trl. Install it with: pip install "klinic[trl]"')
     import trl
@@ -18,7 +18,7 @@ def require_trl() -> None:
 
 
 def refuse_untried(version: str) -> None:
-    """Refuse a version outside of the tried ones.
+    """Raise ConfigError for a version outside the tested range.
 
     >>> refuse_untried("1.15.0")
     >>> refuse_untried("1.16.0.dev0")
@@ -28,7 +28,7 @@ def refuse_untried(version: str) -> None:
     if not OLDEST <= found <= NEWEST:
         tried = " to ".join(".".join(map(str, bound)) for bound in (OLDEST, NEWEST))
         raise ConfigError(
-            f"TRL is {version}, and klinic.attach wraps inner methods that it was tried with in "
-            f"TRL {tried} only: it could record something else than what is trained on. Install "
-            'one of them: pip install "klinic[trl]".'
+            f"TRL is {version}, but klinic.attach wraps private methods and is tested with TRL "
+            f"{tried} only: its records could differ from the data that TRL trains on. Install a "
+            'tested version: pip install "klinic[trl]".'
         )

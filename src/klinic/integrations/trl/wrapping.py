@@ -1,17 +1,17 @@
-"""Methods of an object in memory that are wrapped, and unwrapped without a trace."""
+"""Wraps methods of live objects, and restores them."""
 
 from collections.abc import Callable
 from typing import Any
 
 
 class Wrapped:
-    """Attributes of objects that stand in for their own, until `undo`."""
+    """Wrapped methods of live objects, with the originals for `restore_methods`."""
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
 
     def wrap(self, owner: Any, name: str, change: Callable[..., Any]) -> Any:
-        """Let `change(real, *args, **kwargs)` stand for a method; return the real one."""
+        """Replace a method by `change(real, *args, **kwargs)`; return the real one."""
         real = getattr(owner, name)
 
         def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -23,7 +23,7 @@ class Wrapped:
         return real
 
     def undo(self) -> None:
-        """Put everything back, the last first."""
+        """Restore every wrapped method, the last first."""
         while self._before:
             owner, name, before = self._before.pop()
             if before is None:

@@ -1,13 +1,13 @@
-"""Ablations: the same recipe with something varied, over seeds, and what may be concluded.
+"""Ablations: a recipe with varied keys over several seeds, with statistics.
 
-plan.py        settings x seeds, each checked before the first is run
-trial.py       one of them, in a process of its own: trained, measured, written down
-sequence.py    one after another
-on_tune.py     several at once, on Ray Tune
-measures.py    what is measured of a trial
-intervals.py   means with intervals, and differences between seeds' pairs
-verdict.py     which value to use, or that these seeds cannot tell
+plan.py        settings x seeds; validates every recipe before the first run
+trial.py       trains and evaluates one trial in a subprocess
+sequence.py    runs trials sequentially
+on_tune.py     runs trials in parallel on Ray Tune
+measures.py    the measures of a trial
+intervals.py   confidence intervals, and paired differences over seeds
+verdict.py     recommends a setting, or reports that the seeds do not separate them
 plots.py       curves, accuracy and retention against KL, the Pareto front
-results.py     what trials left behind, read back and written as Parquet
-page.py        all of it as tables on one HTML page
+results.py     reads the results of trials, writes them as Parquet
+page.py        the HTML page
 """

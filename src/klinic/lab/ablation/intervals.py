@@ -1,4 +1,4 @@
-"""Means with intervals over seeds, and differences of pairs that share a seed."""
+"""Confidence intervals of means over seeds, and of differences paired by seed."""
 
 import itertools
 import math
@@ -9,10 +9,10 @@ from statistics import mean, stdev
 import numpy as np
 
 LEVEL = 0.95
-MOST_EXACT = 6  # values of which every resample is looked at: 6**6 are 46,656
+MOST_EXACT = 6  # values up to which all resamples are enumerated: 6**6 = 46,656
 NUM_DRAWN = 20_000
 
-# 97.5% quantiles of Student's t for 1, 2, ... degrees of freedom; the last serves all above
+# 97.5% quantiles of Student's t for 1, 2, ... degrees of freedom; the last is used above 20
 T_975 = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228),
     *(2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086),
@@ -21,7 +21,7 @@ T_975 = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A mean, and between what it may lie; NaN where one value has no interval."""
+    """A mean with its confidence interval; the bounds are NaN for a single value."""
 
     mean: float
     low: float
@@ -35,16 +35,16 @@ class Interval:
 
     @property
     def excludes_zero(self) -> bool:
-        """Whether it lies on one side of 0."""
+        """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
 def bootstrap(values: Sequence[float]) -> Interval:
     """Return the mean with its 95% bootstrap interval (percentiles).
 
-    Up to six values all resamples are listed, so the same values give the same interval. With few
-    seeds it is too narrow: three values cover the truth in about three of four cases. It shows the
-    spread; what may be concluded is told by `paired`.
+    Up to six values it enumerates all resamples, so the result is deterministic. With few seeds it
+    is too narrow: with three values it covers the mean in about three of four cases. It shows the
+    spread; conclusions use `paired_difference`.
 
     >>> found = bootstrap([0.1, 0.2, 0.3])
     >>> f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
@@ -65,7 +65,7 @@ def bootstrap(values: Sequence[float]) -> Interval:
 
 
 def paired(values: Sequence[float], baseline: Sequence[float]) -> Interval:
-    """Return the mean difference of pairs with its 95% interval by Student's t.
+    """Return the mean paired difference with its 95% Student's t interval.
 
     >>> found = paired([0.5, 0.7, 0.6], [0.4, 0.5, 0.3])
     >>> f"{found.mean:.4f} ({found.low:.4f} to {found.high:.4f})"
@@ -75,7 +75,7 @@ def paired(values: Sequence[float], baseline: Sequence[float]) -> Interval:
 
 
 def students_t(values: Sequence[float]) -> Interval:
-    """Return a mean with its 95% interval by Student's t."""
+    """Return the mean with its 95% Student's t interval."""
     if len(values) < 2:
         centre = mean(values) if values else math.nan
         return Interval(mean=centre, low=math.nan, high=math.nan, num=len(values))

@@ -1,4 +1,4 @@
-"""What is measured of a trial, and under which names it is kept."""
+"""The measures of a trial."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -24,26 +24,34 @@ class Measure:
 
     name: str
     label: str
-    """As a table says it."""
+    """Column title in tables."""
     meaning: str
 
 
 MEASURES = tuple(
     Measure(name=name, label=label, meaning=meaning)
     for name, label, meaning in (
-        ("accuracy", "accuracy", "held-out accuracy, greedy; mean reward for rows of one's own"),
-        ("gain", "gain", "accuracy less that of the model it started from"),
-        ("reward", "reward", "held-out mean of the rewards that the recipe names, greedy"),
-        ("retention", "retention", "held-out accuracy on what was not trained, to the start's"),
-        ("kl_token", "KL/token", "exact KL to the start along its own completions, nats per token"),
+        ("accuracy", "accuracy", "held-out accuracy, greedy; mean reward for a user's dataset"),
+        ("gain", "gain", "accuracy minus that of the initial model"),
+        ("reward", "reward", "held-out mean of the recipe's rewards, greedy"),
+        (
+            "retention",
+            "retention",
+            "held-out accuracy on untrained skills, relative to the initial model",
+        ),
+        (
+            "kl_token",
+            "KL/token",
+            "exact KL to the initial model on its own completions, nats per token",
+        ),
         ("kl_sequence", "KL/completion", "the same, summed over a completion"),
-        ("entropy", "entropy", "of the last tenth of the steps, nats per token"),
+        ("entropy", "entropy", "mean of the last tenth of the steps, nats per token"),
         ("grad_norm_median", "grad norm", "median over steps, before clipping"),
         ("grad_norm_max", "max grad norm", "largest of any step"),
         ("kl_max", "max KL", "largest mean KL of any step, nats per token (k3)"),
         ("reward_std", "reward spread", "standard deviation of rewards in a step, mean over steps"),
         ("num_tokens", "tokens", "trained tokens"),
-        ("seconds", "seconds", "of all steps, evaluations and checkpoints apart"),
+        ("seconds", "seconds", "of all steps, without evaluations and checkpoints"),
     )
 )
 
@@ -72,7 +80,7 @@ def measure(run: Path, found: "Evaluation") -> dict[str, Any]:
 
 
 def curves(run: Path) -> list[dict[str, float]]:
-    """Return what is drawn of every step of a run; an evaluation is a part of its step."""
+    """Return the plotted metrics of every step; those of an evaluation belong to its step."""
     found = (merged(lines) for _, lines in sorted(by_step(run / METRICS).items()))
     return [
         {name: step[name] for name in ("step", *CURVES) if step.get(name) is not None}

@@ -1,8 +1,7 @@
-"""Several trials at once, on Ray Tune: on this machine, or wherever a Ray is running.
+"""Runs trials in parallel on Ray Tune, on this machine or on a Ray cluster.
 
-Tune decides when and where; each trial is the process that it would be in sequence, and what is
-finished is known from its folder, so a new start repeats nothing. On several hosts the folder must
-be one that all of them see.
+Tune schedules the trials; each runs in the same subprocess as in sequential mode. Finished trials
+are recognised by their folders, so a restart repeats none. Several hosts need a shared folder.
 """
 
 import sys
@@ -18,7 +17,7 @@ from klinic.lab.ablation.trial import RESULT, Place, run_apart
 def run_on_tune(
     places: Sequence[Place], *, address: str | None, at_once: int, num_cpus: int, storage: Path
 ) -> None:
-    """Run every trial that is not finished, `at_once` of them at a time."""
+    """Run all unfinished trials, at most `at_once` concurrently."""
     left = [str(place.folder.resolve()) for place in places if not place.is_finished]
     if not left:
         return
@@ -31,7 +30,7 @@ def run_on_tune(
             tune_config=tune.TuneConfig(max_concurrent_trials=at_once, metric=None),
             run_config=tune.RunConfig(storage_path=str(storage.resolve()), name="tune", verbose=0),
         )
-        with redirect_stdout(sys.stderr):  # standard output is the command's own
+        with redirect_stdout(sys.stderr):  # stdout belongs to the command
             tuner.fit()
 
 

@@ -1,4 +1,4 @@
-"""An ablation as one HTML page that needs nothing beside it."""
+"""Writes the self-contained HTML page of an ablation."""
 
 import base64
 import math
@@ -19,7 +19,7 @@ PAGE = "index.html"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """What stands on a page."""
+    """The data of the page."""
 
     title: str
     command: str
@@ -30,8 +30,8 @@ class Content:
 
 
 def write_page(folder: Path, content: Content, pictures: Sequence[Path]) -> Path:
-    """Write the page and return where it is."""
-    # whatever is quoted is text: settings and failures are not ours
+    """Write the page and return its path."""
+    # autoescape: settings and failures are untrusted text
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     template = environment.from_string(
         files("klinic.lab.ablation").joinpath("page.html.jinja").read_text()
@@ -51,7 +51,7 @@ def write_page(folder: Path, content: Content, pictures: Sequence[Path]) -> Path
 
 
 def shown(value: Interval) -> str:
-    """Return a mean with half its interval, as short as it can be.
+    """Format a mean with half its interval, with few digits.
 
     >>> shown(Interval(mean=0.8421, low=0.8, high=0.88, num=3))
     '0.842 ± 0.040'
@@ -68,7 +68,7 @@ def shown(value: Interval) -> str:
 
 
 def signed(value: Interval) -> str:
-    """Return a difference with its interval.
+    """Format a difference with its interval.
 
     >>> signed(Interval(mean=0.02, low=-0.01, high=0.05, num=3))
     '+0.0200 (-0.0100 to +0.0500)'
@@ -81,7 +81,7 @@ def signed(value: Interval) -> str:
 
 
 def noise(value: Interval) -> str:
-    """Return what a difference may be taken for."""
+    """Classify a difference as within or beyond noise."""
     if not value.num:
         return "no pair of seeds"
     if math.isnan(value.half):

@@ -1,7 +1,7 @@
-"""What an ablation runs: every combination of the varied values, on the same seeds.
+"""The plan of an ablation: every combination of the varied values, on the same seeds.
 
-All settings share their seeds, so that differences are between runs which saw the same prompts and
-the same random numbers as far as they could.
+All settings share their seeds, so that paired runs see the same prompts and random numbers as far
+as possible.
 """
 
 import hashlib
@@ -22,18 +22,18 @@ from klinic.recipe.file import read_text
 from klinic.recipe.loading import load
 
 PLAN = "plan.json"
-WATCH_KL_EVERY = 5  # steps, where the coefficient is 0 and nothing else would look
+WATCH_KL_EVERY = 5  # steps; measures the KL of runs with coefficient 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One value for each key that is varied, as they were written."""
+    """One value for each varied key, as text."""
 
     values: tuple[tuple[str, str], ...]
 
     @property
     def name(self) -> str:
-        """As overrides are written.
+        """The overrides of the setting.
 
         >>> Setting(values=(("kl.coef", "0.1"), ("model.lora_rank", "8"))).name
         'kl.coef=0.1 model.lora_rank=8'
@@ -43,24 +43,24 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A setting on a seed."""
+    """A setting with a seed."""
 
     setting: Setting
     seed: int
 
     @property
     def folder(self) -> str:
-        """Where it lives in the ablation's folder; no value can lead out of there."""
+        """Path in the ablation's folder; sanitised, so that no value can escape it."""
         safe = re.sub(r"[^A-Za-z0-9_.=+-]", "_", self.setting.name.replace(" ", "__"))
         return f"{safe.lstrip('.')}/seed-{self.seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A recipe, what is varied in it, and over how many seeds."""
+    """A recipe, the varied keys with their values, and the number of seeds."""
 
     recipe: str
-    """The text of the file."""
+    """Text of the recipe file."""
     overrides: tuple[str, ...]
     vary: tuple[tuple[str, tuple[str, ...]], ...]
     seeds: int
@@ -71,19 +71,19 @@ class Plan:
         return [Setting(values=values) for values in itertools.product(*choices)]
 
     def trials(self) -> list[Trial]:
-        """Return all trials: a seed of every setting before a second seed of any."""
+        """Return all trials, ordered by seed, then by setting."""
         seeds = range(1, self.seeds + 1)
         return [Trial(setting=s, seed=seed) for seed in seeds for s in self.settings()]
 
     @property
     def digest(self) -> str:
-        """A short name, the same for the same plan."""
+        """A short hash of the plan."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def read_vary(texts: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """Return keys with their values from `key=a,b,c`; familiar names of keys become klinic's own.
+    """Parse `key=a,b,c` to keys with their values; resolves aliases.
 
     >>> read_vary(["kl_beta=0,0.01"])
     (('kl.coef', ('0', '0.01')),)
@@ -96,21 +96,21 @@ def read_vary(texts: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
         choices = tuple(value.strip() for value in values.split(","))
         if not equals or not all(choices) or len(set(choices)) != len(choices):
             raise ConfigError(
-                f"--vary {text}: write a key and different values, such as kl.coef=0,0.01,0.1."
+                f"--vary {text}: write a key and distinct values, such as kl.coef=0,0.01,0.1."
             )
         if not isinstance(target, str) or target == "seed" or target in found:
             raise ConfigError(
-                f"--vary {text}: {key} cannot be varied here. Vary one key of the recipe, once; "
-                "seeds are varied by --seeds."
+                f"--vary {text}: {key} cannot be varied. Vary each recipe key once; use --seeds "
+                "for seeds."
             )
         found[target] = choices
     if not found:
-        raise ConfigError("nothing is varied. Say what, such as --vary kl.coef=0,0.01,0.1.")
+        raise ConfigError("nothing is varied. Add a key, such as --vary kl.coef=0,0.01,0.1.")
     return tuple(found.items())
 
 
 def make_plan(recipe: Path, overrides: Sequence[str], vary: Sequence[str], seeds: int) -> Plan:
-    """Return the plan of an ablation; every one of its recipes has been resolved."""
+    """Build the plan of an ablation and validate all its recipes."""
     plan = Plan(
         recipe=read_text(recipe), overrides=tuple(overrides), vary=read_vary(vary), seeds=seeds
     )
@@ -122,37 +122,39 @@ def make_plan(recipe: Path, overrides: Sequence[str], vary: Sequence[str], seeds
             problems[setting.name] = str(error)
     if problems:
         lines = "\n".join(f"{name}: {problem}" for name, problem in problems.items())
-        raise ConfigError(f"{len(problems)} of {len(plan.settings())} settings cannot be:\n{lines}")
+        raise ConfigError(
+            f"{len(problems)} of {len(plan.settings())} settings are not valid:\n{lines}"
+        )
     return plan
 
 
 def overrides_of(plan: Plan, setting: Setting) -> list[str]:
-    """Return the overrides that make a setting of the recipe."""
+    """Return the recipe overrides of a setting."""
     return [*plan.overrides, *(f"{key}={value}" for key, value in setting.values)]
 
 
 def open_ablation(folder: Path, plan: Plan) -> None:
-    """Make the folder of an ablation, or go on with the one that is there if it is the same."""
+    """Create the folder of an ablation, or resume one with the same plan."""
     place = folder / PLAN
     if place.is_file():
         if read_json(place) != _plain(plan):
             raise ConfigError(
-                f"{folder} holds another ablation: its recipe, values or seeds differ. Give "
-                "another --out, or the command that it was started with."
+                f"{folder} holds another ablation: its recipe, values or seeds differ. Use another "
+                "--out, or the command that started it."
             )
         refuse_links_out(folder)
-        # the trials run it, and it may have changed since
+        # trials run this file, which may have been edited
         write_atomically(folder / RECIPE, plan.recipe.encode())
         return
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError(f"{folder} is not empty and holds no ablation. Give another --out.")
+        raise ConfigError(f"{folder} is not empty and holds no ablation. Use another --out.")
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / RECIPE, plan.recipe.encode())
     write_atomically(place, json_bytes(_plain(plan)))
 
 
 def read_plan(folder: Path) -> Plan:
-    """Return the plan of an ablation's folder."""
+    """Read the plan from an ablation's folder."""
     found = read_json(folder / PLAN)
     return Plan(
         recipe=found["recipe"],

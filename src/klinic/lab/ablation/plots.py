@@ -1,4 +1,4 @@
-"""Pictures of an ablation, as PNG and SVG."""
+"""Plots of an ablation, as PNG and SVG."""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -18,21 +18,21 @@ CURVES = {
     "entropy": "entropy, nats per token",
     "eval/accuracy": "held-out accuracy",
 }
-SMOOTH = 10  # steps that a drawn point is the mean of
+SMOOTH = 10  # steps averaged per plotted point
 FORMATS = ("png", "svg")
 STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "k"}
 
 Curves = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
-"""By setting and seed, the values of every step."""
+"""Metrics of every step by setting and seed."""
 
 
 def draw(folder: Path, table: Sequence[Row], curves: Curves, learnt: str) -> list[Path]:
-    """Write the pictures, with the measure of what was learnt; return their SVG files."""
-    with matplotlib.style.context(["petroff10", STYLE]):  # colours that more people can tell apart
+    """Write the plots; `learnt` names the measure of the trained skill. Return the SVG files."""
+    with matplotlib.style.context(["petroff10", STYLE]):  # a colour-blind-safe palette
         figures = {"curves": _curves(curves), "trade_off": _trade_off(table, learnt)}
         for name, figure in figures.items():
             for kind in FORMATS:
-                # without a date, the same results are the same file
+                # no date: the same results give the same file
                 facts = {"Date": None} if kind == "svg" else {}
                 picture = io.BytesIO()
                 figure.savefig(picture, format=kind, dpi=130, metadata=facts)
@@ -41,7 +41,7 @@ def draw(folder: Path, table: Sequence[Row], curves: Curves, learnt: str) -> lis
 
 
 def _curves(curves: Curves) -> Figure:
-    """Draw each metric over steps: the mean of the seeds, and between their extremes."""
+    """Plot each metric over steps: mean over seeds, with a band from minimum to maximum."""
     figure = Figure(figsize=(10, 6.4), layout="constrained")
     axes = figure.subplots(2, 2).flat
     for axis, (name, label) in zip(axes, CURVES.items(), strict=True):
@@ -63,7 +63,7 @@ def _curves(curves: Curves) -> Figure:
 def _aligned(
     seeds: Sequence[Sequence[Mapping[str, float]]], name: str
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the steps that all seeds have, and their values, smoothed where there are many."""
+    """Return the steps common to all seeds and their values, smoothed if there are many."""
     found = [{e["step"]: e[name] for e in seed if name in e} for seed in seeds]
     steps = np.array(sorted(set.intersection(*(set(one) for one in found)) if found else set()))
     values = np.array([[one[step] for step in steps] for one in found], np.float64)
@@ -77,7 +77,7 @@ def _aligned(
 
 
 def _trade_off(table: Sequence[Row], learnt: str) -> Figure:
-    """Draw what was learnt and what was kept against the distance, and against one another."""
+    """Plot learned skill and retention against KL, and against each other."""
     figure = Figure(figsize=(12, 4.2), layout="constrained")
     first, second, third = figure.subplots(1, 3)
     for axis, x, y in (

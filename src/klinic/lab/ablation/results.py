@@ -1,4 +1,4 @@
-"""What trials left behind: read from folders, written as Parquet, drawn and put on a page."""
+"""Reads the results of trials and runs from folders; writes them as Parquet."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -23,13 +23,13 @@ NOT_VARIED = ("seed", "output.", "threads")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """All results, what they add up to, and what is missing."""
+    """All results of an ablation with table, verdict and failures."""
 
     results: list[Result]
     curves: dict[str, list[list[dict[str, float]]]]
     table: list[Row]
     learnt: str
-    """The measure of what was learnt."""
+    """Name of the measure of the trained skill."""
     verdict: Verdict
     failures: list[tuple[str, str]]
     baseline: str
@@ -37,7 +37,7 @@ class Findings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Done:
-    """A finished run with what it is called and what was measured of it."""
+    """A finished run: setting, seed and measures."""
 
     result: Result
     run: Path
@@ -46,7 +46,7 @@ class Done:
 def find(
     done: Sequence[Done], failures: Sequence[tuple[str, str]], baseline: str | None
 ) -> Findings:
-    """Return what finished trials add up to; the first setting is the baseline unless told."""
+    """Summarise finished trials; the baseline defaults to the first setting."""
     settings = list(dict.fromkeys(one.result["setting"] for one in done))
     results = [one.result for one in done]
     by_setting: dict[str, list[list[dict[str, float]]]] = {setting: [] for setting in settings}
@@ -65,7 +65,7 @@ def find(
 
 
 def finished(places: Sequence[Place]) -> list[Done]:
-    """Return the trials of an ablation that have a result, in the order of their settings."""
+    """Return the finished trials of an ablation, ordered by setting and seed."""
     order = list(dict.fromkeys(place.trial.setting.name for place in places))
     done = [
         Done(result=read_json(place.folder / RESULT), run=place.folder / RUN)
@@ -76,15 +76,15 @@ def finished(places: Sequence[Place]) -> list[Done]:
 
 
 def failed(places: Sequence[Place]) -> list[tuple[str, str]]:
-    """Return the trials that failed, each with why."""
+    """Return the failed trials with their reasons."""
     named = ((f"{p.trial.setting.name} seed {p.trial.seed}", p.failure) for p in places)
     return [(name, why) for name, why in named if why is not None]
 
 
 def read_folders(folders: Sequence[Path], *, run_code: bool = False) -> list[Done]:
-    """Return the finished trials of ablations and the runs in the other folders.
+    """Return the finished trials in ablation folders, and evaluate the runs in run folders.
 
-    Those runs are measured, with the code that their recipes name only where `run_code` allows it.
+    Code that the recipes of those runs name is executed only with `run_code`.
     """
     done: list[Done] = []
     runs: list[Path] = []
@@ -104,14 +104,14 @@ def read_folders(folders: Sequence[Path], *, run_code: bool = False) -> list[Don
     twice = next((name for name in named if named.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(
-            f"{twice[0]} with seed {twice[1]} is there twice, and seeds are what is compared. "
+            f"{twice[0]} with seed {twice[1]} occurs twice, but runs are paired by seed. "
             "Give one folder of each."
         )
     return done
 
 
 def write_parquet(folder: Path, found: Findings) -> None:
-    """Write every trial and every step."""
+    """Write trials.parquet and steps.parquet."""
     _write_table(folder / "trials.parquet", pa.Table.from_pylist([dict(r) for r in found.results]))
     seeds = {s: [r["seed"] for r in found.results if r["setting"] == s] for s in found.curves}
     steps = [
@@ -132,7 +132,7 @@ def _write_table(path: Path, table: Any) -> None:
 
 
 def _measured(runs: Sequence[Path], *, run_code: bool) -> list[Done]:
-    """Measure runs that no ablation made, named by what their recipes differ in."""
+    """Evaluate runs outside ablations, named by the keys in which their recipes differ."""
     if not runs:
         return []
     from klinic.loop.compare import evaluate_subject, find_subject
@@ -155,7 +155,7 @@ def _measured(runs: Sequence[Path], *, run_code: bool) -> list[Done]:
 
 
 def _differences(values: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a name for each: the keys that are not the same in all of them.
+    """Return a name for each recipe: the keys that differ, with their values.
 
     >>> _differences([{"kl.coef": 0.1, "seed": 1}, {"kl.coef": 0.2, "seed": 2}])
     ['kl.coef=0.1', 'kl.coef=0.2']

@@ -1,4 +1,4 @@
-"""Trials one after another, with bars that show how far they are."""
+"""Runs trials sequentially, with progress bars."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ LOOK_EVERY = 0.5  # seconds
 
 
 def run_in_sequence(places: Sequence[Place]) -> None:
-    """Run every trial that is not finished; one that fails does not stop the others."""
+    """Run all unfinished trials; a failure does not stop the others."""
     for place in places:
         if not place.is_finished:
             run_apart(place.folder)
@@ -21,7 +21,7 @@ def run_in_sequence(places: Sequence[Place]) -> None:
 
 @contextmanager
 def bars(places: Sequence[Place], steps: int, console: Console) -> Iterator[None]:
-    """Show a bar for all trials and one for each that is on its way."""
+    """Show one progress bar for all trials, and one for each running trial."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(),

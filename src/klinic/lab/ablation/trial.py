@@ -1,7 +1,7 @@
-"""One trial, trained and measured in a process of its own: what breaks there breaks nothing else.
+"""Trains and evaluates one trial in a subprocess, so that a crash does not affect the others.
 
-`python -m klinic.lab.ablation.trial FOLDER` does what FOLDER/trial.json says. A trial that was
-killed goes on from its newest checkpoint, and one that is finished has a result.
+`python -m klinic.lab.ablation.trial FOLDER` runs the trial in FOLDER/trial.json. A killed trial
+resumes from its newest checkpoint; a finished one has FOLDER/result.json.
 """
 
 import os
@@ -20,37 +20,37 @@ from klinic.orphans import PARENT, die_with
 
 SPEC, RESULT, FAILED = "trial.json", "result.json", "failed.json"
 RUN, LOG = "run", "log.txt"
-SPEAKS_LAST = 400  # characters of what a trial said before it failed
+SPEAKS_LAST = 400  # characters of a failed trial's log that are searched for its last line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A trial and where it lives."""
+    """A trial and its folder."""
 
     trial: Trial
     folder: Path
 
     @property
     def is_finished(self) -> bool:
-        """Whether it was trained and measured."""
+        """Whether it has been trained and evaluated."""
         return (self.folder / RESULT).is_file()
 
     @property
     def failure(self) -> str | None:
-        """Why it failed, if it did."""
+        """The reason of a failure, or None."""
         path = self.folder / FAILED
         return str(read_json(path)["why"]) if path.is_file() else None
 
     @property
     def num_steps(self) -> int:
-        """How many steps it has made so far."""
+        """Number of completed steps."""
         path = self.folder / RUN / METRICS
-        # evaluations have lines of their own, without a loss
+        # lines of evaluations have no loss
         return path.read_bytes().count(b'"loss": ') if path.is_file() else 0
 
 
 def places(folder: Path, plan: Plan, num_prompts: int | None) -> list[Place]:
-    """Return all trials of a plan, each with a folder that says what is to be done there."""
+    """Create the folders of all trials of a plan, each with its trial.json."""
     found = []
     for trial in plan.trials():
         place = Place(trial=trial, folder=folder / trial.folder)
@@ -68,11 +68,11 @@ def places(folder: Path, plan: Plan, num_prompts: int | None) -> list[Place]:
 
 
 def run_apart(folder: Path) -> None:
-    """Run the trial of a folder in another process; write down why if it fails."""
+    """Run the trial of a folder in a subprocess; write failed.json if it fails."""
     (folder / FAILED).unlink(missing_ok=True)
     command = [sys.executable, "-m", "klinic.lab.ablation.trial", str(folder)]
     with open_log(folder / LOG) as log:
-        process = subprocess.Popen(  # noqa: S603 - this very Python
+        process = subprocess.Popen(  # noqa: S603 - the running interpreter
             command,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -82,18 +82,18 @@ def run_apart(folder: Path) -> None:
         try:
             code = process.wait()
         except BaseException:
-            process.wait()  # it was interrupted with us, saves, and ends
+            process.wait()  # it got the same signal, saves and exits
             raise
     if not (folder / RESULT).is_file():
         said = (folder / LOG).read_text(errors="replace").strip()[-SPEAKS_LAST:]
-        why = said.splitlines()[-1] if said else "it said nothing"
+        why = said.splitlines()[-1] if said else "it printed nothing"
         if code < 0:
-            why = f"it was killed by signal {-code}; the last it said was: {why}"
+            why = f"it was killed by signal {-code}; its last output was: {why}"
         write_atomically(folder / FAILED, json_bytes({"why": why, "exit_code": code}))
 
 
 def work(folder: Path) -> None:
-    """Train and measure the trial of a folder."""
+    """Train and evaluate the trial of a folder."""
     from rich.console import Console
 
     from klinic.lab.ablation.measures import measure
@@ -106,7 +106,7 @@ def work(folder: Path) -> None:
     recipe = load(spec["recipe"], [*spec["overrides"], *_own(spec, run)]).recipe
     begun = (run / RECIPE).is_file()
     if not begun:
-        remove_tree(run)  # killed before there was a run to go on with
+        remove_tree(run)  # killed before there was a run to resume
     console = Console(file=sys.stdout, highlight=False)
     done = train(
         recipe, name=folder.name, given=Given(), start="resume" if begun else "new", console=console
@@ -114,7 +114,7 @@ def work(folder: Path) -> None:
     if done.signal is not None:
         raise SystemExit(128 + done.signal)
     num = spec["num_prompts"] or recipe.loop.eval_prompts
-    # the recipe is the one that the user passed, and its code has just run
+    # trusted: the user passed this recipe, and its code has just run
     found = evaluate_subject(
         find_subject(str(run), run_code=True), reference=None, prompts=None, task=None, num=num
     )
@@ -128,18 +128,18 @@ def work(folder: Path) -> None:
 
 
 def _own(spec: dict[str, Any], run: Path) -> list[str]:
-    """Return what every trial has on top of its recipe."""
+    """Return the overrides common to all trials."""
     from klinic.recipe.loading import load
 
     own = [f"output.dir={run}", "output.trackers=[]"]
     kl = load(spec["recipe"], spec["overrides"]).recipe.kl
     if kl is not None and not kl.needs_reference:
-        own.append(f"kl.monitor_every={WATCH_KL_EVERY}")  # looks, and changes no weight
+        own.append(f"kl.monitor_every={WATCH_KL_EVERY}")  # only measures
     return own
 
 
 def main() -> int:
-    """Run the trial that is named on the command line."""
+    """Run the trial of the folder on the command line."""
     if PARENT in os.environ:
         die_with(int(os.environ.pop(PARENT)))
     try:

@@ -1,4 +1,4 @@
-"""Which value to use, with the reason, or that these seeds cannot tell."""
+"""Recommends a setting with a reason, or reports that the seeds do not separate the settings."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,31 +12,31 @@ Result = Mapping[str, Any]
 """The measures of a trial, with its `setting` and `seed`."""
 
 COMPARED = ("accuracy", "reward", "retention", "kl_token")
-SHORT = {"kl.coef": "beta"}  # the name that papers give it
+SHORT = {"kl.coef": "beta"}  # its name in papers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A setting over its seeds."""
+    """The measures of a setting over its seeds."""
 
     setting: str
     seeds: tuple[int, ...]
     means: dict[str, Interval]
-    """By measure, with bootstrap intervals."""
+    """Means by measure, with bootstrap intervals."""
     differences: dict[str, Interval]
-    """To the baseline, over seeds that both have; empty for the baseline itself."""
+    """Differences to the baseline over common seeds; empty for the baseline itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """The recommended setting, if there is one, and why."""
+    """The recommended setting, or None, and the explanation."""
 
     best: str | None
     says: str
 
 
 def rows(results: Sequence[Result], settings: Sequence[str], baseline: str) -> list[Row]:
-    """Return a row for each setting that has a result, in the order of the settings."""
+    """Return a row for each setting with results, in order."""
     found = []
     for setting in settings:
         own = [result for result in results if result["setting"] == setting]
@@ -55,17 +55,17 @@ def rows(results: Sequence[Result], settings: Sequence[str], baseline: str) -> l
 
 
 def difference(results: Sequence[Result], setting: str, other: str, name: str) -> Interval:
-    """Return how much more of a measure one setting has than another, seed by seed."""
+    """Return the difference of a measure between two settings, paired by seed."""
     first, second = (_by_seed(results, which, name) for which in (setting, other))
     both = sorted(first.keys() & second.keys())
     return paired([first[seed] for seed in both], [second[seed] for seed in both])
 
 
 def scored(results: Sequence[Result]) -> list[Result]:
-    """Return the results with the one number that settings are chosen by.
+    """Add the `score` by which settings are ranked.
 
-    Half of it is what was learnt and half what was kept; where nothing else is measured, all of it
-    is what was learnt.
+    It is the mean of the trained skill and retention, or the trained skill alone if retention is
+    not measured.
     """
     kept, learnt = _has_retention(results), learnt_by(results)
     return [
@@ -76,17 +76,17 @@ def scored(results: Sequence[Result]) -> list[Result]:
 
 
 def learnt_by(results: Sequence[Result]) -> str:
-    """Return the measure of what was learnt: what the recipe rewards, where it says so itself."""
+    """Return the measure of the trained skill: the recipe's reward if measured, else accuracy."""
     return "reward" if results and all(r.get("reward") is not None for r in results) else "accuracy"
 
 
 def recommend(results: Sequence[Result], settings: Sequence[str]) -> Verdict:
-    """Return the setting with the highest score, if it is beyond noise above any other."""
+    """Recommend the setting with the highest score if it beats any other beyond noise."""
     judged = scored(results)
     means = {s: _mean([r["score"] for r in judged if r["setting"] == s]) for s in settings}
     known = {setting: value for setting, value in means.items() if not math.isnan(value)}
     if len(known) < 2:
-        return Verdict(best=None, says="There are not two settings to compare.")
+        return Verdict(best=None, says="There are fewer than two settings to compare.")
     best = max(known, key=known.__getitem__)
     lead = {s: difference(judged, best, s, "score") for s in known if s != best}
     beaten = [setting for setting, interval in lead.items() if interval.low > 0]
@@ -95,20 +95,20 @@ def recommend(results: Sequence[Result], settings: Sequence[str]) -> Verdict:
     if not beaten:
         return Verdict(
             best=None,
-            says=f"No difference that these seeds can show: {best} has the highest {what}, and "
-            f"its lead over each other setting is within the noise of {_num_seeds(judged)}. "
-            "Run more seeds, or take whichever is simplest.",
+            says=f"No significant difference: {best} has the highest {what}, but its lead over "
+            f"each other setting is within the noise of {_num_seeds(judged)}. "
+            "Run more seeds, or use the simplest setting.",
         )
     together = " taken together" if _has_retention(results) else ""
     says = f"Use {best}: the highest {what}{together}, beyond the noise of "
     says += f"{_num_seeds(judged)} above {', '.join(beaten)}"
     if close:
-        says += f". Not told apart from {', '.join(close)}"
+        says += f". Within noise of {', '.join(close)}"
     return Verdict(best=best, says=says + ".")
 
 
 def closing_lines(table: Sequence[Row], verdict: Verdict) -> list[str]:
-    """Return a line for each setting, in the form in which such results are passed on."""
+    """Return one summary line per setting."""
     marks = ("  <- best" if row.setting == verdict.best else "" for row in table)
     return [
         f"{_short(row.setting)}: {_figures(row)}{mark}"
@@ -117,7 +117,7 @@ def closing_lines(table: Sequence[Row], verdict: Verdict) -> list[str]:
 
 
 def pareto(table: Sequence[Row], learnt: str) -> list[Row]:
-    """Return the settings that no other beats in both what was learnt and what was kept."""
+    """Return the Pareto front of trained skill and retention."""
 
     def at(row: Row) -> tuple[float, float]:
         return row.means[learnt].mean, row.means["retention"].mean

@@ -1,7 +1,7 @@
-"""`klinic demo`: a tiny model learns sums, well or broken on purpose.
+"""`klinic demo`: trains a tiny model on sums, healthy or with an injected fault.
 
-recipe.yaml   what is trained
-shown.py      which faults can be shown; needs no torch
-view.py       reward, held-out accuracy and KL while it trains
-run.py        the run itself
+recipe.yaml   the recipe
+shown.py      the faults that the demo offers; imports no torch
+view.py       live curves of reward, held-out accuracy and KL
+run.py        the run
 """

@@ -1,4 +1,4 @@
-"""The run of the demo: the loop of `klinic train`, with a fault at work if one was asked for."""
+"""Runs the demo: `klinic train` on the demo recipe, with an optional injected fault."""
 
 import json
 import os
@@ -29,18 +29,18 @@ SICK = {
     "loop.eval_prompts": 50,
     "learner.schedule": "constant",
 }
-"""As in the trials by which the doctor is measured: a policy that is less sure of itself shows more
-of what is wrong, and takes seconds to make. A fault is to be diagnosed, and not recovered from."""
-LAST = 10  # steps over which the noise of a batch is averaged
+"""Settings of a run with a fault, as in the scoreboard: a short warm start leaves more entropy, so
+that faults show clearly, and takes seconds. Recovery is off, so that faults are diagnosed."""
+LAST = 10  # steps averaged
 
 
 def find_fault(name: str) -> Fault:
-    """Return how a cause is brought about."""
+    """Return the fault that produces a cause."""
     return next(fault for fault in FAULTS if fault.cause == name)
 
 
 def demo_recipe(fault: Fault | None, out: Path | None, overrides: Sequence[str]) -> Recipe:
-    """Return the recipe of the demo: its file, what a fault needs, and what the user asked for."""
+    """Load the demo recipe with the settings of the fault and the user's overrides."""
     needed = {} if fault is None else {**SICK, **fault.settings}
     where = [] if out is None else [f"output.dir={json.dumps(str(out))}"]
     with as_file(files("klinic.lab.demo") / "recipe.yaml") as path:
@@ -48,18 +48,18 @@ def demo_recipe(fault: Fault | None, out: Path | None, overrides: Sequence[str])
 
 
 def refuse_used(out: Path) -> None:
-    """Refuse a folder that holds something: nobody's run is ever written over."""
+    """Raise ConfigError if the folder is not empty: the demo overwrites nothing."""
     if out.exists() and not is_free(out):
         raise ConfigError(
-            f"--out is {out}, which is not empty, and the demo writes over nothing. Give a new "
-            "folder, or leave --out out: each demo then gets a folder of its own."
+            f"--out is {out}, which is not empty, and the demo overwrites nothing. Use a new "
+            "folder, or omit --out: each demo then gets a folder of its own."
         )
 
 
 def train_demo(recipe: Recipe, fault: Fault | None, console: Console) -> Result:
-    """Train, with the fault at work but for the warm start, which is kept for others."""
+    """Train with the fault injected after the warm start, which is cached for other runs."""
     name = "demo" if fault is None else f"demo-{fault.cause}"
-    folder = open_folder(recipe, name, resume=False)  # runs/demo, or the first number that is free
+    folder = open_folder(recipe, name, resume=False)  # runs/demo, or the first free number
     output = recipe.output.model_copy(update={"dir": str(folder)})
     recipe = recipe.model_copy(update={"output": output})
     view = DemoView(console, max_steps=recipe.loop.max_steps)
@@ -71,7 +71,7 @@ def train_demo(recipe: Recipe, fault: Fault | None, console: Console) -> Result:
 
 @contextmanager
 def _nothing_left(folder: Path) -> Iterator[None]:
-    """Take away the folder of a run that never began, unless another process has it by now."""
+    """Remove the folder of a run that failed to start, unless another process holds it."""
     try:
         yield
     except BaseException:
@@ -81,7 +81,7 @@ def _nothing_left(folder: Path) -> Iterator[None]:
 
 
 def last_kl(folder: Path) -> float | None:
-    """Return the KL per token to the reference, mean of the last steps; None where none was."""
+    """Return the mean KL per token to the reference over the last steps; None if not measured."""
     told = [entry["kl"] for entry in Journal(folder / METRICS).entries() if entry.get("kl")]
     last = told[-LAST:]
     return sum(last) / len(last) if last else None

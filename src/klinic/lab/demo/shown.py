@@ -1,17 +1,17 @@
-"""Which faults the demo can show, each with the sentence of its cause. It needs no torch."""
+"""The faults that the demo offers, with their descriptions. Imports no torch."""
 
 from collections.abc import Mapping
 
 from klinic.evidence.causes import CAUSES
 
 LEFT_OUT: Mapping[str, str] = {
-    "routing-mismatch": "no built-in model is a mixture of experts",
-    # tried: two minutes of computing, and `step-too-big` was named first
-    "reward-hacking": "it takes a policy that answers well first, and many steps to spoil it",
+    "routing-mismatch": "it needs a mixture of experts, and no built-in model is one",
+    # measured: it took two minutes, and the doctor named `step-too-big` first
+    "reward-hacking": "it needs a well-trained policy and many steps",
 }
-"""Causes that cannot be shown in a short run of a tiny model, and why."""
+"""Causes that a short run of a tiny model cannot show, with the reason."""
 
 SHOWN: Mapping[str, str] = {
     cause.name: cause.description for cause in CAUSES if cause.name not in LEFT_OUT
 }
-"""What is broken, by name, in the order of how often each ruins a run."""
+"""Descriptions by cause, the most frequent causes first."""

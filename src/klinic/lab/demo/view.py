@@ -1,4 +1,4 @@
-"""How the demo looks while it trains: three curves in a terminal, a line now and then elsewhere."""
+"""Live view of the demo: three curves in a terminal, occasional lines elsewhere."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -15,12 +15,12 @@ from klinic.evidence.rollout import Rollout
 from klinic.report.live_view import sparkline
 
 WIDTH = 36  # characters of a curve
-EVERY = 10  # steps between two lines where nothing can move
+EVERY = 10  # steps between lines outside a terminal
 
 
 @dataclass(slots=True, kw_only=True)
 class Curve:
-    """One quantity over the steps."""
+    """One metric over the steps."""
 
     label: str
     metric: str
@@ -28,18 +28,18 @@ class Curve:
     values: dict[int, float] = field(default_factory=dict)
 
     def hear(self, step: int, metrics: Mapping[str, float]) -> bool:
-        """Take in what is known of a step; return whether something was."""
+        """Add the value of a step; return whether the metric is present."""
         if self.metric in metrics:
             self.values[step] = metrics[self.metric]
         return self.metric in metrics
 
     def text(self) -> str:
-        """Return its last value in words."""
+        """Format the label and the last value."""
         return f"{self.label}: {[*self.values.values()][-1]:.{self.digits}f}"
 
 
 class DemoView:
-    """Reward, held-out accuracy and KL as they go; it is told what a tracker is told."""
+    """A metrics sink that draws reward, held-out accuracy and KL."""
 
     def __init__(self, console: Console, *, max_steps: int) -> None:
         self._console = console
@@ -75,7 +75,7 @@ class DemoView:
             self._live.start()
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take in the numbers of a step or of an evaluation."""
+        """Add the metrics of a step or an evaluation."""
         self._bar.update(self._task, completed=step)
         heard = [curve for curve in self._curves if curve.hear(step, metrics)]
         due = self.accuracy in heard or step == 1 or step % EVERY == 0
@@ -84,22 +84,22 @@ class DemoView:
             self._console.print(f"Step {step} | {told}", highlight=False, soft_wrap=True)
 
     def completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
-        """Leave completions to the report."""
+        """Ignore completions: the report shows them."""
 
     def rewind(self, step: int) -> None:
-        """Forget what came after a step."""
+        """Drop the values after a step."""
         for curve in self._curves:
             curve.values = {at: value for at, value in curve.values.items() if at <= step}
         self._bar.update(self._task, completed=step)
 
     def event(self, step: int, sentence: str) -> None:
-        """Say it above the curves, without the fix, which is told at the end."""
+        """Print an event above the curves, without the fix, which is printed at the end."""
         told = Text(f"Step {step} | {sentence.partition(' Fix: ')[0]}", style="yellow")
-        # a terminal would break words
+        # outside a terminal, rich would break words
         self._console.print(told, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def close(self) -> None:
-        """Leave the curves as they stand."""
+        """Stop updating the curves."""
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -114,10 +114,10 @@ def _row(curve: Curve, max_steps: int) -> tuple[str, str, str]:
 
 
 def drawn(values: Mapping[int, float], max_steps: int, width: int = WIDTH) -> str:
-    """Return values over steps as bars, the highest value as the highest bar.
+    """Return a sparkline of values over steps.
 
-    Steps that share a character share their mean; a character of none repeats the one before, and
-    what is not a number has no bar.
+    A character shows the mean of its steps; one without steps repeats the previous character, and a
+    non-finite value has no bar.
 
     >>> drawn({0: 0.0, 10: 0.5, 20: 1.0}, 20, width=5)
     '▁▁▅▅█'

@@ -1,1 +1,1 @@
-"""Who is told about a run while it goes on, one file each."""
+"""Metrics sinks of a run, one file each."""

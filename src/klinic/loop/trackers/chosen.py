@@ -1,4 +1,4 @@
-"""The trackers that a recipe asks for."""
+"""Selects the trackers of a recipe."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,7 +21,7 @@ EXTRAS = ("wandb", "trackio")
 
 
 def refuse_missing(output: OutputSection) -> None:
-    """Refuse a tracker that is not installed, with the line to install it."""
+    """Refuse a tracker that is not installed, with the command to install it."""
     for name in EXTRAS:
         if name in output.trackers and not _installed(name):
             raise MissingExtraError(
@@ -32,14 +32,14 @@ def refuse_missing(output: OutputSection) -> None:
 
 def _installed(name: str) -> bool:
     spec = find_spec(name)
-    # a folder called wandb, which W&B itself leaves behind, passes for a package without code
+    # a folder named wandb, which W&B itself creates, looks like a namespace package
     return spec is not None and spec.origin is not None
 
 
 def chosen(
     recipe: Recipe, folder: Path, console: Console, view: Tracker | None = None
 ) -> list[Tracker]:
-    """Return the console, or a view in its place, and whoever else is to be told."""
+    """Return the console tracker, or `view` in its place, and the recipe's other trackers."""
     tell = partial(console.print, markup=False, highlight=False, soft_wrap=True)
     events = Journal(folder / EVENTS)
     others = _others(recipe, folder, tell)

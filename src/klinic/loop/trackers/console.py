@@ -1,4 +1,4 @@
-"""What a person sees: a line that moves in a terminal, a line a step elsewhere."""
+"""Console tracker: a progress bar in a terminal, one line per step elsewhere."""
 
 from collections.abc import Mapping, Sequence
 
@@ -24,7 +24,7 @@ LINE = (
 
 
 class ConsoleTracker:
-    """Progress with the time that is left in a terminal; plain lines in a file or a pipe."""
+    """Progress bar with the remaining time in a terminal; plain lines in a file or a pipe."""
 
     def __init__(self, console: Console, *, max_steps: int) -> None:
         self._console = console
@@ -32,14 +32,14 @@ class ConsoleTracker:
         self._bar: Progress | None = None
 
     def begin(self, *, step: int) -> None:
-        """Show the bar, from the step on behind which the run goes on."""
+        """Show the bar, starting after `step`."""
         if self._console.is_terminal:
             self._bar = _bar(self._console)
             self._task = self._bar.add_task("Training", total=self._max_steps, completed=step)
             self._bar.start()
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show the numbers of a step, and those of an evaluation on a line of their own."""
+        """Show the metrics of a step, and those of an evaluation on a separate line."""
         evaluation = {name: value for name, value in metrics.items() if name.startswith("eval/")}
         if "loss" in metrics or "grad_norm" in metrics:
             self._show(step, line(step, metrics))
@@ -54,7 +54,7 @@ class ConsoleTracker:
             self._bar.update(self._task, completed=step, description=text)
 
     def completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
-        """Show some completions beside their rewards."""
+        """Show some completions with their rewards."""
         table = Table(title=f"Step {step}: completions", title_justify="left", box=box.SIMPLE_HEAD)
         for column in ("prompt", "completion", "ended by", "reward", "advantage"):
             table.add_column(
@@ -71,30 +71,30 @@ class ConsoleTracker:
         self._console.print(table)
 
     def rewind(self, step: int) -> None:
-        """Put the bar back."""
+        """Set the bar back."""
         if self._bar is not None:
             self._bar.update(self._task, completed=step)
 
     def event(self, step: int, sentence: str) -> None:
-        """Say it on a line of its own."""
+        """Print the message on a separate line."""
         told = Text(f"Step {step} | {sentence}", style="yellow")
         self._console.print(told, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Leave the bar as it stands."""
+        """Stop the bar."""
         if self._bar is not None:
             self._bar.stop()
 
 
 def _asked(prompt: Prompt) -> str:
-    """Return what a completion answers: of a chat, the last message."""
+    """Return the text of a prompt: of a chat, the last message."""
     if prompt.messages is None:
         return prompt.text
     return str(prompt.messages[-1].get("content", ""))
 
 
 class WarmStartProgress:
-    """A bar with the time that is left in a terminal; a line for every tenth elsewhere."""
+    """Progress bar with the remaining time in a terminal; a line for every tenth elsewhere."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -108,7 +108,7 @@ class WarmStartProgress:
             self._bar.stop()
 
     def tell(self, step: int, total: int, loss: float) -> None:
-        """Show how far it is."""
+        """Show the progress."""
         text = f"Warm start | Loss: {loss:.4f}"
         if not self._console.is_terminal:
             if step % max(1, total // 10) == 0 or step == total:
@@ -122,7 +122,7 @@ class WarmStartProgress:
 
 
 def _bar(console: Console) -> Progress:
-    # what is left first: a narrow terminal cuts the end
+    # the remaining time first: a narrow terminal truncates the end
     return Progress(
         MofNCompleteColumn(),
         BarColumn(bar_width=10),
@@ -133,7 +133,7 @@ def _bar(console: Console) -> Progress:
 
 
 def line(step: int, metrics: Mapping[str, float]) -> str:
-    """Return the line of a step; what was not measured is left out.
+    """Return the line of a step; missing metrics are left out.
 
     >>> line(1, {"loss": 0.1234, "grad_norm": 0.5678, "kl_penalty": 0.0012})
     'Step 1 | Loss: 0.1234 | Grad norm: 0.5678 | KL penalty: 0.0012'
@@ -143,7 +143,7 @@ def line(step: int, metrics: Mapping[str, float]) -> str:
 
 
 def labels(evaluation: Mapping[str, float]) -> dict[str, float]:
-    """Return held-out metrics under short names; the trained skill is not told twice.
+    """Return held-out metrics under short names; the trained skill is not repeated.
 
     >>> labels({"eval/accuracy": 0.5, "eval/accuracy/addition": 0.5, "eval/retention": 1.0})
     {'addition': 0.5, 'retention': 1.0}
@@ -157,7 +157,7 @@ def labels(evaluation: Mapping[str, float]) -> dict[str, float]:
 
 
 def printable(text: str) -> str:
-    """Return text without what a terminal would obey: completions are not ours.
+    """Escape control characters in untrusted text and truncate it.
 
     >>> printable("[red]a" + chr(27) + "[2J")
     '[red]a\\\\x1b[2J'

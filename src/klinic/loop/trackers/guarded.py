@@ -1,4 +1,4 @@
-"""A tracker is told about a run; it must not be able to end one."""
+"""Isolates a run from failures of its trackers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -8,11 +8,11 @@ from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Rollout
 from klinic.loop.trackers.protocol import Tracker
 
-LONGEST = 300  # characters of an error: some quote what a server answered
+LONGEST = 300  # characters of an error: some quote a server's response
 
 
 class Guarded:
-    """Hands on what it is told until the tracker fails; says so once, and tells it no more."""
+    """Forwards to a tracker; after its first exception, reports it once and stops forwarding."""
 
     def __init__(
         self, tracker: Tracker, *, name: str, tell: Callable[[str], None], events: Journal
@@ -25,29 +25,29 @@ class Guarded:
         self._failed = False
 
     def begin(self, *, step: int) -> None:
-        """Begin, if it can."""
+        """Start the tracker."""
         self._step = step
         self._ask(lambda: self._tracker.begin(step=step))
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Hand on the numbers of a step."""
+        """Forward the metrics of a step."""
         self._step = step
         self._ask(lambda: self._tracker.metrics(step, metrics))
 
     def completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
-        """Hand on completions."""
+        """Forward completions."""
         self._ask(lambda: self._tracker.completions(step, rollouts, record))
 
     def rewind(self, step: int) -> None:
-        """Hand on that the run goes back."""
+        """Forward a rollback."""
         self._ask(lambda: self._tracker.rewind(step))
 
     def event(self, step: int, sentence: str) -> None:
-        """Hand on what happened."""
+        """Forward an event."""
         self._ask(lambda: self._tracker.event(step, sentence))
 
     def close(self) -> None:
-        """Close what still works."""
+        """Close the tracker unless it failed."""
         self._ask(self._tracker.close)
 
     def _ask(self, act: Callable[[], None]) -> None:
@@ -55,16 +55,16 @@ class Guarded:
             return
         try:
             act()
-        except Exception as error:  # code of others, on networks and disks of others
+        except Exception as error:  # third-party code, networks and disks
             self._failed = True
             self._report(f"{type(error).__name__}: {' '.join(str(error).split())}"[:LONGEST])
 
     def _report(self, problem: str) -> None:
         self._tell(
-            f"{self._name} failed at step {self._step} and is told no more. The run goes on, and "
-            f"metrics.jsonl has every step. {problem}"
+            f"{self._name} failed at step {self._step} and receives no further metrics. The run "
+            f"continues, and metrics.jsonl has every step. {problem}"
         )
-        with suppress(OSError):  # a full disk may be what failed
+        with suppress(OSError):  # the cause may be a full disk
             self._events.append(
                 {
                     "step": self._step,

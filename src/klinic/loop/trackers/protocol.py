@@ -1,4 +1,4 @@
-"""What a tracker is told."""
+"""The protocol of a tracker."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol, runtime_checkable
@@ -9,22 +9,22 @@ from klinic.evidence.rollout import Rollout
 
 @runtime_checkable
 class Tracker(Protocol):
-    """Somebody who wants to know how the run goes."""
+    """A metrics sink: console, TensorBoard, W&B or trackio."""
 
     def begin(self, *, step: int) -> None:
-        """The run goes on behind this step; whatever it was told of later steps is void."""
+        """Start after `step`; data of later steps is void."""
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """The numbers of a step."""
+        """Log the metrics of a step."""
 
     def completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
-        """Some completions of a step with their rewards."""
+        """Log some completions of a step with their rewards."""
 
     def rewind(self, step: int) -> None:
-        """The run goes back behind this step, and later ones will be told again."""
+        """Roll back to `step`; later steps will be logged again."""
 
     def event(self, step: int, sentence: str) -> None:
-        """Something happened that is no number."""
+        """Log a message."""
 
     def close(self) -> None:
-        """Nothing more will come."""
+        """Close; no further calls follow."""

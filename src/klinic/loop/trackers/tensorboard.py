@@ -12,38 +12,38 @@ from klinic.loop.trackers.told import as_code, tag
 
 
 class TensorBoard:
-    """A writer that forgets what was told of steps after the one a run goes on from."""
+    """Writes TensorBoard scalars and purges steps that a rollback voids."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._writer: SummaryWriter | None = None
 
     def begin(self, *, step: int) -> None:
-        """Open the log; what earlier logs in the folder say of later steps is hidden."""
-        purge = step + 1 if step else 0  # a run that starts evaluates at step 0
+        """Open the log; hide later steps of earlier logs in the folder."""
+        purge = step + 1 if step else 0  # a new run evaluates at step 0
         self._writer = SummaryWriter(str(self._folder), purge_step=purge)
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write every number that is one."""
+        """Write the finite metrics."""
         assert self._writer is not None  # noqa: S101 - begin comes first
         for name, value in metrics.items():
             if math.isfinite(value):
                 self._writer.add_scalar(tag(name), value, step)
 
     def completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
-        """Completions are in the records; here are curves."""
+        """Completions are in the records; TensorBoard has curves only."""
 
     def rewind(self, step: int) -> None:
-        """Hide what was told of later steps."""
+        """Hide the data of later steps."""
         self.close()
         self._writer = SummaryWriter(str(self._folder), purge_step=step + 1)
 
     def event(self, step: int, sentence: str) -> None:
-        """Write it as text."""
+        """Write the message as text."""
         assert self._writer is not None  # noqa: S101 - begin comes first
         self._writer.add_text("events", as_code(sentence), step)
 
     def close(self) -> None:
-        """Flush what is left."""
+        """Flush and close the writer."""
         if self._writer is not None:
             self._writer.close()

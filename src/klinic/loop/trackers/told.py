@@ -1,4 +1,4 @@
-"""What trackers tell alike: the names of metrics, and completions as a table of plain text."""
+"""Shared formatting of trackers: metric names, and completions as a table of plain text."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ COLUMNS = ("prompt", "completion", "ended by", "reward", "advantage")
 
 
 def tag(name: str) -> str:
-    """Return where a metric is found.
+    """Return the tag of a metric.
 
     >>> tag("kl_penalty"), tag("eval/accuracy")
     ('train/kl_penalty', 'eval/accuracy')
@@ -19,7 +19,7 @@ def tag(name: str) -> str:
 
 
 def as_code(sentence: str) -> str:
-    """Return text that a page of Markdown shows as it is: names in it are not ours.
+    """Return untrusted text as a Markdown code block, so that it is shown literally.
 
     >>> print(as_code("a <b>"))
         a <b>
@@ -28,7 +28,7 @@ def as_code(sentence: str) -> str:
 
 
 def rows(rollouts: Sequence[Rollout], record: StepRecord) -> list[list[str | float | None]]:
-    """Return a row a completion, under `COLUMNS`; a reward that is missing is none."""
+    """Return one row per completion, under `COMPLETION_COLUMNS`; a missing reward is None."""
     reward = [None] * len(rollouts) if record.reward is None else record.reward.tolist()
     advantage = [None] * len(rollouts) if record.advantage is None else record.advantage.tolist()
     return [

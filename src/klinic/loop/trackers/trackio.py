@@ -1,4 +1,4 @@
-"""Metrics in trackio, in the run's folder: no server, no browser, no network."""
+"""Metrics in trackio, in the run folder: no server, no browser, no network."""
 
 import os
 import shlex
@@ -21,7 +21,7 @@ REMOTE = ("TRACKIO_SPACE_ID", "TRACKIO_SERVER_URL", "TRACKIO_BUCKET_ID", "TRACKI
 
 
 class Trackio:
-    """A trackio run of the folder's name. What is void after a resume stays and is told again."""
+    """A trackio run named after the folder. Steps voided by a resume stay and are logged again."""
 
     def __init__(self, recipe: Recipe, folder: Path, tell: Callable[[str], None]) -> None:
         self._trackio = load(folder / FOLDER)
@@ -31,8 +31,8 @@ class Trackio:
         self._run: Any = None
 
     def begin(self, *, step: int) -> None:
-        """Start the run, or go on with it."""
-        # a run that goes on without a checkpoint has its metrics already, if only none
+        """Start or resume the trackio run."""
+        # a run resumed without a checkpoint has a metrics file, possibly empty
         resumed = step > 0 or (self._folder / METRICS).exists()
         with alone():
             self._run = self._trackio.init(
@@ -47,46 +47,46 @@ class Trackio:
         where, project = map(
             shlex.quote, (str(self._trackio.TRACKIO_DIR), self._recipe.output.project)
         )
-        self._tell(f"Trackio: look with TRACKIO_DIR={where} trackio show --project {project}")
+        self._tell(f"Trackio: show with TRACKIO_DIR={where} trackio show --project {project}")
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write every number; trackio takes NaN and infinity as well."""
+        """Log every metric; trackio accepts NaN and infinity."""
         self._run.log({tag(name): value for name, value in metrics.items()}, step=step)
 
     def completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
-        """Completions are in the records: trackio would show them as Markdown, which they write."""
+        """Completions are in the records: trackio would render their text as Markdown."""
 
     def rewind(self, step: int) -> None:
-        """What is void stays and is told again."""
+        """Void steps stay and are logged again."""
 
     def event(self, step: int, sentence: str) -> None:
-        """Write it beside the numbers."""
+        """Log the message with the metrics."""
         self._run.log({"event": sentence}, step=step)
 
     def close(self) -> None:
-        """Write what is left."""
+        """Finish the trackio run."""
         if self._run is not None:
             with alone():
-                self._trackio.finish()  # not the run's own, which would be finished again at exit
+                self._trackio.finish()  # not `run.finish`, which trackio would call again at exit
 
 
 def load(folder: Path) -> Any:
-    """Return trackio, made to write to the folder; it chooses one when it is imported."""
+    """Import trackio with its data folder set, which it reads at import."""
     chosen = DIR in os.environ
     with _environment({} if chosen else {DIR: str(folder.resolve())}):
         import trackio
     if not chosen and folder.resolve() != trackio.TRACKIO_DIR:
         raise ConfigError(
             f"output.trackers has trackio, but it writes to {trackio.TRACKIO_DIR} since it was "
-            "first used in this process, and cannot write elsewhere. Start a process a run, or "
-            f"set {DIR} before Python starts to have all runs in one folder."
+            "first used in this process, and cannot write elsewhere. Start one process per run, "
+            f"or set {DIR} before Python starts to have all runs in one folder."
         )
     return trackio
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Keep trackio from printing, and from asking the hub who the user is."""
+    """Suppress trackio's output and its requests to the hub."""
     from huggingface_hub import constants
 
     before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
@@ -99,7 +99,7 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def _environment(changes: Mapping[str, str | None]) -> Iterator[None]:
-    """Set variables for a while; those that are None are taken away."""
+    """Set environment variables temporarily; None removes one."""
     before = {name: os.environ.pop(name, None) for name in changes}
     os.environ.update({name: value for name, value in changes.items() if value is not None})
     try:

@@ -1,4 +1,4 @@
-"""Metrics and completions in Weights & Biases: a folder is one W&B run, however often resumed."""
+"""Metrics and completions in Weights & Biases: one W&B run per folder, across resumes."""
 
 import secrets
 import shlex
@@ -17,16 +17,16 @@ from klinic.loop.trackers.told import COLUMNS, rows, tag
 from klinic.recipe.recipe import Recipe
 
 KEPT = "wandb.json"
-RESERVED = 10_000  # rows that one part of a run may tell before it puts more aside
-START_TIMEOUT = 30.0  # seconds to reach the server in; W&B's own 90 would be spent before step 1
+RESERVED = 10_000  # rows that a process reserves at a time
+START_TIMEOUT = 30.0  # seconds to reach the server; W&B's default of 90 would delay step 1
 
 
 class WeightsAndBiases:
-    """A W&B run, online where somebody is logged in and else in files that can be uploaded.
+    """A W&B run: online if logged in, else in files that can be uploaded.
 
-    W&B cannot forget what it was told. Steps that are void after a resume stay, and the resumed run
-    tells them again: charts are over `step`, where both stand, and they are equal where the resumed
-    run is bit for bit the one that was stopped.
+    W&B cannot delete rows. Steps voided by a resume stay, and the resumed run logs them again:
+    charts use `step` as their axis, and both rows are equal where the resumed run is bit for bit
+    the stopped one.
     """
 
     def __init__(self, recipe: Recipe, folder: Path, tell: Callable[[str], None]) -> None:
@@ -40,8 +40,8 @@ class WeightsAndBiases:
         self._row = self._reserved = 0
         self._outside: BaseException | None = None
 
-    def begin(self, *, step: int) -> None:  # noqa: ARG002 - W&B is told, and forgets nothing
-        """Start the W&B run of this folder, or go on with it; nobody is asked anything."""
+    def begin(self, *, step: int) -> None:  # noqa: ARG002 - W&B cannot delete rows
+        """Start or resume the W&B run of this folder, without prompting."""
         run_id, self._row = next_part(self._folder / KEPT, most_rows=RESERVED)
         self._reserved = self._row + RESERVED
         mode = self._mode()
@@ -51,10 +51,10 @@ class WeightsAndBiases:
             id=run_id,
             resume="allow",
             mode=mode,
-            dir=self._folder.resolve(),  # W&B's process keeps the working folder it began in
+            dir=self._folder.resolve(),  # W&B's process keeps its initial working folder
             config=self._recipe.model_dump(mode="json"),
             allow_val_change=True,  # a resumed run may have more steps
-            reinit="create_new",  # a run of the user's own stays as it is
+            reinit="create_new",  # leaves a W&B run of the user open
             settings=self._wandb.Settings(console="off", silent=True, init_timeout=START_TIMEOUT),
         )
         self._run.define_metric("step", hidden=True)
@@ -64,7 +64,7 @@ class WeightsAndBiases:
             self._tell(f"W&B: {self._run.url}")
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Send every number; W&B takes NaN and infinity as well."""
+        """Send every metric; W&B accepts NaN and infinity."""
         self._log(step, {tag(name): value for name, value in metrics.items()})
 
     def completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
@@ -73,19 +73,19 @@ class WeightsAndBiases:
         self._log(step, {"completions": table})
 
     def rewind(self, step: int) -> None:
-        """W&B cannot forget: both stand over the same step."""
+        """W&B cannot delete rows: both versions of a step stay."""
 
     def event(self, step: int, sentence: str) -> None:
-        """Send it as a row of its own."""
+        """Send the message as a separate row."""
         self._log(step, {"event": sentence})
 
     def close(self) -> None:
-        """Finish: as failed where an error is on its way out of the run."""
+        """Finish the W&B run, as failed if an exception is ending the run."""
         if self._run is not None:
             self._run.finish(exit_code=int(sys.exception() is not self._outside))
 
     def _log(self, step: int, values: dict[str, Any]) -> None:
-        # committed at once: a run that is killed has told its last step
+        # committed at once: a kill loses no step
         self._run.log({"step": step, **values}, step=self._row, commit=True)
         self._row += 1
         if self._row == self._reserved:
@@ -93,21 +93,21 @@ class WeightsAndBiases:
             self._reserved += RESERVED
 
     def _mode(self) -> str:
-        """Return how to run; without a key W&B would ask for one."""
+        """Return the mode; without a key W&B would prompt for one."""
         settings = self._wandb.setup().settings
         mode: str = settings.mode
         reason = f"its mode is {mode}"
         if mode not in {"offline", "disabled"}:
             if self._logged_in(settings):
                 return "online"
-            mode, reason = "offline", "nobody is logged in; `wandb login` does that"
+            mode, reason = "offline", "you are not logged in; run `wandb login`"
         shown = shlex.quote(str(as_named(self._folder, self._recipe)))
         upload = f"Upload with: wandb sync {shown}/wandb/offline-run-*"
         self._tell(f"W&B: {mode}, since {reason}.{f' {upload}' if mode == 'offline' else ''}")
         return mode
 
     def _logged_in(self, settings: Any) -> bool:
-        before, settings.silent = settings.silent, True  # else it asks the server for the name
+        before, settings.silent = settings.silent, True  # else it fetches the user name
         try:
             return bool(self._wandb.login(prompt=False, verify=False))
         finally:
@@ -115,10 +115,10 @@ class WeightsAndBiases:
 
 
 def next_part(path: Path, *, most_rows: int) -> tuple[str, int]:
-    """Return the id of the W&B run and the first free row, and keep both for the next part.
+    """Return the id of the W&B run and the first free row, and reserve `num_rows` rows.
 
-    W&B drops a row that counts lower than one before it, and offline it does not know what came
-    before. So a part counts on from beyond all that the part before it can have told.
+    W&B drops a row whose number is below an earlier one, and offline it does not know earlier rows.
+    A resumed process therefore starts after all rows that the process before it may have used.
     """
     kept = read_json(path) if path.exists() else {"id": secrets.token_hex(4), "next_row": 0}
     run_id, row = kept.get("id"), kept.get("next_row")

@@ -1,9 +1,9 @@
-"""The rewards of arithmetic: right or wrong, or a part of the reward for a part of the answer.
+"""Rewards of the arithmetic task: binary, and graduated with partial credit.
 
 completion of 47+38=    binary   graduated
 85                      1.0      1.0
-84                      0.0      0.45   one of two digits is right
-12                      0.0      0.1    an answer, and wrong throughout
+84                      0.0      0.45   one of two digits is correct
+12                      0.0      0.1    an answer without a correct digit
 8 5, or nothing         0.0      -0.3   not an answer
 """
 
@@ -19,7 +19,7 @@ LEVELS = Levels(malformed=-0.3, wrong=(0.1, 0.8), right=1.0)
 
 
 def parse(row: Mapping[str, str], completion: str) -> str | None:
-    """Return the answer in a completion, or None where it is not one of the row's skill.
+    """Return the answer in a completion, or None if it is not in the skill's format.
 
     >>> parse({"skill": "addition"}, " 85 ")
     '85'
@@ -37,7 +37,7 @@ def binary(
     answer: Sequence[str],
     **columns: Any,  # noqa: ARG001
 ) -> list[float]:
-    """Return 1 for the right answer and 0 for everything else.
+    """Return 1 for the correct answer and 0 otherwise.
 
     >>> binary(["47+38="] * 2, ["85", "84"], ["85"] * 2)
     [1.0, 0.0]
@@ -48,10 +48,10 @@ def binary(
 
 @in_levels(LEVELS)
 def graduated(completion: str, answer: str, skill: str) -> Grade:
-    """Grade a completion: right, wrong with a share of its digits right, or not an answer.
+    """Grade a completion: right, wrong with the fraction of correct digits, or malformed.
 
-    Digits are compared from the last one on, units with units, and divided by the length of the
-    longer one: an answer that runs on gains nothing.
+    Digits are compared from the last one on, units with units; the count is divided by the length
+    of the longer number, so extra digits gain nothing.
 
     >>> graduated(["47+38="] * 3, ["85", "12", "8 5"], ["85"] * 3, ["addition"] * 3)
     [1.0, 0.1, -0.3]

@@ -1,4 +1,4 @@
-"""Which questions are held out, and the rows of training, evaluation and warm start."""
+"""Rows of training, evaluation and warm start of the arithmetic task."""
 
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -8,16 +8,16 @@ from klinic.tasks.arithmetic.skills import SKILLS, Question
 from klinic.tasks.base import Row, choose
 from klinic.tasks.held_out import first, fraction, is_held_out
 
-SLIPS = 0.6  # over a half, so that greedy decoding shows the habit; under 1, so that it can be lost
+SLIPS = 0.6  # above 0.5: greedy decoding shows the error; below 1: training can unlearn it
 
 
 def train_rows(skill: str) -> list[Row]:
-    """Return all rows of a skill that are not held out, in a fixed mixed order."""
+    """Return the training rows of a skill in a fixed shuffled order."""
     return [_row(skill, question) for question in _split(skill)[0]]
 
 
 def eval_rows(skill: str, num: int) -> list[Row]:
-    """Return the first `num` held-out rows of a skill; the same ones every time.
+    """Return the first `num` held-out rows of a skill; deterministic.
 
     >>> [row["prompt"] for row in eval_rows("addition", 3)]
     ['66+20=', '9+89=', '41+67=']
@@ -26,16 +26,16 @@ def eval_rows(skill: str, num: int) -> list[Row]:
 
 
 def held_out_rows(skill: str) -> list[Row]:
-    """Return all rows of a skill that are held out, in a fixed mixed order."""
+    """Return all held-out rows of a skill in a fixed shuffled order."""
     return [_row(skill, question) for question in _split(skill)[1]]
 
 
 def warm_start_rows(seed: int, skills: Sequence[str] = tuple(SKILLS)) -> Iterator[Row]:
-    """Yield prompts and completions of some skills, mixed by their weights, without end.
+    """Yield prompts and completions of the skills, sampled by their weights, endlessly.
 
-    Completions are right, but for sums that carry: there the carry is forgotten in 6 of 10.
+    Completions are correct, except that 6 of 10 additions with a carry drop the carry.
     """
-    random = Random(seed)  # noqa: S311 - draws rows, keeps no secrets
+    random = Random(seed)  # noqa: S311 - samples rows, not secrets
     questions = {name: _split(name)[0] for name in skills}
     weights = [SKILLS[name].weight for name in skills]
     while True:
@@ -49,7 +49,7 @@ def warm_start_rows(seed: int, skills: Sequence[str] = tuple(SKILLS)) -> Iterato
 
 @cache
 def _split(skill: str) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    """Return the questions to train on and those held out, each in the order of their digests."""
+    """Return training and held-out questions, each ordered by digest."""
     train: list[Question] = []
     held_out: list[Question] = []
     for question in choose("skill of arithmetic", skill, SKILLS).questions():

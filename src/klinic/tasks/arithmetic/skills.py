@@ -1,4 +1,4 @@
-"""The skills of the arithmetic task: every question there is, with its only right answer.
+"""The skills of the arithmetic task: all questions with their answers.
 
     skill         prompt             answer
     addition      47+38=             85
@@ -7,8 +7,8 @@
     reversing     reverse 4821=      1284
     comparing     compare 52 17=     >
 
-Addition is to be trained: a warm start leaves the model with a bad habit there, of forgetting to
-carry (47+38=75) more often than not. The others tell what training does to what the model knew.
+Addition is the skill to train: a warm start teaches the model to drop the carry (47+38=75) in most
+cases. The other skills measure forgetting.
 """
 
 import re
@@ -32,21 +32,21 @@ class Question:
     prompt: str
     answer: str
     family: str
-    """Questions of one family are held out together: 47+38 gives 38+47 away."""
+    """Questions of one family are held out together: 47+38 would leak 38+47."""
     slip: str | None = None
-    """The wrong answer that a warm start teaches beside the right one, if there is one."""
+    """A wrong answer that the warm start teaches in addition to the correct one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Skill:
-    """A kind of question, and what an answer to it looks like."""
+    """A kind of question, and the format of its answers."""
 
     name: str
     questions: Callable[[], Iterator[Question]]
     form: re.Pattern[str]
-    """What the whole completion must match to be an answer, right or wrong."""
+    """Pattern that the whole completion must match to be an answer."""
     weight: float
-    """Its part in the mix of a warm start, relative to the others."""
+    """Relative sampling weight in the warm start."""
 
 
 def _addition() -> Iterator[Question]:

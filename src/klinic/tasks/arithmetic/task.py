@@ -1,4 +1,4 @@
-"""Arithmetic as a task."""
+"""The arithmetic task."""
 
 from klinic.tasks.arithmetic.rewards import binary, graduated, parse
 from klinic.tasks.arithmetic.rows import eval_rows, train_rows, warm_start_rows

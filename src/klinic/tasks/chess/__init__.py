@@ -1,11 +1,11 @@
-"""Chess against an engine's judgement, in the form that RookWorld models read and write.
+"""The chess task, graded against Stockfish, in the format of RookWorld models.
 
-notation.py   prompts and completions of both skills: written, and read back
-engine.py     Stockfish, limited by nodes
-games.py      games of the engine with itself, and its analysis of each position; kept in a cache
-rows.py       positions as rows of training, evaluation and warm start
-policy.py     how far an analysis got: structure, notation, legality, agreement with the engine
-environment.py   how far a next position got, by the same four steps
-rewards.py    both as rewards, and rates to watch
-task.py       all of it as one task
+notation.py   formats and parses the prompts and completions of both skills
+engine.py     Stockfish with a node limit
+games.py      self-play games of the engine with its analysis of each position, cached
+rows.py       rows of training, evaluation and warm start
+policy.py     grades of an analysis: structure, notation, legality, agreement with the engine
+environment.py   the same grades of a predicted next position
+rewards.py    reward functions of both skills, and rates to monitor
+task.py       the task object
 """

@@ -1,6 +1,6 @@
-"""Stockfish, limited by nodes: the same position gets the same answer on every machine.
+"""Runs Stockfish with a node limit, so that results do not depend on the machine.
 
-A limit by time would give another analysis whenever the machine is busy.
+A time limit would change the analysis whenever the machine is busy.
 """
 
 import os
@@ -15,28 +15,28 @@ import chess.engine
 from klinic.errors import ConfigError
 
 VARIABLE = "KLINIC_STOCKFISH"
-HOMES = ("stockfish", "/usr/games/stockfish")  # where Debian puts games is on no root's PATH
-MATE = 100.0  # pawns that a forced mate is written as
+HOMES = ("stockfish", "/usr/games/stockfish")  # Debian's games folder is not on root's PATH
+MATE = 100.0  # evaluation of a forced mate, in pawns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """A move with what the engine thinks of it."""
+    """A move with the engine's evaluation."""
 
     move: str
     pawns: float
-    """For the side to move; 100 is mate."""
+    """Evaluation for the side to move, in pawns; 100 is mate."""
 
 
 class Stockfish:
-    """A running engine."""
+    """A running Stockfish process."""
 
     def __init__(self, process: chess.engine.SimpleEngine) -> None:
         self._process = process
         self.name = str(process.id["name"])
 
     def lines(self, board: chess.Board, *, nodes: int, num: int, game: object) -> list[Line]:
-        """Return the best moves, best first; what it remembers is forgotten with every new game."""
+        """Return the best moves, best first; a new `game` object clears the hash table."""
         found = self._process.analyse(
             board, chess.engine.Limit(nodes=nodes), multipv=num, game=game
         )
@@ -45,13 +45,13 @@ class Stockfish:
             for info in found
             if info.get("pv")
         ]
-        # nodes may run out between two lines, of which the first is then an older thought
+        # the node limit may stop between lines, which then come from different depths
         return sorted(lines, key=lambda line: -line.pawns)
 
 
 @contextmanager
 def stockfish() -> Iterator[Stockfish]:
-    """Start the engine on one thread, and end it."""
+    """Run the engine on one thread; quit it at the end."""
     process = chess.engine.SimpleEngine.popen_uci(_binary())
     try:
         process.configure({"Threads": 1, "Hash": 16})
@@ -66,9 +66,9 @@ def _binary() -> str:
         path = shutil.which(name)
         if path is not None:
             return path
-    where = f"{VARIABLE} is {given}, which is no program" if given else "it is not on the PATH"
+    where = f"{VARIABLE} is {given}, which is not a program" if given else "it is not on the PATH"
     raise ConfigError(
-        f"the task chess needs Stockfish, and {where}. Install it (on Debian: apt-get install "
+        f"the task chess needs Stockfish, but {where}. Install it (on Debian: apt-get install "
         f"stockfish), or set {VARIABLE} to its path."
     )
 
@@ -78,5 +78,5 @@ def _pawns(score: chess.engine.PovScore) -> float:
     if mate is not None:
         return MATE if mate > 0 else -MATE
     centipawns = score.relative.score()
-    assert centipawns is not None  # noqa: S101 - a score is a mate or a number
+    assert centipawns is not None  # noqa: S101 - a score is a mate or centipawns
     return max(-MATE, min(MATE, centipawns / 100))

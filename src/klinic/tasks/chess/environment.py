@@ -1,4 +1,4 @@
-"""How far an answer of the environment got, by the same four steps as an analysis."""
+"""Grades of a predicted next position: structure, notation, legality, agreement."""
 
 import chess
 
@@ -18,7 +18,7 @@ def structure(completion: str) -> Grade:
         return Grade("whole", "all four fields are there")
     if num == 1:
         return Grade("malformed", "it has no fields")
-    # too many are as far off as too few
+    # extra fields cost as much as missing ones
     share = max(0.0, 1 - abs(FIELDS - num) / FIELDS) * (FIELDS - 1) / FIELDS
     return Grade("part", f"{num} fields in place of {FIELDS}", share=share)
 
@@ -27,44 +27,44 @@ def parses(completion: str) -> Grade:
     """Grade the notation of the fields."""
     fields = read_fields(completion)
     if len(fields) != FIELDS:
-        return Grade("malformed", "it has not its four fields")
+        return Grade("malformed", "it does not have four fields")
     num = num_well_formed(fields)
     if num == FIELDS:
         return Grade("whole", "all four fields can be read")
     return Grade("part", f"{num} of {FIELDS} fields can be read", share=num / FIELDS)
 
 
-def legality(prompt: str, completion: str) -> Grade:  # noqa: ARG001 - as that of an analysis
-    """Grade the position by the rules: can a game have come to it?"""
+def legality(prompt: str, completion: str) -> Grade:  # noqa: ARG001 - same signature as in policy.py
+    """Grade the validity of the position."""
     said = read_outcome(completion)
     if said is None:
         return Grade("malformed", "it cannot be read as an outcome")
     try:
         board = chess.Board(said.position)
     except ValueError:
-        return Grade("illegal", "its position has not 8 x 8 squares")
+        return Grade("illegal", "its position does not have 8 x 8 squares")
     if board.is_valid():
         return Grade("whole", "its position can occur")
     return Grade("illegal", "its position cannot occur", share=0.5)
 
 
 def agreement(prompt: str, completion: str, answer: str) -> Grade:
-    """Grade the outcome by what follows from the rules."""
+    """Grade the outcome against the correct one."""
     graded = legality(prompt, completion)
     said, right = read_outcome(completion), read_outcome(answer)
     if said is None or right is None:
         return Grade("malformed", graded.reason)
     if said == right:
-        return Grade("whole", "it is what follows")
+        return Grade("whole", "it is the correct outcome")
     if graded.level == "illegal":
         return Grade("illegal", graded.reason)
     here, there = chess.Board(said.position), chess.Board(right.position)
     same = sum(here.piece_at(square) == there.piece_at(square) for square in chess.SQUARES)
     reason = f"{same} of 64 squares are right"
-    # a position has few pieces, and the one before it shares most squares: count the last eight
+    # one move leaves most squares unchanged: only the last eight count
     return Grade("listed", reason, share=max(0.0, (same - 56) / 9))
 
 
 def is_legal(prompt: str, completion: str) -> bool:
-    """Whether the position can occur."""
+    """Return whether the position is valid."""
     return legality(prompt, completion).level == "whole"

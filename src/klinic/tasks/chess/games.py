@@ -1,8 +1,8 @@
-"""Games of the engine with itself, with its analysis of every position.
+"""Self-play games of the engine, with its analysis of every position.
 
-A game and its seed are one: moves are drawn among the engine's own lines, better ones more often,
-and now and then among all legal moves, so that positions differ and mistakes occur in them. Games
-take minutes, so they are kept in a cache.
+A game is deterministic given its seed. Moves are sampled from the engine's lines, better ones more
+often, and sometimes from all legal moves, so that positions vary and contain mistakes. Games take
+minutes, so they are cached.
 """
 
 import hashlib
@@ -21,20 +21,20 @@ from klinic.cache import cache_folder
 from klinic.evidence.writing import write_atomically
 from klinic.tasks.chess.engine import Line, Stockfish, stockfish
 
-FORMAT = 1  # raise it when this file plays otherwise
+FORMAT = 1  # of the cache; increment when this file changes the games
 NUM_LINES = 5
-ODD_MOVES = 0.15  # share of moves that are drawn among all legal ones
+ODD_MOVES = 0.15  # fraction of moves sampled from all legal ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Play:
-    """How many games are played, and how."""
+    """Number of games and their settings."""
 
     games: int = 400
     plies: int = 24
-    """Half-moves of a game at most."""
+    """Maximum half-moves per game."""
     nodes: int = 2000
-    """Positions that the engine looks at for each analysis."""
+    """Node limit of each analysis."""
     seed: int = 0
 
 
@@ -43,19 +43,19 @@ DEFAULT = Play()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysed:
-    """A position of a game, what the engine thinks of it, and what was played."""
+    """A position of a game, the engine's lines, and the move played."""
 
     position: str
     lines: tuple[Line, ...]
     """At most five, best first."""
     history: tuple[str, ...]
-    """Moves of the game up to here."""
+    """Moves of the game so far."""
     played: str
 
 
 @cache
 def analysed(play: Play) -> tuple[Analysed, ...]:
-    """Return the positions of all games, from the cache where they are."""
+    """Return the positions of all games, from the cache if possible."""
     with stockfish() as engine:
         path = cache_folder("chess") / f"{_key(play, engine.name)}.jsonl"
         if not path.is_file():
@@ -65,7 +65,7 @@ def analysed(play: Play) -> tuple[Analysed, ...]:
 
 def played(engine: Stockfish, play: Play, game: int) -> Iterator[Analysed]:
     """Play one game and yield its positions."""
-    random = Random(f"{play.seed} {game}")  # noqa: S311 - draws moves, keeps no secrets
+    random = Random(f"{play.seed} {game}")  # noqa: S311 - samples moves, not secrets
     board, token = chess.Board(), object()
     history: list[str] = []
     while len(history) < play.plies and not board.is_game_over():
@@ -79,7 +79,7 @@ def played(engine: Stockfish, play: Play, game: int) -> Iterator[Analysed]:
 
 
 def _shown(play: Play) -> Iterable[int]:
-    """Return the numbers of the games, with a bar: they take minutes."""
+    """Return the game numbers with a progress bar."""
     console = Console(stderr=True)
     return track(range(play.games), "Stockfish plays", console=console, transient=True)
 
@@ -97,7 +97,7 @@ def _key(play: Play, engine: str) -> str:
 
 
 def _write(path: Path, positions: Iterator[Analysed]) -> None:
-    # another process that was first wrote the same
+    # a concurrent process writes identical content
     write_atomically(path, "".join(json.dumps(asdict(one)) + "\n" for one in positions).encode())
 
 

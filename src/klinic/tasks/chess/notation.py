@@ -1,10 +1,10 @@
-"""Prompts and completions in RookWorld's notation. Everything a model wrote is hostile text.
+"""Formats and parses RookWorld's notation. Completions are untrusted text.
 
     policy        P: <FEN>                           M: <moves> E: <evaluations> B: <best move>
     environment   A: <FEN>+<move>+<last moves>+      <FEN>+<reward>+<ended>+<illegal>
 
-Moves are UCI, evaluations pawns for the side to move. The last moves contain the move itself.
-Models of the family pad with spaces, so runs of them are read as one.
+Moves are UCI, evaluations are pawns for the side to move. The last moves include the move itself.
+RookWorld models pad with spaces, so repeated spaces count as one.
 """
 
 import re
@@ -17,13 +17,13 @@ POSITION = re.compile(
     r"[1-8pnbrqkPNBRQK/]{15,71} [wb] (-|[KQkq]{1,4}) (-|[a-h][36]) [0-9]{1,3} [0-9]{1,3}"
 )
 SECTIONS = ("M:", "E:", "B:")
-LONGEST = 1000  # characters that are looked at; an analysis has about a hundred
-FIELDS = 4  # of an answer of the environment
+LONGEST = 1000  # characters parsed; an analysis has about a hundred
+FIELDS = 4  # of an environment answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Analysis:
-    """What a completion says of a position, whether or not it can be."""
+    """A parsed analysis of a position, not checked for legality."""
 
     moves: tuple[str, ...]
     evaluations: tuple[str, ...]
@@ -31,7 +31,7 @@ class Analysis:
 
     @property
     def is_well_formed(self) -> bool:
-        """Whether everything is written as it should be, and every move has its evaluation."""
+        """Whether all moves and evaluations parse, and every move has an evaluation."""
         return (
             bool(self.moves)
             and len(self.moves) == len(self.evaluations)
@@ -42,7 +42,7 @@ class Analysis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What follows from a move."""
+    """The result of a move."""
 
     position: str
     reward: str
@@ -51,12 +51,12 @@ class Outcome:
 
 
 def policy_prompt(position: str) -> str:
-    """Return the question for an analysis of a position."""
+    """Format the prompt for the analysis of a position."""
     return f"P: {position}"
 
 
 def policy_answer(moves: Sequence[str], evaluations: Sequence[str], best: str) -> str:
-    """Return an analysis as a completion.
+    """Format an analysis as a completion.
 
     >>> policy_answer(["e2e4", "d2d4"], ["0.3", "0.2"], "e2e4")
     ' M: e2e4 d2d4 E: 0.3 0.2 B: e2e4'
@@ -65,17 +65,17 @@ def policy_answer(moves: Sequence[str], evaluations: Sequence[str], best: str) -
 
 
 def environment_prompt(position: str, move: str, last_moves: Sequence[str]) -> str:
-    """Return the question what follows from a move, which is the last of the last moves."""
+    """Format the prompt for the outcome of a move, which is the last of `last_moves`."""
     return f"A: {position}+{move}+{' '.join(last_moves)}+"
 
 
 def environment_answer(outcome: Outcome) -> str:
-    """Return an outcome as a completion."""
+    """Format an outcome as a completion."""
     return f"{outcome.position}+{outcome.reward}+{outcome.ended}+{outcome.illegal}"
 
 
 def position_of(prompt: str) -> str:
-    """Return the position that a prompt asks about.
+    """Return the position in a prompt.
 
     >>> position_of("P: 8/8/8/8/8/8/8/K1k5 w - - 0 1")
     '8/8/8/8/8/8/8/K1k5 w - - 0 1'
@@ -84,7 +84,7 @@ def position_of(prompt: str) -> str:
 
 
 def found_sections(completion: str) -> int:
-    """Return how many of the three sections stand there, each once and in their order.
+    """Return the number of leading sections that occur once and in order.
 
     >>> found_sections(" M: e2e4 B: e2e4")
     1
@@ -98,7 +98,7 @@ def found_sections(completion: str) -> int:
 
 
 def read_analysis(completion: str) -> Analysis | None:
-    """Return the parts of an analysis, or None where a section is missing, double or out of place.
+    """Parse an analysis; None if a section is missing, repeated or out of order.
 
     >>> read_analysis("  M: e2e4 d2d4   E: 0.3 0.2   B: e2e4").best
     'e2e4'
@@ -117,13 +117,13 @@ def read_analysis(completion: str) -> Analysis | None:
 
 
 def read_fields(completion: str) -> list[str]:
-    """Return what stands between the `+` of an environment's answer; one at the end is allowed."""
+    """Split an environment answer at `+`; a trailing `+` is allowed."""
     text = completion[:LONGEST].strip()
     return [field.strip() for field in text.removesuffix("+").split("+")]
 
 
 def read_outcome(completion: str) -> Outcome | None:
-    """Return an outcome, or None where it has not its four fields or one is not well formed.
+    """Parse an outcome; None unless it has four well-formed fields.
 
     >>> read_outcome("8/8/8/8/8/8/8/K1k5 w - - 0 1+0.001+0+0+").reward
     '0.001'
@@ -136,7 +136,7 @@ def read_outcome(completion: str) -> Outcome | None:
 
 
 def num_well_formed(fields: Sequence[str]) -> int:
-    """Return how many of the four fields are written as they should be."""
+    """Return the number of well-formed fields."""
     flag = re.compile("[01]")
     forms = (POSITION, EVALUATION, flag, flag)
     return sum(

@@ -1,4 +1,4 @@
-"""How far an analysis of a position got: its structure, notation, legality and judgement."""
+"""Grades of an analysis of a position: structure, notation, legality, agreement."""
 
 import chess
 
@@ -14,7 +14,7 @@ from klinic.tasks.chess.notation import (
 
 
 def structure(completion: str) -> Grade:
-    """Grade the three sections: each once, in their order, with nothing behind the last."""
+    """Grade the three sections: each once, in order, with nothing after the last."""
     if read_analysis(completion) is not None:
         return Grade("whole", "all three sections are there")
     num = found_sections(completion)
@@ -27,7 +27,7 @@ def parses(completion: str) -> Grade:
     """Grade the notation of moves and evaluations."""
     said = read_analysis(completion)
     if said is None:
-        return Grade("malformed", "it has not the three sections")
+        return Grade("malformed", "it does not have the three sections")
     if said.is_well_formed:
         return Grade("whole", "all moves and evaluations can be read")
     good = [MOVE.fullmatch(m) is not None for m in (*said.moves, said.best)]
@@ -37,7 +37,7 @@ def parses(completion: str) -> Grade:
 
 
 def legality(prompt: str, completion: str) -> Grade:
-    """Grade the best move by the rules, and below it the candidates."""
+    """Grade the legality of the best move, then of the candidates."""
     said = read_analysis(completion)
     if said is None or not said.is_well_formed:
         return Grade("malformed", "it cannot be read as an analysis")
@@ -53,7 +53,7 @@ def legality(prompt: str, completion: str) -> Grade:
 
 
 def agreement(prompt: str, completion: str, answer: str) -> Grade:
-    """Grade the best move by the engine's lines."""
+    """Grade the best move against the engine's lines."""
     graded = legality(prompt, completion)
     said, engine = read_analysis(completion), read_analysis(answer)
     if graded.level == "malformed" or said is None or engine is None:
@@ -61,7 +61,7 @@ def agreement(prompt: str, completion: str, answer: str) -> Grade:
     if graded.level == "illegal":
         return Grade("illegal", f"{said.best} is not legal")
     if said.best not in engine.moves:
-        return Grade("legal", f"{said.best} is none of the engine's moves")
+        return Grade("legal", f"{said.best} is not one of the engine's moves")
     rank = engine.moves.index(said.best)
     if rank == 0:
         return Grade("whole", f"{said.best} is the engine's move")
@@ -70,11 +70,11 @@ def agreement(prompt: str, completion: str, answer: str) -> Grade:
 
 
 def is_legal(prompt: str, completion: str) -> bool:
-    """Whether the best move can be made, whatever else was written."""
+    """Return whether the best move is legal."""
     return legality(prompt, completion).level in ("legal", "whole")
 
 
 def best_move(completion: str) -> str | None:
-    """Return the move that an analysis comes to, or None where it cannot be read."""
+    """Return the best move of an analysis, or None if it does not parse."""
     said = read_analysis(completion)
     return said.best if said is not None and said.is_well_formed else None

@@ -1,14 +1,14 @@
-"""The rewards of chess: four steps from a text to a good move, and rates to watch.
+"""Rewards of the chess task: four graduated rewards from format to best move, and two rates.
 
                 structure   parses   legality   agreement
     malformed   -0.3        -0.3     -0.3       -0.3
     part        0.2-1.0     0.1-0.8
     illegal                          0.0-0.3    0.0
     legal                            0.5-0.9    0.2
-    listed                                      0.3-0.8    one of the engine's moves
+    listed                                      0.3-0.8    one of the engine's other moves
     whole       1.0         1.0      1.0        1.0
 
-`parsed` and `legal` are 1 or 0: at weight 0 their means are rates.
+`parsed` and `legal` are 1 or 0: with weight 0 their means are monitored rates.
 """
 
 from collections.abc import Mapping, Sequence
@@ -29,14 +29,14 @@ def _of(skill: str) -> ModuleType:
 
 @graduated(Levels(malformed=-0.3, part=(0.2, 1.0), whole=1.0))
 def structure(completion: str, skill: str) -> Grade:
-    """Grade the parts that an answer has."""
+    """Grade the sections or fields of an answer."""
     grade: Grade = _of(skill).structure(completion)
     return grade
 
 
 @graduated(Levels(malformed=-0.3, part=(0.1, 0.8), whole=1.0))
 def parses(completion: str, skill: str) -> Grade:
-    """Grade the notation of the parts."""
+    """Grade the notation of the sections or fields."""
     grade: Grade = _of(skill).parses(completion)
     return grade
 
@@ -50,7 +50,7 @@ def legality(prompt: str, completion: str, skill: str) -> Grade:
 
 @graduated(Levels(malformed=-0.3, illegal=0.0, legal=0.2, listed=(0.3, 0.8), whole=1.0))
 def agreement(prompt: str, completion: str, answer: str, skill: str) -> Grade:
-    """Grade an answer by the engine's lines, or by what follows from a move."""
+    """Grade an answer against the engine's lines, or against the outcome of the move."""
     grade: Grade = _of(skill).agreement(prompt, completion, answer)
     return grade
 
@@ -61,7 +61,7 @@ def parsed(
     skill: Sequence[str],
     **columns: Any,  # noqa: ARG001
 ) -> list[float]:
-    """Return 1 where an answer can be read and 0 elsewhere."""
+    """Return 1 if an answer parses, else 0."""
     return [
         float(_of(name).parses(said).level == "whole")
         for said, name in zip(completions, skill, strict=True)
@@ -74,13 +74,13 @@ def legal(
     skill: Sequence[str],
     **columns: Any,  # noqa: ARG001
 ) -> list[float]:
-    """Return 1 where the best move, or the position, is one that the rules allow."""
+    """Return 1 if the best move, or the position, is legal, else 0."""
     given = zip(prompts, completions, skill, strict=True)
     return [float(_of(name).is_legal(prompt, said)) for prompt, said, name in given]
 
 
 def parse(row: Mapping[str, str], completion: str) -> str | None:
-    """Return the best move, or the outcome, that a completion gives; None where it gives none."""
+    """Return the best move or the outcome in a completion; None if it does not parse."""
     if row["skill"] == "policy":
         return policy.best_move(completion)
     said = read_outcome(completion)

@@ -1,4 +1,4 @@
-"""Positions as rows. A position is held out of both skills, whichever game it was reached in."""
+"""Rows of the chess task. A held-out position is held out of both skills and all games."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -19,25 +19,25 @@ from klinic.tasks.chess.notation import (
 )
 from klinic.tasks.held_out import first, fraction, is_held_out
 
-LAST_MOVES = 10  # that the environment is told, the one that is asked about among them
-MIX = ("policy", "policy", "policy", "environment")  # of a warm start
-ILLEGAL = 0.1  # share of the environment's questions whose move cannot be made
+LAST_MOVES = 10  # moves in an environment prompt, including the current one
+MIX = ("policy", "policy", "policy", "environment")  # skills of consecutive warm-start rows
+ILLEGAL = 0.1  # fraction of environment prompts with an illegal move
 ORDINARY, WON, DRAWN, REFUSED = "0.001", "1.0", "0.5", "-1.0"
 
 
 def train_rows(skill: str) -> list[Row]:
-    """Return all rows of a skill that are not held out, in a fixed mixed order."""
+    """Return the training rows of a skill in a fixed shuffled order."""
     return [dict(row) for row in _split(skill)[0]]
 
 
 def eval_rows(skill: str, num: int) -> list[Row]:
-    """Return the first held-out rows of a skill; the same ones every time."""
+    """Return the first `num` held-out rows of a skill; deterministic."""
     return [dict(row) for row in first(_split(skill)[1], num, skill)]
 
 
 def warm_start_rows(seed: int) -> Iterator[Row]:
-    """Yield prompts and the engine's answers, three of the policy and one of the environment."""
-    random = Random(seed)  # noqa: S311 - draws rows, keeps no secrets
+    """Yield prompts with the engine's answers: three of the policy, one of the environment."""
+    random = Random(seed)  # noqa: S311 - samples rows, not secrets
     rows = {skill: _split(skill)[0] for skill in MAKERS}
     while True:
         for skill in MIX:
@@ -52,7 +52,7 @@ def _split(skill: str) -> tuple[tuple[Row, ...], tuple[Row, ...]]:
     held_out: dict[str, Row] = {}
     for one in analysed(games.DEFAULT):
         row = {**make(one), "skill": skill}
-        # the clocks of a position are no part of what is asked
+        # without the move counters
         place = " ".join(one.position.split()[:4])
         (held_out if is_held_out(place) else train).setdefault(row["prompt"], row)
     return _mixed(train), _mixed(held_out)
@@ -84,7 +84,7 @@ def _environment(one: Analysed) -> Row:
 
 
 def outcome(position: str, move: str) -> Outcome:
-    """Return what follows from a move by the rules; one that cannot be made leaves all as it was.
+    """Return the outcome of a move; an illegal move leaves the position unchanged.
 
     >>> outcome(chess.STARTING_FEN, "e2e4").position
     'rnbqkbnr/pppppppp/8/8/4P3/8/PPPP1PPP/RNBQKBNR b KQkq - 0 1'
@@ -101,7 +101,7 @@ def outcome(position: str, move: str) -> Outcome:
 
 
 def _impossible(board: chess.Board, move: str) -> str:
-    """Return a move of the same piece to a square it cannot go to."""
+    """Return an illegal move of the same piece."""
     legal = {m.uci()[:4] for m in board.legal_moves}
     squares = (move[:2] + chess.square_name(s) for s in range(64))
     wrong = [m for m in squares if m not in legal and m[:2] != m[2:]]

@@ -1,4 +1,4 @@
-"""Chess as a task."""
+"""The chess task."""
 
 from klinic.tasks.base import Task
 from klinic.tasks.chess import rewards

@@ -1,5 +1,5 @@
-"""Word problems of GSM8K's form, judged by the number they come to.
+"""Math word problems in the format of GSM8K.
 
-gsm8k.py     rows of GSM8K's form as chats
-rewards.py   whether the number is right, by math-verify, and whether it is boxed
+gsm8k.py     converts GSM8K rows to chat prompts
+rewards.py   correctness by math-verify, and a format reward
 """

@@ -1,4 +1,4 @@
-"""Rows of GSM8K's form (question, worked answer) as chats.
+"""Converts GSM8K rows (question, worked answer) to chat prompts.
 
 For a recipe: `data.map: klinic.tasks.math.gsm8k:row`.
 """
@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 INSTRUCTION = "Reason step by step, and put the final answer within \\boxed{}."
-BEHIND = "####"  # what the number stands behind in a worked answer
+BEHIND = "####"  # precedes the final number in a worked answer
 
 
 def row(example: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a question as a chat, with the number behind its worked solution."""
+    """Convert a row: the question as a chat, and the final number as the answer."""
     messages = [
         {"role": "system", "content": INSTRUCTION},
         {"role": "user", "content": example["question"]},

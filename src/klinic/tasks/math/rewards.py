@@ -1,7 +1,7 @@
-"""Whether a number is right, whatever way it is written: 0.5, 1/2 and 50% are one.
+"""Rewards of math problems: equality of numbers in any notation (0.5, 1/2 and 50% are equal).
 
-math-verify parses what a model wrote, which can take for ever: a recipe gives `correct` a
-`timeout`, and with it a process of its own.
+math-verify can hang on a completion, so recipes should give `correct` a `timeout`, which runs it in
+a subprocess.
 """
 
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ def correct(
     answer: Sequence[str],
     **columns: Any,  # noqa: ARG001 - the signature of every reward function
 ) -> list[float]:
-    """Return 1 where the boxed answer, or the last number, equals the right one."""
+    """Return 1 if the boxed answer, or else the last number, equals the correct one."""
     try:
         from math_verify import parse, verify
     except ImportError as error:
         raise MissingExtraError(
             'this reward needs math-verify. Install it with: pip install "klinic[math]"'
         ) from error
-    # the process has a time limit of its own, so the library needs none
+    # the subprocess has a time limit, so the library needs none
     right = [parse(f"${number.replace(',', '')}$", parsing_timeout=None) for number in answer]
     found = [parse(said(completion), parsing_timeout=None) for completion in completions]
     return [
@@ -36,5 +36,5 @@ def boxed(
     completions: Sequence[Completion],
     **columns: Any,  # noqa: ARG001
 ) -> list[float]:
-    """Return 1 where an answer is boxed at all: the format, worth little beside the answer."""
+    """Return 1 if the completion has a boxed answer: a format reward, for a small weight."""
     return [float("\\boxed{" in said(completion)) for completion in completions]

@@ -1,7 +1,7 @@
-"""Answers: found between marks, normalised as usual, and compared word by word.
+"""Extracts answers from tags, normalises them, and compares them by words.
 
-The normalisation is that of SQuAD, which MuSiQue's own evaluation uses: lower case, without
-punctuation, without articles, with single spaces.
+The normalisation is that of SQuAD, as in MuSiQue's own evaluation: lower case, no punctuation, no
+articles, single spaces.
 """
 
 import re
@@ -15,9 +15,9 @@ NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def answer_of(text: str) -> str | None:
-    """Return what stands between the marks, or None where they are not there once.
+    """Return the text between the answer tags, or None unless there is exactly one pair.
 
-    Two answers are none: a guess at both would be half of an answer.
+    Two answers count as none, so that guessing twice gains nothing.
 
     >>> answer_of("so it is <answer>Peru</answer>")
     'Peru'
@@ -27,7 +27,7 @@ def answer_of(text: str) -> str | None:
 
 
 def words(text: str) -> list[str]:
-    """Return the words that count.
+    """Return the normalised words of an answer.
 
     >>> words("The U.S. Army's  band")
     ['us', 'armys', 'band']
@@ -37,12 +37,12 @@ def words(text: str) -> list[str]:
 
 
 def is_exact(answer: str, known: Sequence[str]) -> bool:
-    """Whether an answer is one of the right ones."""
+    """Return whether an answer equals one of the correct ones after normalisation."""
     return any(words(answer) == words(right) for right in known)
 
 
 def f1(answer: str, known: Sequence[str]) -> float:
-    """Return the words in common with the nearest right answer, from 0 to 1.
+    """Return the word F1 with the closest correct answer, from 0 to 1.
 
     >>> f1("in the Peru", ["Peru", "republic of peru"])
     0.6666666666666666

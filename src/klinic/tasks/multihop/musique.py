@@ -1,8 +1,8 @@
-"""Rows of MuSiQue's form (question, paragraphs, answer, aliases) as prompts.
+"""Converts MuSiQue rows (question, paragraphs, answer, aliases) to prompts.
 
-For a recipe: `data.map: klinic.tasks.multihop.musique:row`. A context that is too long is cut,
-whole paragraphs at a time, and how much of what supports the answer is left stands in the row: the
-reward `context_kept`, at weight 0, makes it a metric.
+For a recipe: `data.map: klinic.tasks.multihop.musique:row`. A long context is truncated by whole
+paragraphs. The row records the fraction of supporting paragraphs that remain; the reward
+`context_kept`, with weight 0, makes it a metric.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +16,7 @@ LONGEST = 24_000  # characters of all paragraphs, some 6,000 tokens
 
 
 def row(example: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return a question with its documents as a chat; one without an answer is left out."""
+    """Convert a row to a chat with documents and question; None if it is unanswerable."""
     if not example.get("answerable", True):
         return None
     kept = within(example["paragraphs"], LONGEST)
@@ -38,7 +38,7 @@ def right_answers(example: Mapping[str, Any]) -> list[str]:
 
 
 def within(paragraphs: Sequence[Mapping[str, Any]], longest: int) -> list[Mapping[str, Any]]:
-    """Return the first paragraphs, as many as fit."""
+    """Return the leading paragraphs that fit into `longest` characters."""
     kept, left = [], longest
     for paragraph in paragraphs:
         left -= len(paragraph["title"]) + len(paragraph["paragraph_text"])
@@ -49,7 +49,7 @@ def within(paragraphs: Sequence[Mapping[str, Any]], longest: int) -> list[Mappin
 
 
 def supported(paragraphs: Sequence[Mapping[str, Any]], kept: Sequence[Mapping[str, Any]]) -> float:
-    """Return the share of the supporting paragraphs that were kept; of all, where none is marked.
+    """Return the fraction of supporting paragraphs that were kept (of all if none is marked).
 
     >>> marked = [{"title": "a", "is_supporting": True}, {"title": "b", "is_supporting": True}]
     >>> supported(marked, marked[:1])

@@ -1,6 +1,6 @@
-"""Rewards of multi-hop questions, for rows of MuSiQue's form and for the task's own.
+"""Rewards of multi-hop questions, for MuSiQue rows and for the synthetic task.
 
-Rows have `answers`, a list with the answer and its aliases; the task's own have one `answer`.
+MuSiQue rows have `answers`, a list with the answer and its aliases; synthetic rows have `answer`.
 """
 
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ def exact(
     answer: Sequence[str] | None = None,
     **columns: Any,  # noqa: ARG001 - the signature of every reward function
 ) -> list[float]:
-    """Return 1 where the answer is one of the right ones."""
+    """Return 1 if the answer equals one of the correct ones, else 0."""
     given = zip(completions, _known(answers, answer), strict=True)
     return [float(is_exact(_said(text), known)) for text, known in given]
 
@@ -31,21 +31,23 @@ def f1(
     answer: Sequence[str] | None = None,
     **columns: Any,  # noqa: ARG001
 ) -> list[float]:
-    """Return the words in common with the nearest right answer, from 0 to 1."""
+    """Return the word F1 with the closest correct answer, from 0 to 1."""
     given = zip(completions, _known(answers, answer), strict=True)
     return [words_in_common(_said(text), known) for text, known in given]
 
 
 @graduated(Levels(malformed=-0.3, part=0.1, whole=1.0))
 def form(completion: Completion) -> Grade:
-    """Grade the marks: one answer between them, and nothing behind."""
+    """Grade the answer tags: one pair, with an answer inside and nothing after."""
     text = said(completion).strip()
     found = [text.count(mark) for mark in MARKS]
     if found == [1, 1] and answer_of(text) and text.endswith(MARKS[1]):
-        return Grade("whole", "one answer stands between the marks")
+        return Grade("whole", "it has one answer between the tags")
     if any(found):
-        return Grade("part", f"it has {found[0]} and {found[1]} marks, or something behind them")
-    return Grade("malformed", "it has no marks")
+        return Grade(
+            "part", f"it has {found[0]} opening and {found[1]} closing tags, or text after them"
+        )
+    return Grade("malformed", "it has no answer tags")
 
 
 def context_kept(
@@ -53,7 +55,7 @@ def context_kept(
     context: Sequence[float | str],
     **columns: Any,  # noqa: ARG001
 ) -> list[float]:
-    """Return how much of what supports the answer was in the prompt: a metric, at weight 0."""
+    """Return the fraction of supporting context in the prompt: a metric, with weight 0."""
     return [float(share) for share in context]
 
 

@@ -1,12 +1,12 @@
-"""Two- and three-hop questions in MuSiQue's form, short enough for a model that reads characters.
+"""Synthetic two- and three-hop questions in MuSiQue's format, short enough for character models.
 
     skill        prompt                                                        answer
     two-hop      b has 7. a has 3. 3 is old cup. 7 is red key. what has b?     red key
     three-hop    d is by b. b has 7. ... what has the one by d?                red key
 
-Every question has as many chains of facts as it needs to be no guess: each distractor is a fact of
-the same kind about somebody else. A warm start shows a habit beside the answers: to say what is
-often right, without a look at the text. Rewards can break it.
+Every question has a second chain of facts as a distractor, with facts of the same kind about other
+entities. The warm start mixes in a fixed default answer that ignores the facts, a bad habit that
+training can remove.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,17 +22,17 @@ PEOPLE = "abcdefghijklmnopqrstuvwxyz"
 PLACES = "123456789"
 KINDS = ("red", "old", "big", "wet", "odd")
 THINGS = ("key", "cup", "hat", "map", "pen")
-CHAINS = 2  # facts of each kind: the right one, and one about somebody else
-LONGEST = 120  # characters of all facts
-NUM = 6000  # questions of a skill
+CHAINS = 2  # of facts per question: the supporting one and a distractor
+LONGEST = 120  # maximum characters of all facts
+NUM = 6000  # questions per skill
 SKILLS = {"two-hop": 2, "three-hop": 3}
-USUAL = f"{KINDS[0]} {THINGS[0]}"  # what the habit answers
-HABIT = 0.6  # share of the examples of a warm start that show it
+USUAL = f"{KINDS[0]} {THINGS[0]}"  # the default answer
+HABIT = 0.6  # fraction of warm-start examples with the default answer
 
 
 def example(hops: int, number: int) -> dict[str, Any]:
-    """Return one question in MuSiQue's form, the same for the same number."""
-    random = Random(f"{hops} {number}")  # noqa: S311 - draws words, keeps no secrets
+    """Return question `number` in MuSiQue's format; deterministic."""
+    random = Random(f"{hops} {number}")  # noqa: S311 - samples words, not secrets
     people = random.sample(PEOPLE, 2 * CHAINS)
     owners, friends = people[:CHAINS], people[CHAINS:]
     places = random.sample(PLACES, CHAINS)
@@ -57,17 +57,17 @@ def example(hops: int, number: int) -> dict[str, Any]:
 
 
 def train_rows(skill: str) -> list[Row]:
-    """Return all rows of a skill that are not held out, in a fixed mixed order."""
+    """Return the training rows of a skill in a fixed shuffled order."""
     return [_row(skill, one) for one in _split(skill)[0]]
 
 
 def eval_rows(skill: str, num: int) -> list[Row]:
-    """Return the first held-out rows of a skill; the same ones every time."""
+    """Return the first `num` held-out rows of a skill; deterministic."""
     return [_row(skill, one) for one in first(_split(skill)[1], num, skill)]
 
 
 def warm_start_rows(seed: int) -> Iterator[Row]:
-    """Yield prompts and completions of both skills, without end: answers, and the habit."""
+    """Yield prompts and completions of both skills endlessly: answers and default answers."""
     random = Random(seed)  # noqa: S311
     examples = {skill: _split(skill)[0] for skill in SKILLS}
     while True:
@@ -78,13 +78,13 @@ def warm_start_rows(seed: int) -> Iterator[Row]:
 
 
 def prompt_of(one: Mapping[str, Any], longest: int = LONGEST) -> str:
-    """Return a question behind its facts, as many of them as fit."""
+    """Return the facts that fit, followed by the question."""
     kept = within(one["paragraphs"], longest)
     return " ".join([*(fact["paragraph_text"] for fact in kept), one["question"], ""])
 
 
 def marked(answer: str) -> str:
-    """Return an answer between its marks."""
+    """Wrap an answer in tags."""
     return f"<answer>{answer}</answer>"
 
 
@@ -109,6 +109,6 @@ def _split(skill: str) -> tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any]
 
 
 def jsonl_rows(skill: str, num: int) -> list[dict[str, Any]]:
-    """Return questions as a file of MuSiQue's form has them."""
+    """Return questions in the format of a MuSiQue file."""
     hops = choose("skill of multihop", skill, SKILLS)
     return [example(hops, number) for number in range(num)]

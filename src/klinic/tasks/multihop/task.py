@@ -1,4 +1,4 @@
-"""Synthetic multi-hop questions as a task."""
+"""The synthetic multi-hop task."""
 
 from collections.abc import Mapping
 
@@ -8,8 +8,8 @@ from klinic.tasks.multihop.answers import answer_of, words
 from klinic.tasks.multihop.synthetic import SKILLS, eval_rows, train_rows, warm_start_rows
 
 
-def parse(row: Mapping[str, str], completion: str) -> str | None:  # noqa: ARG001 - as every task's
-    """Return the normalised answer of a completion, or None where it has not its form."""
+def parse(row: Mapping[str, str], completion: str) -> str | None:  # noqa: ARG001 - the signature of Task.parse
+    """Return the normalised answer of a completion, or None if its format is wrong."""
     if rewards.form.grade(completion).level != "whole":
         return None
     return " ".join(words(answer_of(completion) or ""))

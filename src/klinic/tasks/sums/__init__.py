@@ -1,1 +1,1 @@
-"""Sums of small numbers alone: what a tiny model can be warmed up for in half a minute."""
+"""The sums task: small additions, with a warm start of half a minute for the tiny model."""

@@ -1,7 +1,7 @@
-"""Sums of numbers below 30, as a task: a part of arithmetic, with its rewards and its bad habit.
+"""The sums task: additions of numbers below 30, a subset of arithmetic with the same rewards.
 
-A warm start of all of arithmetic takes minutes, most of them for skills that nobody trains. Here
-every example is a sum, and there are few enough of them to be learnt in half a minute.
+The warm start of the full arithmetic task takes minutes, mostly for skills that are not trained.
+These additions are few enough to be learned in half a minute.
 """
 
 from collections.abc import Iterator
@@ -17,12 +17,12 @@ LARGEST = 29
 
 
 def train_rows(skill: str) -> list[Row]:
-    """Return all sums that are not held out, in a fixed mixed order."""
+    """Return the training rows in a fixed shuffled order."""
     return [row for row in rows.train_rows(_known(skill)) if _is_small(row)]
 
 
 def eval_rows(skill: str, num: int) -> list[Row]:
-    """Return the first `num` sums that are held out; the same ones every time.
+    """Return the first `num` held-out rows; deterministic.
 
     >>> [row["prompt"] for row in eval_rows("addition", 3)]
     ['25+19=', '22+4=', '23+3=']
@@ -32,7 +32,7 @@ def eval_rows(skill: str, num: int) -> list[Row]:
 
 
 def warm_start_rows(seed: int) -> Iterator[Row]:
-    """Yield sums and completions without end; the carry is forgotten in 6 of 10 that need one."""
+    """Yield prompts and completions endlessly; 6 of 10 that need a carry drop it."""
     return (row for row in rows.warm_start_rows(seed, skills=(SKILL,)) if _is_small(row))
 
 
