@@ -4,27 +4,14 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from bench import loss, padding, rollout, step
+from bench.catalogue import BENCHES
 from bench.harness import versions
 from bench.table import table
-
-BENCHES: Mapping[str, Callable[..., dict[str, Any]]] = {
-    **{f"step-{size}": partial(step.step, size) for size in ("1M", "10M", "124M")},
-    "kl-10M": partial(step.kl_cost, "10M"),
-    **{f"evidence-{size}": partial(step.evidence, size) for size in ("1M", "10M", "124M")},
-    "attach-10M": partial(step.attach, "10M"),
-    "rollout": rollout.rollout,
-    "loss-memory": loss.memory,
-    "loss-time": loss.seconds,
-    "padding": padding.padding,
-}
 
 
 def main() -> None:

@@ -12,10 +12,10 @@ from pathlib import Path
 from rich.console import Console
 
 import klinic
-from bench.race import measure
-from bench.race.entry import START, Entry
-from bench.race.prompts import Watch, rows_by_step
-from bench.race.trainers import trl_trainer
+from bench.trl_comparison import measure
+from bench.trl_comparison.entry import START, Entry
+from bench.trl_comparison.prompts import Watch, rows_by_step
+from bench.trl_comparison.trainers import trl_trainer
 from klinic.evidence.files import Journal
 from klinic.tasks.arithmetic.task import TASK
 

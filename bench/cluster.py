@@ -20,12 +20,12 @@ import torch
 from rich.console import Console
 
 from klinic.evidence.rollout import Prompt
-from klinic.loop.assembly import start_policy
-from klinic.loop.clustered import Clustered
-from klinic.loop.source import Given, find_source
-from klinic.loop.train import settle
-from klinic.model.weights import Weights, fingerprint, trained
+from klinic.model.weights import Weights, fingerprint, trainable_tensors
 from klinic.recipe.loading import from_keywords
+from klinic.training.build import start_policy
+from klinic.training.ray_run import RayWorkers
+from klinic.training.source import PythonInputs, load_task_data
+from klinic.training.train import make_deterministic
 
 ROUNDS = 9
 console = Console(highlight=False, soft_wrap=True)
@@ -48,11 +48,11 @@ def opened(folder: Path, **settings: Any) -> tuple[Any, Any, Any]:
     recipe = from_keywords(
         task="arithmetic", kl_coef=0.02, threads=1, **{"output.dir": str(folder), **settings}
     ).recipe
-    settle(recipe)
-    source = find_source(recipe, Given())
+    make_deterministic(recipe)
+    source = load_task_data(recipe, PythonInputs())
     policy, where = start_policy(recipe, folder, source, console)
-    cluster = Clustered(recipe, folder)
-    return policy, cluster, cluster.sampler(policy, where)
+    cluster = RayWorkers(recipe, folder)
+    return policy, cluster, cluster.make_sampler(policy, where)
 
 
 def ratio(first: list[float], second: list[float]) -> str:
@@ -68,7 +68,7 @@ def samplers(folder: Path) -> None:
     )
     weights = Weights(version=0, fingerprint=fingerprint(policy.lm), location="process")
     sampler.load(weights)
-    crew = sampler._crew
+    crew = sampler._pool
     members = crew.ready(num=2)
     stream = np.random.default_rng(0)
     prompts = [
@@ -76,10 +76,10 @@ def samplers(folder: Path) -> None:
         for i in range(16)
     ]
     halves = [prompts[:8], prompts[8:]]
-    from klinic.cluster.shares import shared  # imports Ray, which must not be before it is set up
+    from klinic.cluster.worker_pool import map_over_pool
 
     def by(which: list[Any]) -> Callable[[], Any]:
-        return lambda: shared(crew, "sample", halves, 1, able=lambda: which)
+        return lambda: map_over_pool(crew, "sample", halves, 1, available=lambda: which)
 
     one, again, two = interleaved(by(members[:1]), by(members[:1]), by(members))
     console.print(f"one sampler {statistics.median(one):.3f} s, two {statistics.median(two):.3f} s")
@@ -92,7 +92,7 @@ def samplers(folder: Path) -> None:
 def sync(folder: Path, model: str) -> None:
     """Measure a weight sync against a copy of the same bytes in memory."""
     policy, cluster, sampler = opened(folder, model=model, **{"cluster.samplers": 1})
-    tensors = trained(policy.lm)
+    tensors = trainable_tensors(policy.lm)
     size = sum(p.numel() * p.element_size() for p in tensors.values())
     there = {name: torch.empty_like(p) for name, p in tensors.items()}
     weights = Weights(version=0, fingerprint=fingerprint(policy.lm), location="process")

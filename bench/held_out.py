@@ -11,14 +11,14 @@ from pathlib import Path
 from rich.console import Console
 
 from bench.arithmetic_runs import markdown
-from klinic.loop.compare import find_subject
-from klinic.loop.evaluate import complete, measured
-from klinic.loop.train import settle
 from klinic.model.loading import Policy, load_policy
-from klinic.recipe.model import ModelSection
 from klinic.recipe.recipe import Recipe
-from klinic.sampler.drawing import Drawing
+from klinic.recipe.sections import ModelSection
+from klinic.sampler.token_sampling import SamplingParams
 from klinic.tasks import catalogue
+from klinic.training.compare import find_subject
+from klinic.training.evaluation import complete_rows, task_measures
+from klinic.training.train import make_deterministic
 
 NUM = 400  # held-out rows
 
@@ -26,15 +26,15 @@ NUM = 400  # held-out rows
 def measures(model: str, recipe: Recipe, temperature: float) -> dict[str, float]:
     """Return the means of what the task measures over held-out rows."""
     assert recipe.data.task is not None  # noqa: S101 - tasks alone have measures
-    task = catalogue.find(recipe.data.task)
+    task = catalogue.find_task(recipe.data.task)
     rows = task.eval_rows(recipe.data.skill or task.default_skill, NUM)
-    rollouts = complete(
+    rollouts = complete_rows(
         _policy(model),
         rows,
         max_new_tokens=recipe.sampling.max_new_tokens,
-        how=Drawing(temperature=temperature),
+        sampling_params=SamplingParams(temperature=temperature),
     )
-    found = measured(task, rollouts)
+    found = task_measures(task, rollouts)
     weights = {entry.function: entry.weight for entry in recipe.rewards}
     parts = {name.rpartition("/")[2]: value for name, value in found.items()}
     total = sum(weights.get(name, 0.0) * value for name, value in parts.items())
@@ -51,7 +51,7 @@ def main(runs: list[Path]) -> None:
     first = find_subject(str(runs[0]))
     recipe = first.recipe
     assert recipe is not None  # noqa: S101 - they are runs
-    settle(recipe)
+    make_deterministic(recipe)
     for label, temperature in (("greedy", 0.0), ("as in training", recipe.sampling.temperature)):
         table = {"start": measures(str(runs[0] / "start"), recipe, temperature)}
         for run in runs:

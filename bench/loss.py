@@ -79,7 +79,7 @@ def klinic(given: Given) -> Tensor:
         predict_at=torch.arange(len(given.target_ids)),
         target_ids=given.target_ids,
     )
-    _, number = scorer.learn(
+    _, number = scorer.score_and_loss(
         layout, None, lambda scores, tokens: given.loss(scores.logp, tokens), token_by_token=True
     )
     torch.autograd.backward(number)

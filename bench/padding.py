@@ -15,15 +15,14 @@ import torch
 from bench.harness import Claim, measure
 from bench.step import opened
 from klinic.evidence.record import EmittedBy, StepRecord
-from klinic.evidence.rollout import Prompt, Rollout, Segment, flatten
-from klinic.learner.local import LocalLearner, Scored, Settings
+from klinic.evidence.rollout import Prompt, Rollout, Segment, flatten_rollouts
+from klinic.learner.local import LearnerSettings, LocalLearner, ScoredBatch
 from klinic.learner.objective import Objective
-from klinic.learner.packing import laid_out
+from klinic.learner.packing import lay_out_batches
 from klinic.learner.update import LearningRate
 from klinic.model.loading import load_policy
-from klinic.recipe.model import ModelSection
-from klinic.rewards.batch import with_rewards
-from klinic.rewards.scores import Scores
+from klinic.recipe.sections import ModelSection
+from klinic.rewards.scores import StepRewards, with_rewards
 
 ROWS, MICRO, PROMPT = 64, 8, 16
 SHARE = 0.8  # of what there is to be won
@@ -54,7 +53,7 @@ def padding(*, tell: Callable[[str], None], **how: Any) -> dict[str, Any]:
     return {"ratios": measured.pop("ratios"), "raw": measured}
 
 
-def _both(model: Path) -> tuple[LocalLearner, Scored, Scored]:
+def _both(model: Path) -> tuple[LocalLearner, ScoredBatch, ScoredBatch]:
     """Return a learner, and a step as it cuts it and as neighbours."""
     policy = load_policy(ModelSection(name=str(model)), temperature=1.0, seed=0)
     objective = Objective(
@@ -65,8 +64,8 @@ def _both(model: Path) -> tuple[LocalLearner, Scored, Scored]:
         mask_truncated=False,
         max_new_tokens=512,
     )
-    settings = Settings(
-        rate=LearningRate(peak=1e-6, total_steps=10**6),
+    settings = LearnerSettings(
+        learning_rate=LearningRate(peak=1e-6, total_steps=10**6),
         weight_decay=0.0,
         max_grad_norm=1.0,
         micro_batch_size=MICRO,
@@ -76,7 +75,7 @@ def _both(model: Path) -> tuple[LocalLearner, Scored, Scored]:
     record = _record()
     scored = learner.score(record, needs_reference=False)
     neighbours = [(np.arange(start, start + MICRO), True) for start in range(0, ROWS, MICRO)]
-    batches = laid_out(record, neighbours, pad_id=policy.pad_id, device=torch.device("cpu"))
+    batches = lay_out_batches(record, neighbours, pad_id=policy.pad_id, device=torch.device("cpu"))
     return learner, scored, replace(scored, batches=batches, ref_hidden=[None] * len(batches))
 
 
@@ -99,5 +98,5 @@ def _record() -> StepRecord:
             )
         )
     total = stream.random(ROWS)
-    scores = Scores(total=total, parts={"r": total}, num_missing=0, num_nonfinite=0)
-    return with_rewards(flatten(rollouts, step=2), scores, advantage="group_std")
+    scores = StepRewards(total=total, parts={"r": total}, num_missing=0, num_nonfinite=0)
+    return with_rewards(flatten_rollouts(rollouts, step=2), scores, advantage="group_std")

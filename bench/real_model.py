@@ -10,8 +10,8 @@ from typing import Any
 
 from klinic.faults import FAULTS
 from klinic.faults.base import Fault
-from klinic.lab.outcome import look
-from klinic.lab.trial import make
+from klinic.lab.scoreboard_outcome import diagnose_run
+from klinic.lab.scoreboard_run import train_trial
 
 CAUSES = (
     *("temperature-on-one-side", "misaligned-logp", "wrong-loss-mask", "kl-gradient-wrong"),
@@ -54,8 +54,10 @@ def main() -> None:
         own = {} if fault is None else {**fault.settings}
         own.pop("learner.micro_batch_size", None)
         with tempfile.TemporaryDirectory() as folder:
-            run = make(Path(folder) / "run", fault, **{**SETTINGS, "model": given.model, **own})
-            found, failed = look(run)
+            run = train_trial(
+                Path(folder) / "run", fault, **{**SETTINGS, "model": given.model, **own}
+            )
+            found, failed = diagnose_run(run)
         outcome = {
             "injected": cause or None,
             "named": found.cause,

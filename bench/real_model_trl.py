@@ -16,7 +16,7 @@ from typing import Any
 from bench import real_model
 from bench.trl_scoreboard import Trial, outcome
 from klinic.faults.in_trl import TRL_FAULTS
-from klinic.lab.outcome import HEALTHY
+from klinic.lab.scoreboard_outcome import HEALTHY
 
 CAUSES = (
     *("temperature-on-one-side", "misaligned-logp", "wrong-loss-mask", "kl-gradient-wrong"),

@@ -25,12 +25,12 @@ from transformers import (
 )
 
 from bench.harness import Claim, measure
-from klinic.model.dropout import silence_dropout
+from klinic.model.dropout import disable_dropout
 from klinic.model.scorer import TokenScorer
 from klinic.model.tiny import tiny_model, tiny_tokenizer
 from klinic.sampler.decoding import Stream, decode
-from klinic.sampler.drawing import Drawing
 from klinic.sampler.random_streams import uniforms
+from klinic.sampler.token_sampling import SamplingParams
 
 PROMPTS, GROUP = 8, 8
 SIGMA = 0.6  # of the log of a length: 64 of them fill 37% of a batch as long as the longest
@@ -97,7 +97,7 @@ def case_of(name: str, seed: int = 0) -> Case:
     size = SIZES[name]
     torch.manual_seed(seed)
     lm = size.make().float().eval()
-    silence_dropout(lm)
+    disable_dropout(lm)
     stream = np.random.default_rng(seed)
     vocabulary = int(lm.get_output_embeddings().weight.shape[0])
     prompts = [stream.integers(1, vocabulary, n) for n in stream.integers(16, 65, PROMPTS)]
@@ -119,8 +119,8 @@ def klinic_side(case: Case, *, temperature: float = 1.0) -> Callable[[], list[li
             )
             for i, (context, length) in enumerate(asked)
         ]
-        how = Drawing(temperature=temperature)
-        for _ in decode(scorer, streams, how=how, eos_ids=frozenset(), pad_id=PAD):
+        how = SamplingParams(temperature=temperature)
+        for _ in decode(scorer, streams, params=how, eos_ids=frozenset(), pad_id=PAD):
             pass
         return [stream.token_ids for stream in streams]
 

@@ -9,24 +9,37 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.arithmetic_runs import markdown
-from klinic.learner.looks import RARELY
-from klinic.model import scale, traffic
-from klinic.model.goodput import best_interval, goodput
-from klinic.model.memory import BF16, FP32, GRADIENTS, OPTIMISER, REFERENCE, WEIGHTS, state_bytes
-from klinic.model.shape import Shape, dense
-from klinic.model.work import StepSizes, work_of
+from bench.goodput import best_checkpoint_interval, goodput_fraction
+from klinic.capacity import bytes_moved, throughput
+from klinic.capacity.flops import DecoderShape, StepSizes, dense_shape, step_flops
+from klinic.capacity.memory import (
+    BF16_BYTES,
+    FP32_BYTES,
+    GRADIENTS,
+    OPTIMISER,
+    REFERENCE,
+    WEIGHTS,
+    state_bytes,
+)
+from klinic.learner.diagnostics import LATE_INTERVAL
 
 PAGE = Path(__file__).parents[1] / "docs" / "explanation" / "scale.md"
 TABLE = re.compile(r"(<!-- table: (\w+) -->\n).*?(<!-- end -->)", re.S)
 
-MODELS: Mapping[str, Shape] = {
-    "1B": dense(
+MODELS: Mapping[str, DecoderShape] = {
+    "1B": dense_shape(
         num_layers=16, hidden=2048, inner=8192, heads=(32, 8, 64), vocabulary=128256, tied=True
     ),
-    "8B": dense(num_layers=32, hidden=4096, inner=14336, heads=(32, 8, 128), vocabulary=128256),
-    "32B": dense(num_layers=64, hidden=5120, inner=27648, heads=(40, 8, 128), vocabulary=152064),
-    "70B": dense(num_layers=80, hidden=8192, inner=28672, heads=(64, 8, 128), vocabulary=128256),
-    "405B": dense(
+    "8B": dense_shape(
+        num_layers=32, hidden=4096, inner=14336, heads=(32, 8, 128), vocabulary=128256
+    ),
+    "32B": dense_shape(
+        num_layers=64, hidden=5120, inner=27648, heads=(40, 8, 128), vocabulary=152064
+    ),
+    "70B": dense_shape(
+        num_layers=80, hidden=8192, inner=28672, heads=(64, 8, 128), vocabulary=128256
+    ),
+    "405B": dense_shape(
         num_layers=126, hidden=16384, inner=53248, heads=(128, 8, 128), vocabulary=128256
     ),
 }
@@ -37,9 +50,9 @@ STEP = StepSizes(
     completion_length=8192,
     micro_batch=1,
     reference=True,
-    apart=1 / RARELY,
+    split_gradient_fraction=1 / LATE_INTERVAL,
 )
-DEVICE = scale.Accelerator()
+DEVICE = throughput.Accelerator()
 GIVEN = {"1B": 8, "8B": 16, "32B": 64, "70B": 256, "405B": 1024}
 """Accelerators that each model is given."""
 MACHINE = 8  # accelerators, and processes of a learner, in one machine
@@ -101,15 +114,15 @@ def table(columns: Sequence[str], rows: Mapping[str, Sequence[str]]) -> str:
     return made.replace("|  |", "| |") + "\n"
 
 
-def _each(figure: Callable[[str, Shape], str]) -> list[str]:
+def _each(figure: Callable[[str, DecoderShape], str]) -> list[str]:
     return [figure(name, shape) for name, shape in MODELS.items()]
 
 
 def held() -> str:
     """Return what a model takes, wherever it is."""
 
-    def state(kind: str) -> Callable[[str, Shape], str]:
-        def figure(_: str, shape: Shape) -> str:
+    def state(kind: str) -> Callable[[str, DecoderShape], str]:
+        def figure(_: str, shape: DecoderShape) -> str:
             num = shape.num_parameters
             found = state_bytes(num_parameters=num, num_trained=num, num_reference=num)
             return amount(found[kind])
@@ -124,15 +137,19 @@ def held() -> str:
         "moments of AdamW, fp32": state(OPTIMISER),
         "reference, a copy in fp32": state(REFERENCE),
         "reference, an adapter off": lambda *_: "0",
-        "a sampler's weights, bf16": lambda _, s: amount(BF16 * s.num_parameters),
-        "cache, a token, bf16": lambda _, s: amount(BF16 * s.num_cached),
-        f"cache, a row of {longest:,} tokens": lambda _, s: amount(scale.cache_bytes(s, STEP)),
-        "inputs of layers, a row, fp32": lambda _, s: amount(scale.kept_bytes(s, STEP)),
+        "a sampler's weights, bf16": lambda _, s: amount(BF16_BYTES * s.num_parameters),
+        "cache, a token, bf16": lambda _, s: amount(BF16_BYTES * s.kv_entries_per_token),
+        f"cache, a row of {longest:,} tokens": lambda _, s: amount(
+            throughput.kv_cache_bytes(s, STEP)
+        ),
+        "inputs of layers, a row, fp32": lambda _, s: amount(
+            throughput.checkpointed_bytes(s, STEP)
+        ),
         "logits of a row, never held": lambda _, s: amount(
-            FP32 * s.vocabulary * STEP.completion_length
+            FP32_BYTES * s.vocabulary * STEP.completion_length
         ),
         "logits of the step, never held": lambda _, s: amount(
-            FP32 * s.vocabulary * STEP.num_completion_tokens
+            FP32_BYTES * s.vocabulary * STEP.num_completion_tokens
         ),
     }
     return table(list(MODELS), {name: _each(figure) for name, figure in rows.items()})
@@ -141,33 +158,33 @@ def held() -> str:
 def moved() -> str:
     """Return what a step moves."""
 
-    def adapters(shape: Shape) -> Shape:
+    def adapters(shape: DecoderShape) -> DecoderShape:
         return replace(shape, num_trained=0)
 
     rows = {
-        "weights to a sampler, fp32": lambda _, s: amount(traffic.sync_bytes(s)),
+        "weights to a sampler, fp32": lambda _, s: amount(bytes_moved.sync_bytes(s)),
         "seconds through one process": lambda _, s: three(
-            scale.sync_seconds(traffic.sync_bytes(s), DEVICE)
+            throughput.sync_seconds(bytes_moved.sync_bytes(s), DEVICE)
         ),
         "seconds from shard to shard, bf16": lambda n, s: three(
-            scale.ideal_sync_seconds(s, DEVICE, num=_learners(n))
+            throughput.ideal_sync_seconds(s, DEVICE, num=_learners(n))
         ),
-        "gathered for a forward pass, fp32": lambda _, s: amount(FP32 * s.num_parameters),
-        "seconds of it": lambda _, s: three(FP32 * s.num_parameters / DEVICE.network),
-        "evidence of a step": lambda _, s: amount(traffic.stored_bytes(s, STEP)),
-        "record to each process": lambda *_: amount(traffic.sent_bytes(STEP)),
+        "gathered for a forward pass, fp32": lambda _, s: amount(FP32_BYTES * s.num_parameters),
+        "seconds of it": lambda _, s: three(FP32_BYTES * s.num_parameters / DEVICE.network),
+        "evidence of a step": lambda _, s: amount(bytes_moved.stored_bytes(s, STEP)),
+        "record to each process": lambda *_: amount(bytes_moved.broadcast_bytes(STEP)),
         f"host memory to start {MACHINE} processes": lambda _, s: amount(
-            scale.start_bytes(s, reference=True, processes=MACHINE)
+            throughput.startup_bytes(s, reference=True, processes=MACHINE)
         ),
         "the same with adapters": lambda _, s: amount(
-            scale.start_bytes(adapters(s), reference=True, processes=MACHINE)
+            throughput.startup_bytes(adapters(s), reference=True, processes=MACHINE)
         ),
     }
     return table(list(MODELS), {name: _each(figure) for name, figure in rows.items()})
 
 
-def _split(name: str) -> scale.Split:
-    found = scale.split(MODELS[name], STEP, DEVICE, num=GIVEN[name])
+def _split(name: str) -> throughput.DeviceSplit:
+    found = throughput.best_split(MODELS[name], STEP, DEVICE, num=GIVEN[name])
     assert found is not None  # noqa: S101 - they are given enough
     return found
 
@@ -179,19 +196,21 @@ def _learners(name: str) -> int:
 def taken() -> str:
     """Return how long a step takes, and how accelerators are divided."""
 
-    def kl(name: str, _: Shape) -> str:
+    def kl(name: str, _: DecoderShape) -> str:
         return f"{_split(name).learning.kl / _split(name).learning.computing:.0%}"
 
-    def head(_: str, shape: Shape) -> str:
-        done = work_of(shape, STEP).learning
+    def head(_: str, shape: DecoderShape) -> str:
+        done = step_flops(shape, STEP).learning
         slow = done.head / DEVICE.flops_fp32
         return f"{slow / (slow + done.layers / DEVICE.flops):.0%}"
 
     rows = {
         "accelerators": lambda n, _: f"{GIVEN[n]:,}",
-        "of an engine, at least": lambda _, s: str(scale.smallest_engine(s, DEVICE)),
+        "of an engine, at least": lambda _, s: str(throughput.min_engine_devices(s, DEVICE)),
         "rows that its cache holds": lambda _, s: str(
-            scale.rows_at_once(s, STEP, DEVICE, num=scale.smallest_engine(s, DEVICE))
+            throughput.max_parallel_rows(
+                s, STEP, DEVICE, num=throughput.min_engine_devices(s, DEVICE)
+            )
         ),
         "best division, samplers : learners": lambda n, _: (
             f"{_split(n).samplers} : {_split(n).learners}"
@@ -211,18 +230,20 @@ def placed() -> str:
     steps = [replace(STEP, prompts=place.prompts) for place in PLACES]
     shapes = [MODELS[place.model] for place in PLACES]
     splits = [
-        scale.split(shape, sizes, DEVICE, num=place.num)
+        throughput.best_split(shape, sizes, DEVICE, num=place.num)
         for place, shape, sizes in zip(PLACES, shapes, steps, strict=True)
     ]
     learners = [found.learners if found else 0 for found in splits]
 
     def sent(number: int) -> str:
-        told = traffic.sent_bytes(steps[number])
-        return three(traffic.sent_seconds(told, num=learners[number], network=DEVICE.network))
+        told = bytes_moved.broadcast_bytes(steps[number])
+        return three(
+            bytes_moved.broadcast_seconds(told, num=learners[number], network=DEVICE.network)
+        )
 
     def slower(number: int) -> str:
         found = splits[number]
-        return "-" if found is None else three(max(found.sampling, found.learning.seconds))
+        return "-" if found is None else three(max(found.sampling, found.learning.total_seconds))
 
     rows: dict[str, Callable[[int], str]] = {
         "completions of a step": lambda i: f"{steps[i].rows:,}",
@@ -230,18 +251,18 @@ def placed() -> str:
         "samplers : learners": lambda i: f"{PLACES[i].num - learners[i]:,} : {learners[i]:,}",
         "rows for each learner": lambda i: three(steps[i].rows / learners[i]),
         "seconds of a step, both sides at once": slower,
-        "record to each process": lambda i: amount(traffic.sent_bytes(steps[i])),
+        "record to each process": lambda i: amount(bytes_moved.broadcast_bytes(steps[i])),
         "seconds to pack it": lambda i: three(PACK * steps[i].num_completion_tokens),
         "seconds to send it": sent,
         "seconds to unpack it, in each process": lambda i: three(
             UNPACK * steps[i].num_completion_tokens
         ),
-        "summed up over all processes": lambda i: amount(traffic.summed_bytes(steps[i])),
-        "evidence of a step": lambda i: amount(traffic.stored_bytes(shapes[i], steps[i])),
+        "summed up over all processes": lambda i: amount(bytes_moved.all_reduce_bytes(steps[i])),
+        "evidence of a step": lambda i: amount(bytes_moved.stored_bytes(shapes[i], steps[i])),
         "files of a step": lambda i: f"{min(learners[i], steps[i].rows):,}",
-        "weights through the first process": lambda i: amount(traffic.sync_bytes(shapes[i])),
+        "weights through the first process": lambda i: amount(bytes_moved.sync_bytes(shapes[i])),
         "seconds of that": lambda i: three(
-            scale.sync_seconds(traffic.sync_bytes(shapes[i]), DEVICE)
+            throughput.sync_seconds(bytes_moved.sync_bytes(shapes[i]), DEVICE)
         ),
     }
     numbers = range(len(PLACES))
@@ -254,8 +275,8 @@ def survived() -> str:
     for what, (recovery, resumes) in RECOVERY.items():
         rows[what] = [f"{recovery:.0f} s"]
         for seconds in CHECKPOINTS:
-            best = best_interval(checkpoint=seconds, between_failures=BETWEEN_FAILURES)
-            left = goodput(
+            best = best_checkpoint_interval(checkpoint=seconds, between_failures=BETWEEN_FAILURES)
+            left = goodput_fraction(
                 checkpoint=seconds,
                 interval=best,
                 recovery=recovery,
@@ -264,7 +285,7 @@ def survived() -> str:
             )
             rows[what].append(f"{left:.1%}")
     every = [
-        f"{best_interval(checkpoint=c, between_failures=BETWEEN_FAILURES):.0f} s"
+        f"{best_checkpoint_interval(checkpoint=c, between_failures=BETWEEN_FAILURES):.0f} s"
         for c in CHECKPOINTS
     ]
     rows["best time between checkpoints"] = ["", *every]

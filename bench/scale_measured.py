@@ -18,19 +18,18 @@ import pyarrow.parquet as pq
 import torch
 from rich.console import Console
 
-from klinic.evidence.record import StepRecord
-from klinic.evidence.rollout import Prompt, flatten
-from klinic.evidence.rows import first_rows
+from klinic.capacity.bytes_moved import PROMPT_TOKEN_BYTES, SENT_TOKEN_BYTES, stored_per_token
+from klinic.capacity.flops import decoder_shape
+from klinic.evidence.record import StepRecord, first_rows
+from klinic.evidence.rollout import Prompt, flatten_rollouts
 from klinic.evidence.store import part_name, write_part
-from klinic.learner.packing import micro_batches
-from klinic.learner.ranks import _packed, _unpacked
+from klinic.learner.packing import make_micro_batches
+from klinic.learner.rpc import _decode_record, _encode_record
 from klinic.model.chat import PromptEncoder
 from klinic.model.loading import Policy, load_policy, num_parameters
 from klinic.model.scorer import TokenScorer
-from klinic.model.shape import shape_of
-from klinic.model.traffic import PROMPT_TOKEN, SENT, stored_per_token
-from klinic.recipe.model import ModelSection
-from klinic.sampler.drawing import Drawing
+from klinic.recipe.sections import ModelSection
+from klinic.sampler.token_sampling import SamplingParams
 from klinic.sampler.transformers import TransformersSampler
 
 QUESTIONS = (
@@ -53,12 +52,14 @@ def record_of(policy: Policy) -> StepRecord:
         prompts.append(
             Prompt(index=index, text=prompt.text, token_ids=prompt.token_ids, columns={})
         )
-    how = Drawing(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
+    how = SamplingParams(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0)
     sampler = TransformersSampler(
-        policy, how=how, max_new_tokens=NEW_TOKENS, group_size=GROUP, seed=0
+        policy, params=how, max_new_tokens=NEW_TOKENS, group_size=GROUP, seed=0
     )
     groups = {g[0].prompt.index: g for g in sampler.sample(prompts, step=1)}
-    record = flatten([rollout for index in sorted(groups) for rollout in groups[index]], step=1)
+    record = flatten_rollouts(
+        [rollout for index in sorted(groups) for rollout in groups[index]], step=1
+    )
     rewards = np.linspace(0, 1, record.num_rows)
     return scored(policy, replace(record, reward=rewards, advantage=rewards - 0.5))
 
@@ -67,7 +68,7 @@ def record_of(policy: Policy) -> StepRecord:
 def scored(policy: Policy, record: StepRecord) -> StepRecord:
     """Return the record with what policy and reference say; the latter is the model in bf16."""
     cpu = torch.device("cpu")
-    batches = micro_batches(record, size=4, pad_id=policy.pad_id, device=cpu)
+    batches = make_micro_batches(record, size=4, pad_id=policy.pad_id, device=cpu)
     ours = [policy.scorer(batch.layout) for batch in batches]
     other = TokenScorer(policy.lm, temperature=1.0, autocast=torch.bfloat16)
     theirs = [other(batch.layout) for batch in batches]
@@ -116,10 +117,10 @@ def seconds(act: Callable[[], Any], num: int = 5) -> float:
 
 def tiled(record: StepRecord, num_tokens: int) -> StepRecord:
     """Return a record of at least so many tokens, the same rows over and over."""
-    from klinic.evidence.rows import some_rows
+    from klinic.evidence.record import select_rows
 
     times = -(-num_tokens // record.num_tokens)
-    return some_rows(record, list(range(record.num_rows)) * times)
+    return select_rows(record, list(range(record.num_rows)) * times)
 
 
 def main(folder: str) -> None:
@@ -130,7 +131,7 @@ def main(folder: str) -> None:
     half = first_rows(record, record.num_rows // 2)
     more = record.num_tokens - half.num_tokens
     counts = num_parameters(policy.lm)
-    shape = shape_of(policy.lm, **counts)
+    shape = decoder_shape(policy.lm, **counts)
     say(f"{folder}: {shape}")
     say(f"{record.num_rows} rows, {record.num_tokens} tokens")
     whole, part = on_disk(record), on_disk(half)
@@ -138,16 +139,19 @@ def main(folder: str) -> None:
         say(f"  {name}: {size} B, {(size - part[name]) / more:.2f} B a token")
     expected = stored_per_token(shape, group=GROUP, reference=True)
     say(f"evidence: computed {expected:.2f} B a token, without prompts")
-    sent, sent_half = _packed(as_sent(record)), _packed(as_sent(half))
-    ids = PROMPT_TOKEN * (len(record.prompt_ids) - len(half.prompt_ids))
+    sent, sent_half = _encode_record(as_sent(record)), _encode_record(as_sent(half))
+    ids = PROMPT_TOKEN_BYTES * (len(record.prompt_ids) - len(half.prompt_ids))
     per_token = (len(sent) - len(sent_half) - ids) / more
-    say(f"sent: {per_token:.2f} B a token with its rows, computed {sum(SENT.values()):.2f}")
+    say(
+        f"sent: {per_token:.2f} B a token with its rows, "
+        f"computed {sum(SENT_TOKEN_BYTES.values()):.2f}"
+    )
     large = as_sent(tiled(record, 1_000_000))
-    packed = _packed(large)
+    packed = _encode_record(large)
     say(
         f"{large.num_tokens} tokens: {len(packed) / 1e6:.1f} MB, packed in "
-        f"{seconds(lambda: _packed(large)):.3f} s, unpacked in "
-        f"{seconds(lambda: _unpacked(packed, 1)):.3f} s"
+        f"{seconds(lambda: _encode_record(large)):.3f} s, unpacked in "
+        f"{seconds(lambda: _decode_record(packed, 1)):.3f} s"
     )
 
 

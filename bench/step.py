@@ -9,7 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 from bench.harness import Claim, measure
-from bench.inside import STEPS, Inside, share
+from bench.in_step_timing import STEPS, Inside, share
 from bench.models import SIZES, saved_model
 from bench.steps import Arm, Bare, Klinic, Sizes, Trl
 
@@ -166,13 +166,13 @@ def attach(size: str, **how: Any) -> dict[str, Any]:
 @contextlib.contextmanager
 def timed_hooks() -> Iterator[Inside]:
     """Let a clock run while klinic is at work in a step of TRL."""
-    from klinic.integrations.trl import generation
-    from klinic.integrations.trl.attached import _Steps
-    from klinic.integrations.trl.wrapping import Wrapped
+    from klinic.integrations.trl import sampled_logprobs
+    from klinic.integrations.trl.hooks import MethodWrappers
+    from klinic.integrations.trl.session import _StepCallback
 
-    clock, wrap = Inside(), Wrapped.wrap
+    clock, wrap = Inside(), MethodWrappers.wrap_method
 
-    def timed(self: Wrapped, owner: Any, name: str, change: Any) -> Any:
+    def timed(self: MethodWrappers, owner: Any, name: str, change: Any) -> Any:
         def apart(real: Any, *args: Any, **kwargs: Any) -> Any:
             return change(clock.there_before(real), *args, **kwargs)
 
@@ -180,14 +180,21 @@ def timed_hooks() -> Iterator[Inside]:
         # klinic calls the loss in TRL's stead, and other methods for questions of its own
         return clock.there_before(real) if name == "_compute_loss" else real
 
-    ends = [(_Steps, f"on_{when}") for when in ("pre_optimizer_step", "optimizer_step", "step_end")]
-    overheard = generation.Overheard
+    ends = [
+        (_StepCallback, f"on_{when}")
+        for when in ("pre_optimizer_step", "optimizer_step", "step_end")
+    ]
+    overheard = sampled_logprobs.RecordedScores
     told = staticmethod(clock.added(overheard.__torch_function__))
     with (
-        clock.adding(*ends, (generation.Heard, "scores")),
+        clock.adding(*ends, (sampled_logprobs.LogitsRecorder, "scores")),
         patch.object(overheard, "__torch_function__", told),
-        patch.object(generation, "_as_plain", clock.there_before(generation._as_plain)),
-        patch.object(Wrapped, "wrap", timed),
+        patch.object(
+            sampled_logprobs,
+            "_call_on_plain_tensors",
+            clock.there_before(sampled_logprobs._call_on_plain_tensors),
+        ),
+        patch.object(MethodWrappers, "wrap_method", timed),
     ):
         yield clock
 

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
-from bench.inside import Inside
+from bench.in_step_timing import Inside
 from bench.models import prompts
 
 RATE = 1e-6
@@ -117,10 +117,10 @@ class Klinic:
     def __init__(
         self, model: Path, sizes: Sizes, kl_coef: float | None, folder: Path, **settings: Any
     ) -> None:
-        from klinic.loop.folder import open_folder, write_recipe
-        from klinic.loop.source import FROM_PYTHON, Given, find_source
-        from klinic.loop.train import assemble, begin
         from klinic.recipe.loading import from_keywords
+        from klinic.training.run_folder import open_folder, write_recipe
+        from klinic.training.source import FROM_PYTHON, PythonInputs, load_task_data
+        from klinic.training.train import assemble_run, start_new_run
 
         how: dict[str, Any] = {
             "data.path": FROM_PYTHON,
@@ -143,12 +143,12 @@ class Klinic:
             how["kl"] = None
         recipe = from_keywords(model=str(model), **how).recipe
         rows = [{"prompt": text} for text in sizes.texts()]
-        source = find_source(recipe, Given(reward_functions=[length_reward], rows=rows))
+        source = load_task_data(recipe, PythonInputs(reward_functions=[length_reward], rows=rows))
         open_folder(recipe, folder.name, resume=False)
         write_recipe(folder, recipe)
-        self._run = assemble(recipe, folder, source, Console(quiet=True))
+        self._run = assemble_run(recipe, folder, source, Console(quiet=True))
         self._run.__enter__()
-        self._state = replace(begin(self._run), step=FROM)
+        self._state = replace(start_new_run(self._run), step=FROM)
         self._run.open_doctor(after=0)
         self._kl = recipe.kl
         self.thread = threading.main_thread()
@@ -161,11 +161,11 @@ class Klinic:
 
     def __call__(self) -> None:
         """Make a step and keep it."""
-        from klinic.loop.step import one_step
+        from klinic.training.step import run_step
 
         with deterministic():
-            done, self._state = one_step(self._run, self._state, self._kl)
-            self._run.keep(done, self._state)
+            done, self._state = run_step(self._run, self._state, self._kl)
+            self._run.record_step(done, self._state)
 
     def close(self) -> None:
         """Write what is left to write."""

@@ -34,7 +34,7 @@ def _row(name: str, found: Mapping[str, Any]) -> tuple[str, ...]:
 
 def kept() -> dict[str, Any]:
     """Return the ratios of the raw files, in the order in which `all` measures them."""
-    from bench.__main__ import BENCHES
+    from bench.catalogue import BENCHES  # needs torch, which the table does not
 
     files = [PAGE.with_suffix("") / f"{name}.json" for name in BENCHES]
     raw = [json.loads(path.read_text())["ratios"] for path in files if path.is_file()]

@@ -23,13 +23,13 @@ import klinic
 from bench.trl_logs import log_of
 from klinic.evidence.files import Journal
 from klinic.faults.in_trl import TRL_FAULTS, TrlFault
-from klinic.lab.outcome import HEALTHY, look
-from klinic.lab.trial import SETTINGS
-from klinic.loop.assembly import start_policy
-from klinic.loop.folder import START
-from klinic.loop.source import Given, find_source
+from klinic.lab.scoreboard_outcome import HEALTHY, diagnose_run
+from klinic.lab.scoreboard_run import TRIAL_SETTINGS
 from klinic.recipe.loading import from_keywords
 from klinic.tasks.arithmetic.task import TASK
+from klinic.training.build import start_policy
+from klinic.training.run_folder import START_FOLDER
+from klinic.training.source import PythonInputs, load_task_data
 
 STEPS = 6
 OUTCOMES = "outcomes.jsonl"
@@ -168,7 +168,7 @@ def outcome(trial: Trial, start: Path, folder: Path) -> dict[str, Any]:
         error = f"{type(thrown).__name__}: {thrown}"[:300]
     named, ranked, missing = None, (), ()
     with contextlib.suppress(Exception):
-        found, ranked = look(run)
+        found, ranked = diagnose_run(run)
         named, missing = found.cause, found.missing
     return {
         "cause": trial.cause,
@@ -228,10 +228,10 @@ def main() -> None:
 
 def made_start(folder: Path) -> Path:
     """Return the model that all runs start from."""
-    if not (folder / START).is_dir():
-        recipe = from_keywords(**SETTINGS).recipe
-        start_policy(recipe, folder, find_source(recipe, Given()), Console(quiet=True))
-    return folder / START
+    if not (folder / START_FOLDER).is_dir():
+        recipe = from_keywords(**TRIAL_SETTINGS).recipe
+        start_policy(recipe, folder, load_task_data(recipe, PythonInputs()), Console(quiet=True))
+    return folder / START_FOLDER
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from klinic.cli.app import app
 from klinic.doctor.scalars.examine import SIGNS
 from klinic.evidence.readers.names import KLINIC, TRAINERS
 from klinic.maths.kl_estimators import ESTIMATORS
-from klinic.recipe.aliases import ALIASES, REFUSED, meaning
+from klinic.recipe.aliases import ALIASES, REFUSED, resolve_alias
 
 DOCS = Path(__file__).parent
 EXAMPLES: dict[str, Any] = {  # of the names whose meaning depends on the value
@@ -82,10 +82,28 @@ def estimators() -> str:
 def checks() -> str:
     """Return every cause in one line, with the stage at which it is looked for."""
     rows = (
-        (f"[{c.name}](#{c.name})", c.stage.name.lower().replace("_", " "), c.text.splitlines()[0])
+        (
+            f"[{c.name}](#{c.name})",
+            c.stage.name.lower().replace("_", " "),
+            c.help_text.splitlines()[0],
+        )
         for c in CHECKS
     )
     return "\n".join([*table(("cause", "stage", "what the check does"), rows), ""])
+
+
+def cause_fields() -> str:
+    """Return every cause with the fields that distinguish it from the others."""
+    rows = (
+        (
+            f"`{c.name}`",
+            c.description,
+            listed((*c.needs, *c.optional_needs, *c.reads)),
+            c.not_recorded,
+        )
+        for c in CHECKS
+    )
+    return "\n".join([*table(("cause", "fault", "fields", "not recorded"), rows), ""])
 
 
 def signs() -> str:
@@ -130,9 +148,9 @@ def said(name: str) -> str:
     target = ALIASES[name]
     if isinstance(target, str):
         return f"`{target}`"
-    means = meaning(name, EXAMPLES[name])
+    means = resolve_alias(name, EXAMPLES[name])
     sets = [f"`{key}: {shown(value)}`" for key, value in means.sets.items()]
-    weaker = {**means.unless_said, **means.unless_chosen}
+    weaker = {**means.unless_explicit, **means.unless_set}
     sets += [f"`{key}: {shown(value)}` unless you say otherwise" for key, value in weaker.items()]
     return ", ".join(sets)
 
@@ -164,6 +182,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "estimators": estimators,
     "checks": checks,
+    "cause-fields": cause_fields,
     "signs": signs,
     "names": names,
     "aliases": aliases,

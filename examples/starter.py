@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 
-from klinic.loop.trackers.console import line
-from klinic.maths import advantage, kl, kl_gradient, kl_inputs, masked, surrogate
+from klinic.maths import advantage, kl, kl_inputs, kl_terms, masked, surrogate
 from klinic.model.tiny import tiny_model, tiny_tokenizer
 from klinic.tasks.arithmetic.task import TASK
+from klinic.trackers.console import step_line
 
 TOKENIZER = tiny_tokenizer()
 ROWS, HELD_OUT = TASK.train_rows("copying"), TASK.eval_rows("copying", 128)
@@ -56,13 +56,13 @@ def compute_loss(
     flat: dict[str, Any] = {name: x.flatten() for name, x in tokens.items()}  # rows end to end
     flat["row_offsets"] = torch.arange(len(mask) + 1) * mask.shape[1]
     weights = masked.token_mean(flat["loss_mask"], dtype=log_probs.dtype)
-    terms = surrogate.clipped(surrogate.PolicyInputs(advantage=advantages, **flat))
+    terms = surrogate.clipped_surrogate(surrogate.PolicyInputs(advantage=advantages, **flat))
     loss = masked.weighted_sum(terms, weights)
     if ref_log_probs is None or kl_coef == 0:
         return loss, {"loss": loss.item(), "kl_penalty_mean": 0.0}
     ref = {"logp_ref": ref_log_probs.flatten(), "logp_sampler": flat["logp_old"]}
     inputs = kl_inputs.KLInputs(group=torch.arange(len(mask)), **ref, **flat)
-    pull = masked.weighted_sum(kl_gradient.unbiased(inputs.clean()), weights)
+    pull = masked.weighted_sum(kl_terms.unbiased(inputs.zero_outside_mask()), weights)
     mean = masked.weighted_sum(compute_kl_divergence(flat["logp"], ref["logp_ref"]), weights)
     loss = loss + kl_coef * (mean + pull - pull.detach())  # reads as k3, pulls as `unbiased`
     return loss, {"loss": loss.item(), "kl": mean.item(), "kl_penalty_mean": kl_coef * mean.item()}
@@ -107,7 +107,7 @@ def sample(model: Any, rows: list[dict[str, str]], group_size: int) -> tuple[Bat
 
 def log_train(step: int, metrics: dict[str, float], writer: Any) -> None:
     """Print the line of a step, and write its numbers for TensorBoard."""
-    print(line(step, metrics), flush=True)
+    print(step_line(step, metrics), flush=True)
     for name, number in metrics.items():
         writer.add_scalar(f"train/{name}", number, step)
 

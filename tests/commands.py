@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-PRELOADED = ["klinic.loop.train", "klinic.model.tiny", "klinic.verify.proof", "peft"]
+PRELOADED = ["klinic.training.train", "klinic.model.tiny", "klinic.verify.proof", "peft"]
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(PRELOADED)
 

@@ -49,7 +49,7 @@ def digest_of(folder: Path) -> str:
 def make(folder: Path) -> None:
     """Train the run of a fixture, of a model with two thousand weights."""
     from klinic.model.tiny import tiny_tokenizer
-    from small import small_model
+    from tiny_policies import small_model
 
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text(RECIPE)

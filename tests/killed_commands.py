@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from loop.killing import KLINIC, environment, num_steps, process_of
+from training.killing import KLINIC, environment, num_steps, process_of
 
 RECIPE = """
 model: tiny

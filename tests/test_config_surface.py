@@ -1,6 +1,6 @@
 """Every knob a recipe has, by name: a new one is seen in review."""
 
-from klinic.recipe.keys import every_knob
+from klinic.recipe.keys import all_fields
 
 BUDGET = 89
 
@@ -98,7 +98,7 @@ KNOBS = [
 
 
 def test_every_knob_is_listed_here():
-    assert list(every_knob()) == KNOBS
+    assert list(all_fields()) == KNOBS
 
 
 def test_the_surface_stays_within_its_budget():
@@ -106,6 +106,6 @@ def test_the_surface_stays_within_its_budget():
 
 
 def test_every_knob_is_described_in_a_sentence():
-    for key, field in every_knob().items():
+    for key, field in all_fields().items():
         assert field.description, key
         assert field.description.endswith("."), key

@@ -18,7 +18,7 @@ BREAKS = {
     "Imports go down only": {"maths/kl.py": "import klinic.verify\n"},
     "Imports go down only (a stray package)": {"utils.py": "X = 1\n"},
     "Diagnosis needs no GPU stack": {"maths/kl.py": "import torch\n"},
-    "A supervisor needs no GPU stack": {"loop/folder.py": "import torch\n"},
+    "A supervisor needs no GPU stack": {"training/run_folder.py": "import torch\n"},
     "Checks do not know one another": {
         "checks/__init__.py": "",
         "checks/one.py": "from klinic.checks import two\n",

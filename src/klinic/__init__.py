@@ -1,4 +1,8 @@
-"""klinic trains language models with GRPO and a KL term that is proven right."""
+"""klinic trains language models with GRPO and a KL term that is proven right.
+
+The public API is `__all__`, typed in `__init__.pyi`; every other module but `klinic.rewards` is
+private and may change without notice.
+"""
 
 from importlib import import_module
 from typing import Any
@@ -6,12 +10,12 @@ from typing import Any
 __version__ = "0.1.0.dev0"
 __all__ = ["KL", "Recovery", "__version__", "attach", "train"]
 
-# imported on first use: these need torch, the rest of klinic does not
+# imported on demand: these need torch, which the rest of klinic does without
 LAZY = {
-    "KL": "klinic.recipe.given",
-    "Recovery": "klinic.recipe.given",
-    "attach": "klinic.integrations.trl.attaching",
-    "train": "klinic.loop.api",
+    "KL": "klinic.recipe.python_sections",
+    "Recovery": "klinic.recipe.python_sections",
+    "attach": "klinic.integrations.trl.attach",
+    "train": "klinic.training.api",
 }
 
 
@@ -19,3 +23,7 @@ def __getattr__(name: str) -> Any:
     if name in LAZY:
         return getattr(import_module(LAZY[name]), name)
     raise AttributeError(f"module 'klinic' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

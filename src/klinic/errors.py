@@ -98,13 +98,13 @@ class RewardError(KlinicError, ValueError):
     """A reward function failed, or returned an invalid reward."""
 
 
-def text_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return the text of a foreign error; its `__str__` may itself raise.
 
     >>> class Broken(Exception):
     ...     def __str__(self):
     ...         raise KeyError("no text")
-    >>> text_of(ValueError("wrong")), text_of(Broken())
+    >>> error_text(ValueError("wrong")), error_text(Broken())
     ('wrong', '(no text: its __str__ raised KeyError)')
     """
     try:
@@ -119,5 +119,5 @@ def first_line(error: BaseException) -> str:
     >>> first_line(ValueError("wrong\\nand more"))
     'wrong'
     """
-    lines = text_of(error).strip().splitlines()
+    lines = error_text(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

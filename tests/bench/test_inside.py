@@ -2,9 +2,9 @@ import threading
 import time
 
 import pytest
-from bench.inside import Inside, share
+from bench.in_step_timing import Inside, share
 
-from bench import inside
+from bench import in_step_timing
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def clock(monkeypatch):
         by_others = 0.0
 
     now = Now()
-    monkeypatch.setattr(inside, "time", now)
+    monkeypatch.setattr(in_step_timing, "time", now)
     return now
 
 

@@ -1,6 +1,6 @@
 """The table of the page about performance is that of the raw files."""
 
-from bench.__main__ import BENCHES
+from bench.catalogue import BENCHES
 from bench.table import PAGE, kept, table, written
 
 

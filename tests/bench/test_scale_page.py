@@ -14,7 +14,7 @@ def test_the_text_names_what_is_assumed():
     assert DEVICE.memory == 80e9
     assert "80 GB of memory" in page
     assert DEVICE.flops == 1e15
-    assert DEVICE.use == 0.4
+    assert DEVICE.utilization == 0.4
     assert "1e15 FLOP/s in bf16, of which 40% are reached" in page
     assert f"{DEVICE.flops_fp32:.1e}".replace("e+", "e") + " in fp32" in page
     assert f"{DEVICE.bandwidth / 1e12} TB/s" in page

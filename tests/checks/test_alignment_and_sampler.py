@@ -14,8 +14,8 @@ from klinic.checks import (
     temperature_on_one_side,
     wrong_loss_mask,
 )
+from klinic.doctor.cases import CaseBuilder
 from klinic.doctor.diagnosis import diagnose
-from klinic.doctor.reading import Cases
 from klinic.evidence.record import EmittedBy, StepRecord
 
 ROWS, LENGTH, VOCABULARY = 24, 10, 32
@@ -218,12 +218,14 @@ def test_a_turn_that_a_tool_answers_is_an_end_that_was_known():
 
 def test_an_unknown_end_is_told_and_not_the_length_that_comes_of_it():
     run = {**RUN, "declared_eos_ids": [1, END_OF_TURN]}
-    cases = Cases(run)
+    cases = CaseBuilder(run)
     steps = [replace(with_turns_that_end(ROWS), step=step) for step in (1, 2, 3)]
     checks = [stop_token_fault.CHECK, context_truncated.CHECK]
-    found = diagnose([cases.next(one, {}) for one in steps], checks)
+    found = diagnose([cases.next_case(one, {}) for one in steps], checks)
     assert [str(h.status) for h in found.hypotheses] == ["confirmed", "explained"]
     assert found.cause == "stop-token-fault"
     run["declared_eos_ids"] = [1]
-    again = Cases(run)
-    assert diagnose([again.next(one, {}) for one in steps], checks).cause == "context-truncated"
+    again = CaseBuilder(run)
+    assert (
+        diagnose([again.next_case(one, {}) for one in steps], checks).cause == "context-truncated"
+    )

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from checks.drawn import judged, record
+from checks.exact_records import judged, record
 from klinic.checks import (
     Case,
     Verdict,
@@ -118,6 +118,6 @@ def test_cutting_a_step_must_not_change_its_gradient(ratio, cosine, expected):
 def test_no_wrong_scale_leaves_nothing_of_a_kl_term_and_one_may_leave_twice_of_it():
     nothing, twice = answer(0.0, 0.0, norm=0.0), answer(2.0, 1.0, norm=2.0)
     judge = kl_not_applied.CHECK.judge
-    found = [judge(Case(record=record(), answers=said)) for said in (nothing, twice)]
+    found = [judge(Case(record=record(), probe_results=said)) for said in (nothing, twice)]
     assert [f.verdict for f in found] == [FAIL, FAIL]
-    assert [SCALE in f.never_by for f in found] == [True, False]
+    assert [SCALE in f.excludes for f in found] == [True, False]

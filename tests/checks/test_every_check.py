@@ -8,13 +8,12 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from checks import drawn
-from checks.drawn import RUN
+from checks import exact_records
+from checks.exact_records import RUN
 from evidence.records import full_record
 from klinic import checks
 from klinic.checks import CHECKS, HYPOTHESES, Case, Verdict
-from klinic.checks.base import passed
-from klinic.evidence.causes import CAUSES
+from klinic.checks.base import passed_finding
 from klinic.evidence.fields import METRICS, PROBES
 
 FOLDER = Path(checks.__file__).parent
@@ -29,19 +28,15 @@ def test_every_file_is_in_the_catalogue_once():
         "__init__",
         "base",
         "measures",
-        "after_sync",
+        "sampler_sync",
     }
     assert files == {check.name.replace("-", "_") for check in CHECKS}
     assert len(BY_NAME) == len(CHECKS)
 
 
-def test_checks_are_named_after_causes_and_stand_in_their_order():
-    assert [check.name for check in CHECKS] == [cause.name for cause in CAUSES]
-
-
 @EVERY
 def test_its_text_has_every_heading_and_its_file_begins_with_its_name(check):
-    lines = check.text.splitlines()
+    lines = check.help_text.splitlines()
     assert [line for line in lines if line in HEADINGS] == list(HEADINGS)
     source = (FOLDER / f"{check.name.replace('-', '_')}.py").read_text()
     assert source.startswith(f'"""{check.name}: ')
@@ -50,14 +45,8 @@ def test_its_text_has_every_heading_and_its_file_begins_with_its_name(check):
 
 @EVERY
 def test_what_it_explains_exists(check):
-    assert set(check.explains) <= {cause.name for cause in CAUSES}
+    assert set(check.explains) <= set(BY_NAME)
     assert check.name not in check.explains
-
-
-@EVERY
-def test_the_format_lists_what_it_needs(check):
-    (cause,) = (cause for cause in CAUSES if cause.name == check.name)
-    assert set(check.needs + check.also) <= set(cause.needs)
 
 
 def test_nothing_explains_what_explains_it():
@@ -98,7 +87,7 @@ def test_it_judges_every_legal_record(check, name):
             start=record,
             run=RUN,
             metrics=metrics,
-            answers=answers,
+            probe_results=answers,
         )
         assert check(case).summary
 
@@ -113,9 +102,9 @@ def test_each_missing_field_gives_no_data_and_is_named(check):
 
 
 def test_what_it_looks_at_besides_keeps_it_from_passing():
-    for check in (c for c in CHECKS if c.also):
-        assert all(need not in check.needs for need in check.also)
-        passes = replace(check, needs=(), judge=lambda _: passed("well"))
+    for check in (c for c in CHECKS if c.optional_needs):
+        assert all(need not in check.needs for need in check.optional_needs)
+        passes = replace(check, needs=(), judge=lambda _: passed_finding("well"))
         bare = replace(full_record(), logp_sampler=None, entropy=None, facts={})
         assert passes(Case(record=bare)).verdict is Verdict.NO_DATA
 
@@ -153,8 +142,8 @@ def _is_array(record, field):
 
 @EVERY
 def test_its_text_names_only_checks_and_causes_that_exist(check):
-    confused = check.text.partition("Confused with")[2]
-    known = {cause.name for cause in CAUSES}
+    confused = check.help_text.partition("Confused with")[2]
+    known = set(BY_NAME)
     for name in re.findall(r"\b[a-z]+(?:-[a-z]+)+(?= \()", confused):
         assert name in known, name
 
@@ -174,9 +163,9 @@ class Spied(dict):
 
 
 def test_the_format_lists_every_metric_that_a_check_reads():
-    steps = [drawn.record(step=step, version=step - 1) for step in (1, 2)]
+    steps = [exact_records.record(step=step, version=step - 1) for step in (1, 2)]
     metrics = {step: Spied(dict.fromkeys(METRICS, 1.0)) for step in (1, 2)}
-    case = drawn.case(steps[1], earlier=steps[:1], start=steps[0], metrics=metrics)
+    case = exact_records.case(steps[1], earlier=steps[:1], start=steps[0], metrics=metrics)
     for check in CHECKS:
         check(case)
     assert {"discarded", "reward_scale"} <= Spied.asked <= METRICS.keys()

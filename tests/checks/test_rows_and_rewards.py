@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from checks.drawn import GROUP, LENGTH, ROWS, VOCABULARY, case, judged, moved, record
+from checks.exact_records import GROUP, LENGTH, ROWS, VOCABULARY, case, judged, moved, record
 from klinic.checks import (
     Verdict,
     broken_reward,
@@ -192,9 +192,8 @@ def test_a_policy_that_runs_away_and_earns_less_stepped_too_far():
 
 def test_a_policy_that_goes_far_and_gains_nothing_stepped_too_far():
     same = [replace(ran_away(0.0), step=n, reward=FIRST.reward) for n in (2, 3, 4)]
-    assert (
-        judged(step_too_big, same[-1], earlier=same[:-1], start=FIRST) is PASS
-    )  # 1.0 is not above
+    # 1.0 is not above
+    assert judged(step_too_big, same[-1], earlier=same[:-1], start=FIRST) is PASS
     far = [replace(r, logp_old=r.logp_old + 0.5) for r in same]
     assert judged(step_too_big, far[-1], earlier=far[:-1], start=FIRST) is FAIL
     assert judged(step_too_big, far[-1], earlier=far[:1], start=FIRST) is PASS
@@ -262,7 +261,7 @@ def test_a_policy_that_ran_away_and_is_paid_for_it_in_the_end_hacks_its_reward()
     assert step_too_big.CHECK(later).verdict is FAIL
     assert found.cause == "reward-hacking"
     fell = replace(far, reward=np.zeros_like(far.reward))
-    assert step_too_big.CHECK(case(fell, start=FIRST)).never_by == ("reward-hacking",)
+    assert step_too_big.CHECK(case(fell, start=FIRST)).excludes == ("reward-hacking",)
 
 
 def test_a_figure_that_the_record_does_not_bear_out():

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from checks.drawn import (
+from checks.exact_records import (
     GROUP,
     LENGTH,
     ROWS,
@@ -48,10 +48,10 @@ def test_a_sampler_that_draws_as_the_reference_is_behind_no_old_cache():
     as_reference = replace(later, logp_ref=later.logp_sampler)
     found = stale_sampler.CHECK(case(as_reference, start=FIRST))
     assert found.verdict is FAIL
-    assert found.never_by == ("stale-prefix-cache",)
+    assert found.excludes == ("stale-prefix-cache",)
     elsewhere = replace(later, logp_ref=moved(record(1), 0.04).logp_old)
-    assert stale_sampler.CHECK(case(elsewhere, start=FIRST)).never_by == ()
-    assert stale_sampler.CHECK(case(replace(later, logp_ref=None), start=FIRST)).never_by == ()
+    assert stale_sampler.CHECK(case(elsewhere, start=FIRST)).excludes == ()
+    assert stale_sampler.CHECK(case(replace(later, logp_ref=None), start=FIRST)).excludes == ()
 
 
 def test_a_sampler_that_says_it_is_older_is_not_stale_but_its_samples_are_old():

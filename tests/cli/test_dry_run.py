@@ -7,10 +7,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from klinic.capacity.memory import state_bytes
 from klinic.cli.dry_run import GB, Machine, machine_of
 from klinic.cli.train import FLAGS, train
 from klinic.errors import ConfigError, DataError
-from klinic.model.memory import state_bytes
 
 QWEN = Path(__file__).parents[2] / "recipes" / "shapes" / "qwen2.5-7b-instruct"
 RECIPE = """
@@ -84,7 +84,7 @@ def test_json_says_the_same(folder):
 
 @pytest.mark.torch
 def test_a_step_is_counted_beside_its_memory(folder):
-    from klinic.learner.looks import share_of_looks
+    from klinic.learner.diagnostics import diagnostic_fraction
 
     told = answer("--gpus", "8", "--gpu-memory", "80", "learner.shards=2")
     step, phases = told["step"], told["memory"]["phases"]
@@ -97,7 +97,7 @@ def test_a_step_is_counted_beside_its_memory(folder):
     kl = flop["reference"] + flop["apart"]
     learning = kl + flop["scoring"] + flop["updating"]
     assert step["kl_share"] == pytest.approx(kl / learning)
-    assert flop["apart"] == pytest.approx(flop["updating"] * share_of_looks(20))
+    assert flop["apart"] == pytest.approx(flop["updating"] * diagnostic_fraction(20))
     # what both ways of counting know is equal, but for buffers and the step that looks closer
     held = state_bytes(
         num_parameters=told["num_parameters"],

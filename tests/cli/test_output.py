@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from klinic.cli.keyboard import keyboard
+from klinic.cli.watch import open_keyboard
 
 KLINIC = [sys.executable, "-P", "-m", "klinic.cli"]
 PRINTS = (
-    "import sys, time\nfrom klinic.cli import app\nfrom klinic.cli.output import outlive_output\n"
-    "def prints():\n    if {lasting}:\n        outlive_output()\n"
+    "import sys, time\nfrom klinic.cli import app\n"
+    "from klinic.cli.output import ignore_write_errors\n"
+    "def prints():\n    if {lasting}:\n        ignore_write_errors()\n"
     "    for number in range(20000):\n        print('a line of a run', number)\n"
     "    print('ended', file=sys.stderr)\n    sys.exit({code})\n"
     "app.app = prints\napp.main()"
@@ -62,9 +63,9 @@ def test_a_run_goes_on_without_its_log():
 
 def test_a_thread_that_does_not_end_keeps_no_command_from_ending():
     threads = (
-        "import sys, threading, time\nfrom klinic.cli import app, leaving\n"
-        "from klinic.user_code import guard\nleaving.GRACE = 0.2\n"
-        "def starts():\n    with guard('the reward slow'):\n"
+        "import sys, threading, time\nfrom klinic.cli import app, process_exit\n"
+        "from klinic.runtime.user_code import guard_process\nprocess_exit.GRACE = 0.2\n"
+        "def starts():\n    with guard_process('the reward slow'):\n"
         "        threading.Thread(target=time.sleep, args=(100,), name='sleeper').start()\n"
         "    print('answer')\n    sys.exit(1)\n"
         "app.app = starts\napp.main()"
@@ -81,14 +82,14 @@ def test_a_thread_that_does_not_end_keeps_no_command_from_ending():
 @pytest.mark.parametrize("missing", ["termios", "tty"])
 def test_where_terminals_have_no_keys_none_is_waited_for(monkeypatch, missing):
     monkeypatch.setitem(sys.modules, missing, None)
-    with keyboard() as keys:
-        assert keys.wait(0.0) == ""
+    with open_keyboard() as keys:
+        assert keys.wait_key(0.0) == ""
 
 
 def test_without_standard_input_no_key_is_waited_for(monkeypatch):
     monkeypatch.setattr(sys, "stdin", None)
-    with keyboard() as keys:
-        assert keys.wait(0.0) == ""
+    with open_keyboard() as keys:
+        assert keys.wait_key(0.0) == ""
 
 
 @pytest.mark.slow

@@ -10,9 +10,9 @@ import time
 import pytest
 from rich.cells import cell_len
 
-from klinic.loop.stopping import stop_event
+from fake_run_writer import Writer
+from klinic.training.signals import stop_event
 from terminal import Terminal, obeyed
-from writing import Writer
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="writes and reads pseudo-terminals")
 WATCH = [sys.executable, "-P", "-m", "klinic.cli", "watch"]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from killing import command, environment, num_steps
 
-from klinic.orphans import descendants
+from klinic.runtime.process_tree import descendant_pids
 
 SAMPLER, LEARNER = "ray::SamplerWorker", "ray::LearnerWorker"
 RAYLET = "raylet"
@@ -45,7 +45,7 @@ class Started:
             )
 
     def everybody(self):
-        return {self.process.pid} | descendants(self.process.pid)
+        return {self.process.pid} | descendant_pids(self.process.pid)
 
     def named(self, start):
         """Return the processes of the run whose command is called so."""

@@ -9,8 +9,8 @@ import pytest
 from killing import differences, num_steps, process_of, run_whole
 from started import LEARNER, RAYLET, SAMPLER, Started
 
-from gone import is_gone, wait_until_gone
-from listening import listening
+from open_ports import listening
+from process_asserts import is_gone, wait_until_gone
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(900)]
 LONGER = ("loop.max_steps=80", "loop.eval_every=0", "output.doctor=none")

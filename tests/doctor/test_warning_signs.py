@@ -13,13 +13,13 @@ from klinic.doctor import warning_signs
 from klinic.doctor.warning_signs import (
     DRIFT,
     STILL,
-    Limits,
-    Signs,
-    limits_of,
+    KLLimits,
+    WarningState,
+    kl_limits,
     slope,
     watch_step,
 )
-from klinic.recipe.kl import KLSection
+from klinic.recipe.sections import KLSection
 
 # no better than it was at first, and noisy
 LONG = np.concatenate([np.full(10, 0.6), np.tile([0.6, 0.5], STEPS - 5)])
@@ -78,18 +78,18 @@ def test_a_rise_below_its_noise_is_no_rise_and_one_above_it_is():
 
 def test_a_target_that_was_asked_for_is_not_a_fault():
     far, near = (KLSection(controller="log_pi", target=t) for t in (0.2, 0.004))
-    assert limits_of(far) == Limits(far=0.8, near=0.01)
-    assert limits_of(near) == Limits(far=0.2, near=0.001)
-    assert limits_of(KLSection(coef=0.1)) == limits_of(None) == Limits()
-    assert signs_of(run(np.full(STEPS, 0.4), FLAT), limits_of(far)) == []
-    assert signs_of(run(np.full(STEPS, 0.004), FLAT), limits_of(near)) == []
+    assert kl_limits(far) == KLLimits(far=0.8, near=0.01)
+    assert kl_limits(near) == KLLimits(far=0.2, near=0.001)
+    assert kl_limits(KLSection(coef=0.1)) == kl_limits(None) == KLLimits()
+    assert signs_of(run(np.full(STEPS, 0.4), FLAT), kl_limits(far)) == []
+    assert signs_of(run(np.full(STEPS, 0.004), FLAT), kl_limits(near)) == []
 
 
 def test_the_sentence_has_figure_limit_and_unit():
-    state = Signs()
+    state = WarningState()
     new = []
     for row in FAR_AND_FLAT:
-        watched = watch_step(state, row, Limits())
+        watched = watch_step(state, row, KLLimits())
         state, new = watched.signs, new + watched.new
     (sign,) = new
     assert "0.201 nats per token (median of 10 steps, limit 0.2)" in sign.sentence
@@ -99,10 +99,10 @@ def test_the_sentence_has_figure_limit_and_unit():
 
 @pytest.mark.parametrize("rows", [FAR_AND_FLAT, COLLAPSE, STILL_AND_FLAT, BACK_AND_FORTH])
 def test_a_state_that_went_through_json_sees_the_same(rows):
-    state, told = Signs(), []
+    state, told = WarningState(), []
     for step, row in enumerate(rows, 1):
-        state = Signs.from_json(json.loads(json.dumps(state.to_json(), allow_nan=False)))
-        watched = watch_step(state, row, Limits())
+        state = WarningState.from_json(json.loads(json.dumps(state.to_json(), allow_nan=False)))
+        watched = watch_step(state, row, KLLimits())
         state = watched.signs
         told += [(step, sign.name) for sign in watched.new]
     assert told == signs_of(rows)
@@ -119,8 +119,8 @@ def test_a_slope_is_that_of_least_squares():
 SICK = (FAR_AND_FLAT, FAR_ALLOWED, COLLAPSE, STILL_AND_FLAT, EASED)
 EXPECTED = [(rows, signs_of(rows)) for rows in SICK]
 MUTANTS = {
-    "the reward does not matter": ("_bought_nothing", lambda _signs: True),
-    "any drift is worth it": ("_bought_nothing", lambda _signs: False),
+    "the reward does not matter": ("_reward_did_not_rise", lambda _signs: True),
+    "any drift is worth it": ("_reward_did_not_rise", lambda _signs: False),
     "a fall is not looked for": ("FALL", math.inf),
     "any dip is a fall": ("FALL", 0.0),
     "less patience": ("PATIENCE", 99),
@@ -128,9 +128,12 @@ MUTANTS = {
     "two steps are enough": ("WINDOW", 2),
     "a step less": ("MIN_LEARNABLE", 99),
     "a rise is noise": ("RISE", 30.0),
-    "everything teaches": ("_learnable", lambda _metrics: True),
-    "nothing teaches": ("_learnable", lambda _metrics: False),
-    "told for ever": ("told", lambda s, n, t, sign: warning_signs.Watched(signs=s, new=[sign()])),
+    "everything teaches": ("_is_learnable", lambda _metrics: True),
+    "nothing teaches": ("_is_learnable", lambda _metrics: False),
+    "told for ever": (
+        "update_sign",
+        lambda s, n, t, sign: warning_signs.WarningUpdate(signs=s, new=[sign()]),
+    ),
 }
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from klinic.doctor.warning_signs import Limits, Signs, watch_step
+from klinic.doctor.warning_signs import KLLimits, WarningState, watch_step
 
 STEPS = 300
 
@@ -19,9 +19,9 @@ def run(kl, reward, *, equal=0.25, rate=1e-4, **more):
 
 def signs_of(rows, limits=None, state=None):
     """Return which signs were told at which step."""
-    state, told = state or Signs(), []
+    state, told = state or WarningState(), []
     for step, row in enumerate(rows, 1):
-        watched = watch_step(state, row, limits or Limits())
+        watched = watch_step(state, row, limits or KLLimits())
         state = watched.signs
         told += [(step, sign.name) for sign in watched.new]
     return told

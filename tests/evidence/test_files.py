@@ -14,7 +14,7 @@ from klinic.evidence.writing import write_atomically
 
 def test_the_digest_is_that_of_all_bytes(tmp_path):
     data = bytes(range(256)) * 8192  # more than one chunk
-    assert len(data) > files.CHUNK
+    assert len(data) > files.BUFFER_BYTES
     (tmp_path / "f").write_bytes(data)
     assert sha256_of(tmp_path / "f") == hashlib.sha256(data).hexdigest()
 
@@ -141,12 +141,12 @@ def test_after_a_write_that_failed_the_journal_mends_itself(tmp_path, monkeypatc
 
 def test_lines_of_a_large_file_come_whole_and_holes_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "LONGEST", 1000)
-    monkeypatch.setattr(files, "CHUNK", 64)
+    monkeypatch.setattr(files, "BUFFER_BYTES", 64)
     path = tmp_path / "log.jsonl"
     lines = [b"a" * 500 + b"\n", b"\n", b"b" * 63 + b"\n", b"c" * 700 + b"\n", b"torn"]
     path.write_bytes(b"".join(lines))
-    assert list(files.lines_of(path)) == list(enumerate(lines, 1))
+    assert list(files.numbered_lines(path)) == list(enumerate(lines, 1))
     for wrong in (b"d" * 1100 + b"\n", b"\0\n"):
         path.write_bytes(b"".join(lines[:4]) + wrong)
         with pytest.raises(EvidenceError, match="line 5: is longer"):
-            list(files.lines_of(path))
+            list(files.numbered_lines(path))

@@ -154,7 +154,7 @@ def test_a_real_step_is_far_from_the_limit(tmp_path):
     parquet = pq.ParquetFile(pa.BufferReader(data))
     budget = part_limits.MemoryBudget(folder, ["part-00000.parquet"])
     before = budget._left
-    budget.admit(parquet, data, rows=full_record().num_rows, is_read=lambda _: True)
+    budget.charge_columns(parquet, data, rows=full_record().num_rows, is_read=lambda _: True)
     assert before - budget._left < 10 * len(data)
 
 

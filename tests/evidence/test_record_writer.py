@@ -12,7 +12,13 @@ import pytest
 
 from evidence.records import assert_same, full_record
 from klinic.evidence import store
-from klinic.evidence.store import WAITING, RecordWriter, forget_after, read_record, steps
+from klinic.evidence.store import (
+    MAX_QUEUED,
+    RecordWriter,
+    complete_steps,
+    read_record,
+    remove_records_after,
+)
 
 WRITE_FOREVER = """
 import sys
@@ -44,7 +50,7 @@ def disk(monkeypatch):
 def test_records_are_written_in_the_background_and_close_waits_for_them(tmp_path, disk):
     with RecordWriter(tmp_path) as writer:
         writer.put(full_record(step=1))
-        assert steps(tmp_path) == []
+        assert complete_steps(tmp_path) == []
         disk.set()
     assert_same(read_record(tmp_path, 1), full_record(step=1))
 
@@ -54,7 +60,7 @@ def test_training_waits_only_when_enough_records_wait(tmp_path, disk):
     with RecordWriter(tmp_path) as writer:
 
         def train():
-            for step in range(1, WAITING + 3):
+            for step in range(1, MAX_QUEUED + 3):
                 writer.put(full_record(step=step))
                 returned.append(step)
 
@@ -65,17 +71,17 @@ def test_training_waits_only_when_enough_records_wait(tmp_path, disk):
         disk.set()
         trainer.join(timeout=60)
     assert waited
-    assert before == list(range(1, WAITING + 2))  # one is being written, the others wait
-    assert steps(tmp_path) == returned == list(range(1, WAITING + 3))
+    assert before == list(range(1, MAX_QUEUED + 2))  # one is being written, the others wait
+    assert complete_steps(tmp_path) == returned == list(range(1, MAX_QUEUED + 3))
 
 
 def test_records_can_be_read_while_the_run_goes_on(tmp_path):
     with RecordWriter(tmp_path) as writer:
         for step in range(1, 13):
             writer.put(full_record(step=step, seed=step))
-            for seen in steps(tmp_path):
+            for seen in complete_steps(tmp_path):
                 assert_same(read_record(tmp_path, seen), full_record(step=seen, seed=seen))
-    assert steps(tmp_path) == list(range(1, 13))
+    assert complete_steps(tmp_path) == list(range(1, 13))
 
 
 def in_the_way(run):
@@ -98,7 +104,7 @@ def test_what_went_wrong_is_raised_by_the_next_put(tmp_path):
         for step in range(2, 1000):
             time.sleep(0.01)
             writer.put(full_record(step=step))
-    assert steps(tmp_path) == []
+    assert complete_steps(tmp_path) == []
 
 
 def test_killed_while_writing_a_run_has_only_whole_steps(tmp_path):
@@ -107,15 +113,15 @@ def test_killed_while_writing_a_run_has_only_whole_steps(tmp_path):
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}) as process:
         for enough in (5, 9):
             deadline = time.monotonic() + 60
-            while len(steps(tmp_path)) < enough:
+            while len(complete_steps(tmp_path)) < enough:
                 assert process.poll() is None
                 assert time.monotonic() < deadline
         process.send_signal(signal.SIGKILL)
-    found = steps(tmp_path)
+    found = complete_steps(tmp_path)
     assert found == list(range(1, len(found) + 1))
     for step in found:
         assert_same(read_record(tmp_path, step), full_record(step=step, lengths=(2000, 0, 500)))
-    forget_after(tmp_path, 4)
+    remove_records_after(tmp_path, 4)
     assert sorted(p.name for p in (tmp_path / "records").iterdir()) == [
         f"step={step:06d}" for step in (1, 2, 3, 4)
     ]

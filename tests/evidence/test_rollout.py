@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from klinic.errors import EvidenceError
 from klinic.evidence.record import EmittedBy
-from klinic.evidence.rollout import Prompt, Rollout, Segment, flatten
+from klinic.evidence.rollout import Prompt, Rollout, Segment, flatten_rollouts
 
 
 def segment(ids, by=EmittedBy.POLICY, logp=None, version=0):
@@ -36,7 +36,7 @@ AGENT = rollout(
 
 
 def test_tokens_lie_end_to_end_with_who_emitted_them():
-    record = flatten([rollout([segment([3])], index=9, finish="length"), AGENT], step=5)
+    record = flatten_rollouts([rollout([segment([3])], index=9, finish="length"), AGENT], step=5)
     assert record.step == 5
     assert record.row_offsets.tolist() == [0, 1, 8]
     assert record.token_ids.tolist() == [3, 5, 6, 7, 8, 9, 4, 10]
@@ -50,36 +50,36 @@ def test_tokens_lie_end_to_end_with_who_emitted_them():
 
 
 def test_what_the_sampler_did_not_report_is_nan_and_the_rest_is_kept_as_given():
-    record = flatten([AGENT], step=1)
+    record = flatten_rollouts([AGENT], step=1)
     assert record.logp_sampler.dtype == np.float32
     expected = [-0.5, -0.25, np.nan, np.nan, np.nan, np.nan, -2.0]
     np.testing.assert_array_equal(record.logp_sampler, np.array(expected, np.float32))
 
 
 def test_a_sampler_that_reports_nothing_leaves_no_field():
-    assert flatten([rollout([segment([3, 4])])], step=1).logp_sampler is None
+    assert flatten_rollouts([rollout([segment([3, 4])])], step=1).logp_sampler is None
 
 
 @given(st.lists(st.integers(0, 3), max_size=8))
 def test_groups_are_numbered_by_first_appearance(indices):
-    record = flatten([rollout([segment([1])], index=i) for i in indices], step=1)
+    record = flatten_rollouts([rollout([segment([1])], index=i) for i in indices], step=1)
     order = list(dict.fromkeys(indices))
     assert record.group.tolist() == [order.index(i) for i in indices]
     assert record.prompt_index.tolist() == indices
 
 
 def test_samples_keep_their_number():
-    record = flatten([rollout([segment([1])], sample=s) for s in (2, 0)], step=1)
+    record = flatten_rollouts([rollout([segment([1])], sample=s) for s in (2, 0)], step=1)
     assert record.sample.tolist() == [2, 0]
 
 
 def test_nothing_at_all_is_a_record_without_rows():
-    record = flatten([], step=1)
+    record = flatten_rollouts([], step=1)
     assert (record.num_rows, record.num_tokens) == (0, 0)
 
 
 def test_a_completion_without_tokens_is_a_row_without_tokens():
-    assert flatten([rollout([]), AGENT], step=1).row_offsets.tolist() == [0, 0, 7]
+    assert flatten_rollouts([rollout([]), AGENT], step=1).row_offsets.tolist() == [0, 0, 7]
 
 
 def test_a_rollout_knows_its_tokens():

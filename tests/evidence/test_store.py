@@ -17,10 +17,10 @@ from evidence.records import assert_same, full_record, records
 from klinic.errors import EvidenceError
 from klinic.evidence.store import (
     complete_step,
-    forget_after,
+    complete_steps,
     manifest_digest,
     read_record,
-    steps,
+    remove_records_after,
     write_part,
     write_record,
 )
@@ -46,7 +46,7 @@ def remake_manifest(run, **changes):
 def test_any_record_comes_back(record):
     with tempfile.TemporaryDirectory() as run:
         write_record(Path(run), record)
-        assert steps(Path(run)) == [record.step]
+        assert complete_steps(Path(run)) == [record.step]
         assert_same(read_record(Path(run), record.step), record)
 
 
@@ -157,11 +157,11 @@ def test_rows_are_counted(run):
 
 def test_a_step_without_its_manifest_does_not_count(run):
     part = write_part(run, full_record(step=2), rank=0)
-    assert steps(run) == [1]
+    assert complete_steps(run) == [1]
     with pytest.raises(EvidenceError, match=r"step=000002/complete\.json: cannot be read"):
         read_record(run, 2)
     complete_step(run, 2, [part])
-    assert steps(run) == [1, 2]
+    assert complete_steps(run) == [1, 2]
 
 
 def test_parts_of_several_ranks_are_one_step(tmp_path):
@@ -186,8 +186,8 @@ def test_a_column_that_only_some_ranks_wrote_is_refused(tmp_path):
 
 
 def test_a_run_without_records_has_no_steps(tmp_path):
-    assert steps(tmp_path) == []
-    forget_after(tmp_path, 0)
+    assert complete_steps(tmp_path) == []
+    remove_records_after(tmp_path, 0)
 
 
 def test_later_and_incomplete_steps_are_forgotten(tmp_path):
@@ -195,7 +195,7 @@ def test_later_and_incomplete_steps_are_forgotten(tmp_path):
         write_record(tmp_path, full_record(step=step))
     write_part(tmp_path, full_record(step=0), rank=0)
     (tmp_path / "records" / "notes.txt").write_text("mine")
-    forget_after(tmp_path, 2)
+    remove_records_after(tmp_path, 2)
     left = sorted(p.name for p in (tmp_path / "records").iterdir())
     assert left == ["notes.txt", "step=000001", "step=000002"]
 
@@ -206,14 +206,14 @@ def test_a_removal_that_is_interrupted_leaves_a_step_that_does_not_count(run, mo
 
     monkeypatch.setattr(shutil, "rmtree", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        forget_after(run, 0)
-    assert steps(run) == []
+        remove_records_after(run, 0)
+    assert complete_steps(run) == []
 
 
 def test_a_step_that_nobody_would_find_is_named(tmp_path):
     (tmp_path / "records" / "step=7").mkdir(parents=True)
     with pytest.raises(EvidenceError, match="Rename it to step=000007"):
-        steps(tmp_path)
+        complete_steps(tmp_path)
 
 
 def test_a_step_written_again_is_the_new_one(run):

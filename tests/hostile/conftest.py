@@ -41,7 +41,7 @@ def trained(tmp_path_factory):
     journal = Journal(folder / METRICS)
     entries = [{**entry, "kl": 9.9} if "kl" in entry else entry for entry in journal.entries()]
     (folder / METRICS).write_text("".join(json.dumps(entry) + "\n" for entry in entries))
-    for step in store.steps(folder):
+    for step in store.complete_steps(folder):
         # a cause that is decided earlier, and of which there is no proof
         whole = replace(store.read_record(folder, step), finish_reason=None)
         shutil.rmtree(folder / "records" / f"step={step:06d}")

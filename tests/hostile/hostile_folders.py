@@ -93,8 +93,8 @@ def run_command(command, run, out):
 
         page = LivePage(Path(run))
         for _ in range(2):
-            page.version()
-            sys.stdout.write(f"{len(page.page())}\n")
+            page.current_version()
+            sys.stdout.write(f"{len(page.current_page())}\n")
         return
     getattr(app, "main", app)()
 

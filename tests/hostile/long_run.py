@@ -22,7 +22,7 @@ import numpy as np
 from klinic.evidence import store
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import write_run_facts, write_tokens
-from klinic.orphans import descendants
+from klinic.runtime.process_tree import descendant_pids
 
 ROWS, LENGTH, GROUP, VOCABULARY = 16, 40, 4, 30
 RUN = {
@@ -232,7 +232,7 @@ def timed(*command, env=None):
 def memory_of(pid):
     """Return the megabytes that a process and its children hold, shared pages counted once."""
     total = 0
-    for each in {pid, *descendants(pid)}:
+    for each in {pid, *descendant_pids(pid)}:
         with contextlib.suppress(OSError, ValueError, IndexError):
             text = Path(f"/proc/{each}/smaps_rollup").read_text()
             total += int(text.split("Pss:")[1].split()[0])

@@ -152,12 +152,13 @@ NEARLY_RIGHT = (
     ["ablate", "recipe.yaml", "--vary", "kl.coef=0,x", "--seeds", "1", "--out", "pipe"],
     *(["ablate", "run", "--plot"], ["ablate", "folder", "--plot", "--out", "empty"]),
 )
+# which would do what they are asked, given the chance
 TRAINS = {
     "train",
     "check",
     "demo",
     "ablate",
-}  # which would do what they are asked, given the chance
+}
 COMMANDS = typer.main.get_command(command_line.app)
 
 
@@ -293,7 +294,8 @@ def main():
 def load():
     """Import once what most commands import, so that a fork takes milliseconds."""
     for name in ("klinic.report.reading", "klinic.report.page", "klinic.recipe.loading", "numpy",
-                 "klinic.loop.train", "klinic.verify.proof", "klinic.loop.compare"):  # fmt: skip
+                 "klinic.verify.proof", "klinic.training.train",
+                 "klinic.training.compare"):  # fmt: skip
         with contextlib.suppress(ImportError):
             __import__(name)
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from klinic.recipe.yaml_text import parse, write
+from klinic.recipe.yaml_text import dump_yaml, parse_yaml
 
 CODE = """
 from pathlib import Path
@@ -69,9 +69,9 @@ class Received:
     def change_recipe(self, change: Callable[[dict[str, Any]], None]) -> None:
         """Change what the recorded recipe says."""
         path = self.run / "recipe.yaml"
-        recipe = parse(path.read_text(), where="")
+        recipe = parse_yaml(path.read_text(), where="")
         change(recipe)
-        path.write_text(write(recipe))
+        path.write_text(dump_yaml(recipe))
 
     def own_rows(self, rewards: list[str], **sections: Any) -> None:
         """Let the recorded recipe name rows of the run folder, and these rewards."""

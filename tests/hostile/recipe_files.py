@@ -3,11 +3,11 @@
 import random
 from pathlib import Path
 
-from klinic.recipe.keys import fields
-from klinic.recipe.loading import dump, load
+from klinic.recipe.keys import recipe_fields
+from klinic.recipe.loading import dump_recipe, load_recipe
 
 SHIPPED = sorted((Path(__file__).parents[2] / "recipes").rglob("*.yaml"))
-KEYS = sorted(fields())
+KEYS = sorted(recipe_fields())
 PLAIN = """
 0 -0 1e999 -1e999 .nan .inf null ~ [] {} "" '' true yes 0x10 0o7 1_000 1e-400 2024-01-01 1:30 = !x
 *a "\\ud800" "\\u0000" "\\x1b" %TAG --- ... 1.5.5 +-1 1e e1 _1 1_ ._ -. .e1 0. inf nan NaN "1"
@@ -36,7 +36,10 @@ VALUES = [
 
 def corpus() -> list[bytes]:
     """Return the shipped recipes, and one that names every key."""
-    return [*(path.read_bytes() for path in SHIPPED), dump(load(SHIPPED[0]).recipe).encode()]
+    return [
+        *(path.read_bytes() for path in SHIPPED),
+        dump_recipe(load_recipe(SHIPPED[0]).recipe).encode(),
+    ]
 
 
 def make_recipe(seed: int, shipped: list[bytes]) -> bytes:

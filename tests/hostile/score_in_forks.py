@@ -12,9 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from klinic.loop.folder import locked
 from klinic.rewards.function import Reward
 from klinic.rewards.runner import score
+from klinic.training.run_folder import lock_folder
 from rewards.rollouts import rollout
 
 ROWS = [rollout(text, index=i // 2) for i, text in enumerate(["a", "bb", "ccc", "dddd"])]
@@ -25,7 +25,7 @@ def misbehave(name: str, folder: Path) -> None:
     """Score as a run does: with its lock held."""
     before = Path.cwd(), signal.getsignal(signal.SIGTERM)
     function = getattr(importlib.import_module("hostile.bad_rewards"), name)
-    with locked(folder):
+    with lock_folder(folder):
         for _ in range(3):
             score(ROWS, [Reward(name=name, function=function)])
     after = Path.cwd(), signal.getsignal(signal.SIGTERM)

@@ -22,8 +22,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from killed_commands import RECIPE, kill, start
-from loop.killing import process_of
 from run_differences import Part, evidence_differences
+from training.killing import process_of
 
 EVERY = 10.0  # seconds between two samples
 PAUSES = (120.0, 300.0)  # seconds between two kills

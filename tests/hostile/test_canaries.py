@@ -16,7 +16,7 @@ import received as kinds
 import torch
 from received import Received
 
-from klinic.recipe.yaml_text import parse, write
+from klinic.recipe.yaml_text import dump_yaml, parse_yaml
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(240)]
 
@@ -213,13 +213,13 @@ def own_recipe(received, tmp_path, **model):
     (tmp_path / "mine.py").write_text(
         "def length(completions, **_):\n    return [float(len(text)) for text in completions]\n"
     )
-    recipe = parse((received.run / "recipe.yaml").read_text(), where="")
+    recipe = parse_yaml((received.run / "recipe.yaml").read_text(), where="")
     recipe["model"] |= {"name": str(received.run / "start"), "trust_remote_code": False, **model}
     recipe["data"] = {"path": str(tmp_path / "mine.jsonl")}
     recipe["rewards"] = [f"{tmp_path / 'mine.py'}:length"]
     recipe["loop"]["max_steps"] = 1
     recipe["output"]["dir"] = str(tmp_path / "mine")
-    (tmp_path / "mine.yaml").write_text(write(recipe))
+    (tmp_path / "mine.yaml").write_text(dump_yaml(recipe))
     return tmp_path / "mine.yaml"
 
 

@@ -14,9 +14,8 @@ import pytest
 from dataset_files import DAMAGES, make_case, oracle, write
 from pyarrow import parquet
 
+from klinic.data.dataset import is_local_path, iterate_rows, read_rows, rows_from_python
 from klinic.errors import DataError
-from klinic.loop.reading import is_here, read
-from klinic.loop.rows import from_python, read_rows
 
 SAMPLE, WHOLE = 240, 2_400
 FULL = pytest.param(WHOLE, marks=[pytest.mark.slow, pytest.mark.timeout(600)])
@@ -25,7 +24,7 @@ FULL = pytest.param(WHOLE, marks=[pytest.mark.slow, pytest.mark.timeout(600)])
 def outcome(case, path):
     """Return what became of a case: `read`, `refused`, or what is wrong."""
     try:
-        rows = [row for _, row in read(str(path))]
+        rows = [row for _, row in iterate_rows(str(path))]
     except DataError as error:
         return judge_refusal(case, str(path), str(error))
     if case.known and case.rows is None and "no rows" not in case.says:
@@ -125,10 +124,10 @@ def test_a_path_that_is_no_file_of_rows_is_refused(tmp_path):
 def test_a_path_that_cannot_be_looked_at_is_refused_before_a_run(tmp_path):
     for path in ("~nobody-has-this-name/rows", "x" * 5000, "a\0b"):
         with pytest.raises(DataError, match=r"data.path is|cannot be read"):
-            is_here(path)
-    assert is_here(str(tmp_path))
-    assert is_here("missing.jsonl")
-    assert not is_here("owner/name,config,train")
+            is_local_path(path)
+    assert is_local_path(str(tmp_path))
+    assert is_local_path("missing.jsonl")
+    assert not is_local_path("owner/name,config,train")
 
 
 def test_a_file_that_may_not_be_read_is_refused(tmp_path, monkeypatch):
@@ -182,9 +181,9 @@ def broken_rows():
 )
 def test_rows_from_python_are_refused_with_a_reason(rows, says):
     with pytest.raises(DataError, match=says):
-        from_python(rows, "train_dataset")
+        rows_from_python(rows, "train_dataset")
 
 
 def test_rows_from_python_may_hold_any_value():
     rows = [{"prompt": np.str_("a"), "x": b"\xff", "y": np.int64(3), "z": datetime.date.max}]
-    assert from_python(iter(rows), "train_dataset") == rows
+    assert rows_from_python(iter(rows), "train_dataset") == rows

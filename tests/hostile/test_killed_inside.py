@@ -99,41 +99,50 @@ loop: {{max_steps: 17, prompts_per_step: 4, group_size: 4, checkpoint_every: 2, 
 learner: {{learning_rate: 1e-3, micro_batch_size: 16}}
 output: {{trackers: []}}
 """
-RECOVERING, RUN, RESUMING = "klinic.loop.recovering", "klinic.loop.run", "klinic.loop.resuming"
-CHECKPOINT, SUPERVISE = "klinic.loop.checkpoint", "klinic.cli.supervise"
-FIRST = (RUN, "Run.keep", "after", 8)  # takes the process that trains, and leaves the supervisor
-ALONE = (SUPERVISE, "_History.add", "before", 1)  # takes the supervisor after that
+RECOVERING, RUN, RESUMING = (
+    "klinic.training.recovery",
+    "klinic.training.run",
+    "klinic.training.resume",
+)
+CHECKPOINT, SUPERVISE = "klinic.training.checkpoint", "klinic.cli.supervisor"
+FIRST = (
+    RUN,
+    "Run.record_step",
+    "after",
+    8,
+)  # takes the process that trains, and leaves the supervisor
+ALONE = (SUPERVISE, "_RestartHistory.add_loss", "before", 1)  # takes the supervisor after that
 MOMENTS = {
     "recovery": [
         *[
-            [(RECOVERING, "Recovering._keep", when, n)]
+            [(RECOVERING, "RecoveryManager._save_plan", when, n)]
             for when in ("before", "after")
             for n in (1, 2)
         ],
-        *[[(RECOVERING, "Recovering._keep", when, 4)] for when in ("before", "after")],
-        [(RUN, "Run._forget_try", "after", 1)],
-        [(RUN, "Run.go_back", "before", 1)],
-        [(RUN, "Run._restore_sound", "after", 1)],
-        [(CHECKPOINT, "forget_after", "after", 1)],
-        [(RUN, "Run.forget_after", "after", 1)],
-        [(RECOVERING, "Recovering.arrived", "after", 1)],
+        *[[(RECOVERING, "RecoveryManager._save_plan", when, 4)] for when in ("before", "after")],
+        [(RUN, "Run._discard_attempt", "after", 1)],
+        [(RUN, "Run.roll_back", "before", 1)],
+        [(RUN, "Run._restore_finite", "after", 1)],
+        [(CHECKPOINT, "remove_after", "after", 1)],
+        [(RUN, "Run.discard_after", "after", 1)],
+        [(RECOVERING, "RecoveryManager.finish_rollback", "after", 1)],
     ],
     "supervisor": [
         [FIRST, ALONE],
-        [FIRST, (SUPERVISE, "_History._write", "before", 1)],
-        [FIRST, (SUPERVISE, "_History._write", "after", 1)],
-        [FIRST, (SUPERVISE, "_Child.run", "before", 1)],
+        [FIRST, (SUPERVISE, "_RestartHistory._write_event", "before", 1)],
+        [FIRST, (SUPERVISE, "_RestartHistory._write_event", "after", 1)],
+        [FIRST, (SUPERVISE, "_ChildProcess.run_command", "before", 1)],
     ],
     "resume": [
-        [FIRST, ALONE, (RESUMING, "find_start", "after", 1)],
+        [FIRST, ALONE, (RESUMING, "find_resume_point", "after", 1)],
         [FIRST, ALONE, (RUN, "Run.restore", "after", 1)],
-        [FIRST, (CHECKPOINT, "forget_unfinished", "before", 1)],
-        [FIRST, ALONE, (CHECKPOINT, "forget_after", "after", 1)],
-        [FIRST, (RUN, "Run.forget_after", "after", 1)],
-        [FIRST, ALONE, ("klinic.loop.live_doctor", "LiveDoctor.restore", "before", 1)],
-        [FIRST, ("klinic.loop.live_doctor", "LiveDoctor.restore", "after", 1)],
-        [(RECOVERING, "Recovering._keep", "after", 4), (RUN, "Run.restore", "after", 1)],
-        [(RUN, "Run.go_back", "before", 1), (CHECKPOINT, "forget_after", "after", 1)],
+        [FIRST, (CHECKPOINT, "remove_unfinished", "before", 1)],
+        [FIRST, ALONE, (CHECKPOINT, "remove_after", "after", 1)],
+        [FIRST, (RUN, "Run.discard_after", "after", 1)],
+        [FIRST, ALONE, ("klinic.doctor.live", "LiveDoctor.restore", "before", 1)],
+        [FIRST, ("klinic.doctor.live", "LiveDoctor.restore", "after", 1)],
+        [(RECOVERING, "RecoveryManager._save_plan", "after", 4), (RUN, "Run.restore", "after", 1)],
+        [(RUN, "Run.roll_back", "before", 1), (CHECKPOINT, "remove_after", "after", 1)],
     ],
 }
 CASES = [(where, kills) for where, list_ in MOMENTS.items() for kills in list_]

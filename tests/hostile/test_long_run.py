@@ -25,11 +25,11 @@ from hostile.long_run import (
 )
 from klinic import __file__ as klinic_file
 from klinic.checks import CHECKS
-from klinic.doctor import examining, judge_workers, record_index, segments
+from klinic.doctor import examination, judge_workers, record_index, segments
+from klinic.doctor.cases import read_cases
 from klinic.doctor.diagnosis import diagnose
-from klinic.doctor.examining import diagnose_run
+from klinic.doctor.examination import diagnose_run
 from klinic.doctor.findings_cache import FindingsCache
-from klinic.doctor.reading import read_cases
 from klinic.errors import EvidenceError
 from klinic.evidence import store
 
@@ -41,7 +41,7 @@ SOME = ("mask", "nan")  # of the faults; the others by hand
 def short_segments(monkeypatch):
     """Several segments in a short run, whose files are taken for finished at once."""
     monkeypatch.setattr(segments, "LENGTH", 10)
-    monkeypatch.setattr(record_index, "RACY", -(10**18))
+    monkeypatch.setattr(record_index, "RACY_NS", -(10**18))
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_of_several_damaged_records_the_first_is_named(run, cache):
 
 
 def test_files_that_may_still_change_are_read_again(tmp_path, cache, opened, monkeypatch):
-    monkeypatch.setattr(record_index, "RACY", 10**18)
+    monkeypatch.setattr(record_index, "RACY_NS", 10**18)
     run = write_run(tmp_path / "run", 5)
     looked(run, cache)
     opened["records"].clear()
@@ -270,7 +270,9 @@ def test_another_source_of_a_check_judges_again(tmp_path):
     how = {"source": source, "cache": tmp_path / "cache"}
     before = run_klinic("diagnose", run, "--json", **how)
     check = source / "klinic" / "checks" / "wrong_metric.py"
-    check.write_text(check.read_text().replace("OFF = 0.02", "OFF = -1.0"))
+    check.write_text(
+        check.read_text().replace("MAX_RELATIVE_ERROR = 0.02", "MAX_RELATIVE_ERROR = -1.0")
+    )
     after = run_klinic("diagnose", run, "--json", **how)
     assert json.loads(before)["cause"] is None
     assert '"wrong-metric",\n      "status": "confirmed"' in after
@@ -298,7 +300,7 @@ def test_all_processes_together_stay_below_300_megabytes(tmp_path):
 
 
 def test_workers_say_the_same_and_are_gone_afterwards(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(examining, "LONG", 1)
+    monkeypatch.setattr(examination, "LONG", 1)
     run = write_run(tmp_path / "run", 35, Kind(make=bare_record))
     started = keep_started(monkeypatch)
     assert looked(run, cache, workers=1) == plain(run)
@@ -307,8 +309,8 @@ def test_workers_say_the_same_and_are_gone_afterwards(tmp_path, cache, monkeypat
 
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
 def test_a_worker_that_dies_or_stops_is_not_waited_for(tmp_path, monkeypatch, number):
-    monkeypatch.setattr(examining, "LONG", 1)
-    monkeypatch.setattr(examining, "PATIENCE", 1.0)
+    monkeypatch.setattr(examination, "LONG", 1)
+    monkeypatch.setattr(examination, "PATIENCE", 1.0)
     run = write_run(tmp_path / "run", 25, Kind(make=bare_record))
     started = keep_started(monkeypatch, then=getattr(signal, number))
     begun = time.monotonic()

@@ -10,7 +10,7 @@ import pytest
 from recipe_files import BOMBS, KEYS, VALUES, corpus, make_recipe
 
 from klinic.errors import ConfigError
-from klinic.recipe.loading import dump, flags_to_overrides, from_keywords, load
+from klinic.recipe.loading import dump_recipe, flags_to_overrides, from_keywords, load_recipe
 
 SAMPLE, WHOLE = 200, 2_500
 FULL = pytest.param(WHOLE, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])
@@ -31,11 +31,11 @@ def overrides(seed):
 def outcome(path, given):
     """Return `loads`, `refused`, or what is wrong."""
     try:
-        loaded = load(path, flags_to_overrides(given))
+        loaded = load_recipe(path, flags_to_overrides(given))
     except ConfigError as error:
         return "refused" if str(error).strip() else "an empty message"
-    path.write_bytes(dump(loaded.recipe).encode())
-    again = load(path).recipe
+    path.write_bytes(dump_recipe(loaded.recipe).encode())
+    again = load_recipe(path).recipe
     return "loads" if again == loaded.recipe else "dumps back unequal"
 
 
@@ -68,7 +68,7 @@ def test_a_bomb_is_refused_at_once(bomb, tmp_path):
         path.write_bytes(bomb(Random(seed)))  # noqa: S311 - a seed, not a secret
         start = time.process_time()
         with pytest.raises(ConfigError, match=r"\S"):
-            load(path)
+            load_recipe(path)
         assert time.process_time() - start < LIMIT
 
 
@@ -87,7 +87,7 @@ def test_a_refusal_says_what_is_wrong(text, says, tmp_path):
     path = tmp_path / "recipe.yaml"
     path.write_text(text)
     with pytest.raises(ConfigError, match=says):
-        load(path)
+        load_recipe(path)
 
 
 class Unshowable:
@@ -124,5 +124,5 @@ def test_any_object_of_a_call_is_refused_or_dumps_back_equal(name, tmp_path):
             recipe = from_keywords(**given).recipe
         except ConfigError:
             continue
-        path.write_bytes(dump(recipe).encode())
-        assert load(path).recipe == recipe, key
+        path.write_bytes(dump_recipe(recipe).encode())
+        assert load_recipe(path).recipe == recipe, key

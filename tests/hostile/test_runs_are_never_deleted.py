@@ -79,11 +79,11 @@ def resume(folder, *more):
 
 @pytest.mark.parametrize(("file", "damage"), CASES, ids=ids)
 def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, file, damage):
-    from klinic.loop.resuming import find_start
+    from klinic.training.resume import find_resume_point
 
     run = damaged(tmp_path, file, damage)
     before = digest_of(run)
-    found = find_start(run)
+    found = find_resume_point(run)
     assert found.checkpoint.step == 2
     (problem,) = found.broken
     assert str(run / "checkpoints" / "step=000004") in problem
@@ -93,12 +93,12 @@ def test_a_damaged_checkpoint_falls_back_to_the_one_before(tmp_path, file, damag
 @pytest.mark.parametrize(("file", "damage"), CASES, ids=ids)
 def test_damage_to_all_checkpoints_is_refused_and_nothing_changes(tmp_path, file, damage):
     from klinic.errors import CheckpointError
-    from klinic.loop.resuming import find_start
+    from klinic.training.resume import find_resume_point
 
     run = damaged(tmp_path, file, damage, steps=(2, 4))
     before = digest_of(run)
     with pytest.raises(CheckpointError, match="none of its 2 checkpoints can be read"):
-        find_start(run)
+        find_resume_point(run)
     assert digest_of(run) == before
 
 
@@ -235,7 +235,7 @@ def test_a_reward_that_changes_the_working_directory_does_not_move_the_run(tmp_p
 
 @pytest.mark.parametrize("killed", ["before the new one has its name", "before the old one goes"])
 def test_saving_a_step_again_never_leaves_it_without_a_checkpoint(tmp_path, monkeypatch, killed):
-    from klinic.loop import checkpoint
+    from klinic.training import checkpoint
 
     def fill(value):
         def put(folder):
@@ -244,7 +244,7 @@ def test_saving_a_step_again_never_leaves_it_without_a_checkpoint(tmp_path, monk
 
         return put
 
-    checkpoint.write(tmp_path, 0, fill=fill("old"), keep=1)
+    checkpoint.write_checkpoint(tmp_path, 0, write_contents=fill("old"), num_kept=1)
     rename = Path.rename
 
     def die(path, *_, **__):
@@ -261,8 +261,8 @@ def test_saving_a_step_again_never_leaves_it_without_a_checkpoint(tmp_path, monk
         else:
             patched.setattr(Path, "rename", rename_or_die)
         with pytest.raises(KeyboardInterrupt):
-            checkpoint.write(tmp_path, 0, fill=fill("new"), keep=1)
+            checkpoint.write_checkpoint(tmp_path, 0, write_contents=fill("new"), num_kept=1)
     checkpoint.restore_replaced(tmp_path)
-    found = checkpoint.newest_good(tmp_path).checkpoint
+    found = checkpoint.newest_valid(tmp_path).checkpoint
     expected = "old" if killed == "before the new one has its name" else "new"
     assert (found.folder / "weights").read_text() == expected

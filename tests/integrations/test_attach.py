@@ -15,13 +15,13 @@ pytest.importorskip("trl")
 
 import klinic
 from klinic.checks import CHECKS
+from klinic.doctor.cases import read_cases
 from klinic.doctor.diagnosis import diagnose
-from klinic.doctor.reading import read_cases
 from klinic.errors import ConfigError, RunStoppedError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
-from klinic.integrations.trl.token_weights import KNOWN, token_weights
-from klinic.integrations.trl.versions import refuse_untried
+from klinic.integrations.trl.attach import reject_untested
+from klinic.integrations.trl.kl_term import SUPPORTED_LOSSES, token_weights
 from klinic.maths import kl
 from klinic.model.weights import digest
 
@@ -113,8 +113,8 @@ def healthy(taught, tmp_path_factory):
 
 def test_a_record_holds_what_was_trained_on(healthy):
     run, trainer, _ = healthy
-    assert store.steps(run) == [1, 2, 3, 4]
-    for step in store.steps(run):
+    assert store.complete_steps(run) == [1, 2, 3, 4]
+    for step in store.complete_steps(run):
         record = store.read_record(run, step)
         told = trainer.state.log_history[step - 1]
         assert np.bincount(record.group).tolist() == [4] * 16
@@ -131,7 +131,7 @@ def test_a_record_holds_what_was_trained_on(healthy):
 
 def test_the_sampler_reports_what_it_drew_from(healthy):
     run, _, _ = healthy
-    for step in store.steps(run):
+    for step in store.complete_steps(run):
         record = store.read_record(run, step)
         np.testing.assert_allclose(record.logp_sampler, record.logp, atol=2e-5)
         assert (record.finish_reason[np.diff(record.row_offsets) < LONGEST] == "stop").all()
@@ -223,7 +223,7 @@ def test_dropout_of_a_fresh_adapter_is_not_taken_for_a_wrong_scale(start, tmp_pa
     assert "micro_batches" not in asked
 
 
-@pytest.mark.parametrize("loss_type", KNOWN)
+@pytest.mark.parametrize("loss_type", SUPPORTED_LOSSES)
 def test_token_weights_are_those_of_trls_loss(start, tmp_path, loss_type, monkeypatch):
     trainer = make_trainer(start, tmp_path / "out", loss_type=loss_type, max_steps=2, beta=1.0)
     compared = []
@@ -269,4 +269,4 @@ def test_what_cannot_be_attached_to_is_refused(start, tmp_path):
 @pytest.mark.parametrize("version", ["1.13.0", "1.17.0", "2.0.0", "0.29.1"])
 def test_another_version_is_refused_with_what_to_do(version):
     with pytest.raises(ConfigError, match=r"TRL 1\.14 to 1\.16 only.*pip install"):
-        refuse_untried(version)
+        reject_untested(version)

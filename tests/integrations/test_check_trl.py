@@ -54,4 +54,4 @@ def test_what_is_no_trainer_is_refused_in_a_sentence(folder):
     assert "received a NoneType" in told.stderr
     neither = klinic("check", cwd=folder, timeout=100)
     assert neither.returncode == 2
-    assert "check needs a recipe, or --trl" in neither.stderr
+    assert "check needs either a recipe or --trl" in neither.stderr

@@ -15,7 +15,7 @@ import klinic
 from klinic.errors import ConfigError, RunStoppedError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
-from klinic.integrations.trl.kl_term import KLTerm
+from klinic.integrations.trl.kl_term import KlinicKLTerm
 
 pytestmark = pytest.mark.timeout(300)
 WORDS = 5
@@ -36,7 +36,7 @@ def test_the_expected_gradient_is_that_of_the_kl(start, tmp_path, estimator):
     trainer.current_gradient_accumulation_steps = 1
     theta = torch.tensor([0.3, -0.2, 0.5, 0.1, -0.7], dtype=torch.float64, requires_grad=True)
     logp_ref = torch.tensor([0.1, 0.4, -0.3, 0.2, -0.1], dtype=torch.float64).log_softmax(0)
-    term = KLTerm(trainer, klinic.KL(coef=0.7, estimator=estimator))
+    term = KlinicKLTerm(trainer, klinic.KL(coef=0.7, estimator=estimator))
     logp = theta.log_softmax(0)
     exact = (logp.exp() * (logp - logp_ref)).sum()
     (wanted,) = torch.autograd.grad(exact, theta, retain_graph=True)
@@ -46,7 +46,9 @@ def test_the_expected_gradient_is_that_of_the_kl(start, tmp_path, estimator):
             "completion_mask": torch.ones(1, 1, dtype=torch.int64),
             "ref_per_token_logps": logp_ref[word].reshape(1, 1),
         }
-        loss = term.add(torch.zeros((), dtype=torch.float64), logp[word].reshape(1, 1), batch)
+        loss = term.add_to_loss(
+            torch.zeros((), dtype=torch.float64), logp[word].reshape(1, 1), batch
+        )
         (gradient,) = torch.autograd.grad(loss, theta, retain_graph=True)
         found += logp[word].exp().detach() * gradient
     share = 0.7 / trainer.max_completion_length  # what dr_grpo divides by

@@ -6,13 +6,13 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from klinic.lab.trial import SETTINGS
-from klinic.loop.assembly import start_policy
-from klinic.loop.folder import START
-from klinic.loop.source import Given, find_source
+from klinic.lab.scoreboard_run import TRIAL_SETTINGS
 from klinic.model.tiny import tiny_tokenizer
 from klinic.recipe.loading import from_keywords
-from small import small_model
+from klinic.training.build import start_policy
+from klinic.training.run_folder import START_FOLDER
+from klinic.training.source import PythonInputs, load_task_data
+from tiny_policies import small_model
 
 PROMPTS = [f"{a}+{b}=" for a in range(2, 6) for b in range(10, 14)]
 LONGEST = 6
@@ -35,9 +35,9 @@ def save_start(folder: Path, **config: Any) -> Path:
 
 def teach_start(folder: Path) -> Path:
     """Write the start of the scoreboard's trials: it writes sums, and ends them."""
-    recipe = from_keywords(**SETTINGS).recipe
-    start_policy(recipe, folder, find_source(recipe, Given()), Console(quiet=True))
-    return folder / START
+    recipe = from_keywords(**TRIAL_SETTINGS).recipe
+    start_policy(recipe, folder, load_task_data(recipe, PythonInputs()), Console(quiet=True))
+    return folder / START_FOLDER
 
 
 def make_trainer(start: Path, output: Path, *, peft: bool = False, **settings: Any) -> Any:

@@ -11,9 +11,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from gone import wait_until_gone
 from klinic.lab.ablation.results import read_folders
-from klinic.orphans import descendants
+from klinic.runtime.process_tree import descendant_pids
+from process_asserts import wait_until_gone
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "arithmetic.yaml"
 SHORT = (
@@ -51,7 +51,7 @@ def test_killed_in_the_middle_it_goes_on_and_one_that_fails_stops_nobody(tmp_pat
         time.sleep(0.05)
     (first,) = finished(folder)
     written = first.stat().st_mtime_ns
-    trials = descendants(process.pid)
+    trials = descendant_pids(process.pid)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
     wait_until_gone(trials)

@@ -12,8 +12,8 @@ from klinic.lab.ablation.plan import (
     Trial,
     make_plan,
     open_ablation,
+    parse_vary,
     read_plan,
-    read_vary,
 )
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "arithmetic.yaml"
@@ -54,7 +54,7 @@ def test_all_settings_that_cannot_be_are_named_before_anything_is_run():
 )
 def test_what_cannot_be_varied_is_refused(texts, said):
     with pytest.raises(ConfigError, match=said):
-        read_vary(texts)
+        parse_vary(texts)
 
 
 @given(st.text(max_size=40), st.text(max_size=40))

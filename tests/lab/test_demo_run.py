@@ -7,28 +7,27 @@ import pytest
 from rich.console import Console
 
 from klinic.checks import CHECKS
+from klinic.doctor.cases import read_cases
 from klinic.doctor.diagnosis import diagnose
-from klinic.doctor.reading import read_cases
 from klinic.errors import ConfigError
-from klinic.evidence.causes import CAUSES
 from klinic.faults import FAULTS
-from klinic.lab import trial
-from klinic.lab.demo.run import demo_recipe, find_fault, refuse_used, train_demo
-from klinic.lab.demo.shown import LEFT_OUT, SHOWN
+from klinic.lab import scoreboard_run
+from klinic.lab.demo.run import check_empty, demo_recipe, find_fault, train_demo
+from klinic.lab.demo.shown import DEMO_FAULTS, EXCLUDED
 from klinic.lab.demo.view import DemoView
-from klinic.loop.folder import START
-from klinic.recipe.loading import load
+from klinic.recipe.loading import load_recipe
+from klinic.training.run_folder import START_FOLDER
 
 FEW = {"warm_start.steps": 3, "loop.max_steps": 1, "loop.eval_prompts": 2}
 
 
 def test_what_is_shown_has_a_fault_and_what_is_left_out_has_a_reason():
-    assert set(SHOWN) <= {fault.cause for fault in FAULTS}
-    assert set(SHOWN) | set(LEFT_OUT) == {cause.name for cause in CAUSES}
-    assert all(LEFT_OUT.values())
+    assert set(DEMO_FAULTS) <= {fault.cause for fault in FAULTS}
+    assert set(DEMO_FAULTS) | set(EXCLUDED) == {check.name for check in CHECKS}
+    assert all(EXCLUDED.values())
 
 
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", DEMO_FAULTS)
 def test_every_fault_has_a_recipe_with_what_it_needs_and_what_the_user_asks_for(name, tmp_path):
     fault = find_fault(name)
     recipe = demo_recipe(fault, tmp_path / "run", ["seed=7", "loop.prompts_per_step=5"])
@@ -42,7 +41,7 @@ def test_every_fault_has_a_recipe_with_what_it_needs_and_what_the_user_asks_for(
 
 def test_the_recipe_of_the_demo_is_read_without_a_word():
     with as_file(files("klinic.lab.demo") / "recipe.yaml") as path:
-        assert load(path).echoes == []
+        assert load_recipe(path).notes == []
 
 
 @pytest.mark.timeout(300)
@@ -50,26 +49,26 @@ def test_a_fault_does_not_reach_the_warm_start_that_is_kept(tmp_path, monkeypatc
     weights = {}
     for name, fault in (("well", None), ("sick", find_fault("step-too-big"))):
         monkeypatch.setenv("KLINIC_CACHE", str(tmp_path / "cache" / name))
-        run = trial.make(tmp_path / name, fault, **FEW)
-        weights[name] = (run / START / "model.safetensors").read_bytes()
+        run = scoreboard_run.train_trial(tmp_path / name, fault, **FEW)
+        weights[name] = (run / START_FOLDER / "model.safetensors").read_bytes()
     assert weights["well"] == weights["sick"]
 
 
 def test_a_folder_that_holds_something_is_refused(tmp_path):
-    refuse_used(tmp_path / "new")
-    refuse_used(tmp_path)
+    check_empty(tmp_path / "new")
+    check_empty(tmp_path)
     (tmp_path / "mine.txt").write_text("mine")
     with pytest.raises(ConfigError, match="not empty, and the demo overwrites nothing"):
-        refuse_used(tmp_path)
+        check_empty(tmp_path)
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_curves_fit_the_terminal(width):
     console = Console(file=io.StringIO(), width=width)
     view = DemoView(console, max_steps=1000)
-    view.metrics(0, {"eval/accuracy": 0.25})
+    view.log_metrics(0, {"eval/accuracy": 0.25})
     for step in range(1, 1001):
-        view.metrics(step, {"reward": step / 1000, "kl": step / 1e4})
+        view.log_metrics(step, {"reward": step / 1000, "kl": step / 1e4})
     with console.capture() as capture:
         console.print(view)
     lines = capture.get().splitlines()
@@ -81,9 +80,9 @@ def test_where_nothing_can_move_a_line_is_printed_now_and_then():
     console = Console(file=io.StringIO(), width=200)
     view = DemoView(console, max_steps=20)
     view.begin(step=0)
-    view.metrics(0, {"eval/accuracy": 0.25, "eval/accuracy/addition": 0.25})
+    view.log_metrics(0, {"eval/accuracy": 0.25, "eval/accuracy/addition": 0.25})
     for step in range(1, 21):
-        view.metrics(step, {"reward": 0.5, "kl": 0.01, "loss": 1.0})
+        view.log_metrics(step, {"reward": 0.5, "kl": 0.01, "loss": 1.0})
     view.close()
     assert console.file.getvalue().splitlines() == [
         "Step 0 | Held-out accuracy: 0.250",
@@ -94,7 +93,7 @@ def test_where_nothing_can_move_a_line_is_printed_now_and_then():
 def test_a_view_forgets_what_a_run_goes_back_behind():
     view = DemoView(Console(file=io.StringIO()), max_steps=3)
     for step in (1, 2, 3):
-        view.metrics(step, {"reward": float(step)})
+        view.log_metrics(step, {"reward": float(step)})
     view.rewind(1)
     assert view.reward.values == {1: 1.0}
 
@@ -113,7 +112,7 @@ def test_held_out_accuracy_rises_and_nothing_is_found(seed, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("warm")
-@pytest.mark.parametrize("name", SHOWN)
+@pytest.mark.parametrize("name", DEMO_FAULTS)
 def test_every_fault_that_is_listed_is_named(name, tmp_path):
     fault = find_fault(name)
     train_demo(demo_recipe(fault, tmp_path / "run", []), fault, Console(quiet=True))

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from klinic.learner.looks import OFTEN
+from klinic.learner.diagnostics import EARLY_INTERVAL
 from klinic.model.loading import load_policy
-from klinic.model.reference import frozen_copy
-from klinic.recipe.model import ModelSection
-from small import batch_of, gradient, learner_of, rollouts
+from klinic.model.reference import copy_as_reference
+from klinic.recipe.sections import ModelSection
+from tiny_policies import batch_of, gradient, learner_of, rollouts
 
 
 def gradient_at(step, *, compiled):
     section = ModelSection(name="tiny", compile=compiled)
     policy = load_policy(section, temperature=1.0, seed=0)
-    reference = frozen_copy(policy.scorer, source="start")
+    reference = copy_as_reference(policy.scorer, source="start")
     with torch.no_grad(), torch.random.fork_rng():
         torch.manual_seed(0)
         for p in reference.scorer.lm.parameters():
@@ -27,7 +27,7 @@ def gradient_at(step, *, compiled):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.filterwarnings("ignore")  # the compiler warns of its own doings
-@pytest.mark.parametrize("step", [OFTEN + 1, OFTEN + 2])
+@pytest.mark.parametrize("step", [EARLY_INTERVAL + 1, EARLY_INTERVAL + 2])
 def test_a_compiled_gradient_is_the_model_s(step):
     expected = gradient_at(step, compiled=False)
     found = gradient_at(step, compiled=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from ranks_at_work import (
+from rpc_ranks import (
     KINDS,
     KL_COEF,
     MICRO,
@@ -23,14 +23,14 @@ from ranks_at_work import (
 )
 from safetensors.torch import load_file
 
-from klinic.learner.checkpoint import MODEL, SHARDS
-from klinic.learner.packing import joined, micro_batches
-from klinic.learner.rank_records import own_rows
+from klinic.learner.checkpoint import MODEL_DIR, SHARDS_DIR
+from klinic.learner.packing import gather_tokens, make_micro_batches
+from klinic.learner.rank_records import rows_of_rank
 from klinic.model.weights import fingerprint
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 CASES = [(kind, estimator) for kind in KINDS for estimator in WHOLE]
-AT_WORK = Path(__file__).parent / "ranks_at_work.py"
+AT_WORK = Path(__file__).parent / "rpc_ranks.py"
 
 
 def run_ranks(folder: Path, size: int) -> None:
@@ -116,9 +116,9 @@ def test_what_two_processes_saved_one_goes_on_with(two, kind, estimator):
     found = first_step(learner)
     close = 1e-4 if kind == "single" else 1e-9
     assert float((found["weights"] - tensors[f"{name} next weights"]).abs().mean()) < close
-    files = sorted(path.suffix for path in (folder / name / SHARDS).iterdir())
+    files = sorted(path.suffix for path in (folder / name / SHARDS_DIR).iterdir())
     assert files == [".safetensors", ".safetensors"]
-    assert any((folder / name / MODEL).glob("*.safetensors"))
+    assert any((folder / name / MODEL_DIR).glob("*.safetensors"))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -154,12 +154,14 @@ def test_every_row_is_one_process_s_and_all_run_equally_many(size, micro):
     runs, rows, trained, total = set(), [], [], torch.zeros_like(values)
     for rank in range(size):
         team = Member(rank, size)
-        batches = micro_batches(record, size=micro, pad_id=0, device=torch.device("cpu"), team=team)
+        batches = make_micro_batches(
+            record, size=micro, pad_id=0, device=torch.device("cpu"), group=team
+        )
         runs.add(len(batches))
-        rows += range(record.num_rows)[own_rows(record.num_rows, rank=rank, size=size)]
-        trained += [row for b in batches if b.counts for row in b.rows]
+        rows += range(record.num_rows)[rows_of_rank(record.num_rows, rank=rank, size=size)]
+        trained += [row for b in batches if b.is_counted for row in b.rows]
         parts = [values[b.tokens] for b in batches]
-        total += joined(parts, batches, record.num_tokens, team)
+        total += gather_tokens(parts, batches, record.num_tokens, team)
     assert len(runs) == 1
     assert rows == sorted(trained) == list(range(record.num_rows))
     assert torch.equal(total, values)

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from klinic.learner.objective import loss_parts
+from klinic.learner.objective import loss_terms
 from klinic.maths.surrogate import SURROGATES
-from small import (
+from tiny_policies import (
     LOSSES_AND_ESTIMATORS,
     apart,
     batch_of,
@@ -66,8 +66,8 @@ def plain_gradient(policy, reference, record, **objective):
     if objective["estimator"] in ("exact", "topk", "sequence"):
         states = replace(reference.hidden(batch.layout), topk=True)
     scores = policy.scorer(batch.layout, states)
-    parts = loss_parts(scores, scored.targets.cut(batch), learner._objective)
-    parts.total(0.0 if reference is None else KL_COEF).backward()
+    parts = loss_terms(scores, scored.targets.select_batch(batch), learner._objective)
+    parts.total_loss(0.0 if reference is None else KL_COEF).backward()
     found = gradient(policy).clone()
     learner.discard()
     return found
@@ -121,7 +121,7 @@ def test_a_gradient_is_used_once(tied, record):
     policy, _ = tied
     learner = learner_of(policy, None)
     scored = learner.score(record, needs_reference=False)
-    _, number = policy.scorer.learn(
+    _, number = policy.scorer.score_and_loss(
         scored.batches[0].layout, None, lambda scores, _: scores.logp.sum(), token_by_token=True
     )
     torch.autograd.backward(number, retain_graph=True)

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from klinic.maths.kl_estimators import ESTIMATORS
-from small import (
+from tiny_policies import (
     LOSSES_AND_ESTIMATORS,
     apart,
     batch_of,
@@ -32,7 +32,7 @@ def gradient_of(policy, reference, made, *, size, kl_coef=0.3, step=2, **changes
     learner = learner_of(policy, reference, micro_batch_size=size, **changes)
     scored = learner.score(batch_of(made, step=step), needs_reference=reference is not None)
     prepared = learner.prepare(scored, kl_coef=kl_coef if reference is not None else 0.0)
-    assert prepared.finite
+    assert prepared.is_finite
     return gradient(policy).clone()
 
 

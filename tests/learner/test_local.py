@@ -8,7 +8,7 @@ import torch
 
 from klinic.learner.update import LearningRate
 from klinic.model import scorer
-from small import (
+from tiny_policies import (
     apart,
     batch_of,
     drifted_reference,
@@ -161,7 +161,7 @@ def test_topk_is_the_kl_at_the_outcomes_that_were_likeliest_when_the_step_was_sc
         found.append(gradient(policy).clone())
     learner.discard()
     for batch, first in zip(scored.batches, at_first, strict=True):
-        targets = scored.targets.cut(batch)
+        targets = scored.targets.select_batch(batch)
         rest = torch.ones_like(first, dtype=torch.bool)
         rest.scatter_(-1, first.topk(5, -1).indices, value=False)
         p, q = rows_of(policy.scorer, batch).exp(), rows_of(reference.scorer, batch).exp().detach()
@@ -229,7 +229,7 @@ def test_a_loss_that_is_not_a_number_is_reported(made):
     advantage = record.advantage.copy()
     advantage[0] = np.inf
     scored = learner.score(replace(record, advantage=advantage), needs_reference=False)
-    assert not learner.prepare(scored, kl_coef=0.0).finite
+    assert not learner.prepare(scored, kl_coef=0.0).is_finite
 
 
 @pytest.mark.parametrize("lora_rank", [None, 4])
@@ -257,7 +257,11 @@ def test_a_saved_learner_goes_on_with_the_same_bits(made, tmp_path, lora_rank):
 def test_bf16_trains_master_weights_that_keep_small_updates(made):
     policy = small_policy(dtype="bf16")
     learner = learner_of(
-        policy, None, estimator=None, rate=LearningRate(peak=1e-6, total_steps=10), weight_decay=0.0
+        policy,
+        None,
+        estimator=None,
+        learning_rate=LearningRate(peak=1e-6, total_steps=10),
+        weight_decay=0.0,
     )
     before = snapshot(policy)
     learner.prepare(learner.score(batch_of(made, step=11), needs_reference=False), kl_coef=0.0)

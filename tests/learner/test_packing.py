@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klinic.evidence.rollout import EmittedBy, Prompt, Rollout, Segment, flatten
-from klinic.learner.packing import joined, micro_batches
+from klinic.evidence.rollout import EmittedBy, Prompt, Rollout, Segment, flatten_rollouts
+from klinic.learner.packing import gather_tokens, make_micro_batches
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def step_of(lengths):
         Rollout(prompt=prompt, sample=i, segments=(segment,), text="", finish_reason="stop")
         for i, segment in enumerate(segments)
     ]
-    return flatten(rollouts, step=1)
+    return flatten_rollouts(rollouts, step=1)
 
 
 @given(
@@ -37,21 +37,23 @@ def step_of(lengths):
 )
 def test_every_row_once_and_never_more_room_than_given(lengths, size, packed):
     record = step_of(lengths)
-    batches = micro_batches(record, size=size, pad_id=0, device=CPU, packed=packed)
+    batches = make_micro_batches(record, size=size, pad_id=0, device=CPU, packed=packed)
     assert sorted(np.concatenate([b.rows for b in batches]).tolist()) == list(range(len(lengths)))
     room = size * (2 + max(lengths))
     assert all(b.layout.input_ids.numel() <= room for b in batches)
     values = torch.arange(record.num_tokens, dtype=torch.float64)
-    assert torch.equal(joined([values[b.tokens] for b in batches], batches, len(values)), values)
+    assert torch.equal(
+        gather_tokens([values[b.tokens] for b in batches], batches, len(values)), values
+    )
 
 
 def test_rows_of_one_batch_stay_in_the_order_of_the_step():
-    (batch,) = micro_batches(step_of([3, 1, 2]), size=3, pad_id=0, device=CPU)
+    (batch,) = make_micro_batches(step_of([3, 1, 2]), size=3, pad_id=0, device=CPU)
     assert batch.rows.tolist() == [0, 1, 2]
 
 
 def test_packed_rows_have_no_padding_and_positions_of_their_own():
-    (batch,) = micro_batches(step_of([3, 1, 2]), size=3, pad_id=0, device=CPU, packed=True)
+    (batch,) = make_micro_batches(step_of([3, 1, 2]), size=3, pad_id=0, device=CPU, packed=True)
     layout = batch.layout
     assert layout.input_ids.tolist() == [[3, 4, 5, 5, 5, 3, 4, 5, 3, 4, 5, 5]]
     assert layout.position_ids.tolist() == [[0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2, 3]]
@@ -63,7 +65,7 @@ def test_little_is_padding_where_neighbours_would_be_mostly_padding():
     stream = np.random.default_rng(0)
     lengths = np.clip(stream.lognormal(4.0, 1.0, 64), 4, 512).astype(int)
     record = step_of(lengths.tolist())
-    batches = micro_batches(record, size=8, pad_id=0, device=CPU)
+    batches = make_micro_batches(record, size=8, pad_id=0, device=CPU)
     useful = int((lengths + 2).sum())
     assert useful / sum(b.layout.input_ids.numel() for b in batches) > 0.85
     neighbours = sum(8 * (2 + lengths[i : i + 8].max()) for i in range(0, 64, 8))

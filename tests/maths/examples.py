@@ -14,7 +14,7 @@ from klinic.maths import (
     entropy,
     kl,
     kl_estimators,
-    kl_gradient,
+    kl_terms,
     masked,
     ratio,
     score,
@@ -23,7 +23,7 @@ from klinic.maths import (
 from klinic.maths.kl_inputs import KLInputs
 from klinic.maths.surrogate import PolicyInputs
 
-MODULES = (advantage, entropy, kl, kl_estimators, kl_gradient, masked, ratio, score, surrogate)
+MODULES = (advantage, entropy, kl, kl_estimators, kl_terms, masked, ratio, score, surrogate)
 
 MASK = np.array([True, True, False, True, True])
 OFFSETS = np.array([0, 3, 5])
@@ -100,7 +100,7 @@ EXAMPLES: dict[str, Example] = {
         },
         edge_value=np.array([math.log(2.0), 0.0]),
     ),
-    "kl.coarse": Example(
+    "kl.coarse_logp": Example(
         args={"logp": ROWS_P, "token_ids": np.array([[0], [2]])},
         edge={"logp": np.array([[0.0, -math.inf]]), "token_ids": np.array([[0]])},
         edge_value=np.array([[0.0, -math.inf]]),
@@ -110,7 +110,7 @@ EXAMPLES: dict[str, Example] = {
         edge={"logp_p": ROWS_P, "logp_q": ROWS_P, "k": 1},
         edge_value=np.zeros(2),
     ),
-    "kl.bucketed": Example(
+    "kl.bucketed_kl": Example(
         args={
             "logp_p": ROWS_P,
             "token_ids": np.array([[0], [2]]),
@@ -124,13 +124,13 @@ EXAMPLES: dict[str, Example] = {
         edge_value=np.array([math.log(2.0)]),
     ),
     **{
-        f"kl_gradient.{name}": Example(args=kl_inputs(), edge=AT_REFERENCE, edge_value=ZEROS)
+        f"kl_terms.{name}": Example(args=kl_inputs(), edge=AT_REFERENCE, edge_value=ZEROS)
         for name in (
             *("unbiased", "exact", "topk", "sequence", "k1", "k2", "k3", "k3_plus", "k3_ratio"),
             *("k3_reversed", "absolute", "k1_reward", "k1_reward_immediate", "exp_k1_reward"),
         )
     },
-    "kl_gradient.others_at_position": Example(
+    "kl_terms.leave_one_out_baseline": Example(
         args={"values": LOGP, "group": GROUP, "row_offsets": OFFSETS},
         edge={"values": LOGP, "group": np.array([0, 1]), "row_offsets": OFFSETS},
         edge_value=ZEROS,
@@ -184,9 +184,9 @@ EXAMPLES: dict[str, Example] = {
     ),
     **{
         f"surrogate.{name}": Example(args=policy_inputs(), edge=NO_ADVANTAGE, edge_value=ZEROS)
-        for name in ("clipped", "clipped_sequence", "clipped_weight")
+        for name in ("clipped_surrogate", "clipped_sequence_surrogate", "clipped_weight_surrogate")
     },
-    "masked.inside": Example(
+    "masked.apply_mask": Example(
         args={"values": LOGP, "loss_mask": MASK},
         edge={"values": np.full(5, np.nan), "loss_mask": np.zeros(5, dtype=bool)},
         edge_value=ZEROS,
@@ -212,12 +212,12 @@ EXAMPLES: dict[str, Example] = {
         edge=NOTHING | {"aggregation": "token_mean", "row_offsets": OFFSETS, "length": 4},
         edge_value=ZEROS,
     ),
-    "masked.without_rows": Example(
+    "masked.exclude_rows": Example(
         args={"loss_mask": MASK, "dropped": np.array([False, True]), "row_offsets": OFFSETS},
         edge={"loss_mask": MASK, "dropped": np.array([True, True]), "row_offsets": OFFSETS},
         edge_value=np.zeros(5, dtype=bool),
     ),
-    "score.score": Example(
+    "score.score_term": Example(
         args={"coef": LOGP_REF, "logp": LOGP, "value": LOGP_OLD},
         edge={"coef": np.full(5, 1e30), "logp": LOGP},
         edge_value=ZEROS,

@@ -47,9 +47,11 @@ def reaches_others(term):
 def test_kl_terms(name):
     def term(tokens):
         rows = {"row_offsets": OFFSETS, "group": torch.tensor([0, 1])}
-        return ESTIMATORS[name].term(KLInputs(**rows, **tokens, loss_mask=EVERYWHERE).clean())
+        return ESTIMATORS[name].term(
+            KLInputs(**rows, **tokens, loss_mask=EVERYWHERE).zero_outside_mask()
+        )
 
-    assert reaches_others(term) == ESTIMATORS[name].along_the_row
+    assert reaches_others(term) == ESTIMATORS[name].needs_whole_row
 
 
 @pytest.mark.parametrize("name", SURROGATES)
@@ -65,4 +67,4 @@ def test_policy_terms(name):
             )
         )
 
-    assert reaches_others(term) == SURROGATES[name].along_the_row
+    assert reaches_others(term) == SURROGATES[name].needs_whole_row

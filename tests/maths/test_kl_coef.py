@@ -137,7 +137,7 @@ def test_rules_are_relative_to_their_own_target():
 
 @pytest.mark.parametrize("coef", [-1.0, math.nan, math.inf])
 def test_a_coefficient_that_is_none_is_refused(coef):
-    with pytest.raises(ConfigError, match="rewards leaving the reference"):
+    with pytest.raises(ConfigError, match="rewards distance from the reference"):
         KLCoefState(coef=coef)
 
 

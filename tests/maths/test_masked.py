@@ -11,12 +11,12 @@ from klinic.errors import ConfigError, ShapeError
 from klinic.maths.arrays import check_rows, row_of_token, sum_after, sum_to_go
 from klinic.maths.masked import (
     aggregation_weights,
+    apply_mask,
     constant,
-    inside,
+    exclude_rows,
     sequence_mean,
     token_mean,
     weighted_sum,
-    without_rows,
 )
 
 LENGTHS = st.lists(st.integers(0, 5), min_size=1, max_size=6)
@@ -62,7 +62,7 @@ def test_nan_outside_the_mask_leaks_into_neither_value_nor_gradient():
 
     values = torch.tensor([1.0, torch.nan, torch.inf], dtype=torch.float64, requires_grad=True)
     mask = torch.tensor([True, False, False])
-    cleaned = inside(values, mask)
+    cleaned = apply_mask(values, mask)
     total = weighted_sum(cleaned.exp() * cleaned, token_mean(mask, dtype=torch.float64))
     total.backward()
     assert total.item() == pytest.approx(np.e)
@@ -81,7 +81,7 @@ def test_weighted_sum_itself_stops_nan():
 def test_dropped_rows_leave_numerator_and_denominator():
     values = np.array([1.0, 1.0, 5.0, 5.0])
     mask, offsets = np.ones(4, dtype=bool), np.array([0, 2, 4])
-    kept = without_rows(mask, np.array([False, True]), offsets)
+    kept = exclude_rows(mask, np.array([False, True]), offsets)
     for weights in (
         token_mean(kept, dtype=np.float64),
         sequence_mean(kept, offsets, dtype=np.float64),

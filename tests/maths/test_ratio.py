@@ -59,7 +59,7 @@ def test_the_effective_sample_size_is_the_share_of_useful_samples():
 
 @pytest.mark.parametrize(("low", "high"), [(-0.1, 0.2), (1.1, 0.2), (0.2, -0.1)])
 def test_bounds_that_do_not_enclose_one_are_refused(low, high):
-    with pytest.raises(ConfigError, match="enclose 1"):
+    with pytest.raises(ConfigError, match="must contain 1"):
         clip(np.ones(1), clip_low=low, clip_high=high)
 
 

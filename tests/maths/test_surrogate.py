@@ -6,7 +6,7 @@ import pytest
 from klinic.errors import ShapeError
 from klinic.maths.kl_estimators import kl_term
 from klinic.maths.kl_inputs import KLInputs
-from klinic.maths.masked import aggregation_weights, weighted_sum, without_rows
+from klinic.maths.masked import aggregation_weights, exclude_rows, weighted_sum
 from klinic.maths.surrogate import SURROGATES, PolicyInputs
 
 torch = pytest.importorskip("torch")
@@ -158,7 +158,7 @@ def test_a_truncated_completion_leaves_the_policy_term_and_keeps_its_kl(name):
     old = logp.detach() + 0.01
     mask, offsets = torch.ones(3, dtype=torch.bool), torch.tensor([0, 2, 3])
     advantage = torch.tensor([1.0, -1.0], dtype=torch.float64)
-    kept = without_rows(mask, torch.tensor([False, True]), offsets)
+    kept = exclude_rows(mask, torch.tensor([False, True]), offsets)
     terms = SURROGATES[name].term(
         PolicyInputs(
             advantage=advantage, row_offsets=offsets, logp=logp, logp_old=old, loss_mask=mask

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from klinic.learner.checkpoint import save_model
 from klinic.model.loading import load_policy
-from klinic.recipe.model import ModelSection
+from klinic.recipe.sections import ModelSection
 
 ATTENTION = ["q_proj", "v_proj"]
 KINDS: dict[str, dict[str, Any]] = {

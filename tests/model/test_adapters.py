@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 from klinic.errors import ConfigError
 from klinic.learner.checkpoint import load_weights, save_model
 from klinic.model.adapters import base_digest, policy_digest, starts_at_zero
-from klinic.model.loading import load_policy, load_scorer, load_whole
-from klinic.model.probe import LIMIT, largest_difference, probe
-from klinic.model.reference import as_it_starts
-from klinic.recipe.model import ModelSection
+from klinic.model.equivalence import MAX_LOGP_DIFFERENCE, largest_difference, probe_logp
+from klinic.model.loading import load_merged_policy, load_policy, load_scorer
+from klinic.model.reference import reference_at_start
+from klinic.recipe.sections import ModelSection
 from model.foreign import KINDS, move, policy_of, write_adapter, write_base
 
 
@@ -48,8 +48,8 @@ def logits(lm):
 
 
 def reference_log_probs(reference):
-    with reference._in_force():
-        return probe(reference.scorer)
+    with reference._active_adapter():
+        return probe_logp(reference.scorer)
 
 
 def test_every_kind_is_loaded_as_peft_means_it_and_can_be_trained(adapter, base):
@@ -63,58 +63,60 @@ def test_every_kind_is_loaded_as_peft_means_it_and_can_be_trained(adapter, base)
 
 def test_the_reference_is_the_adapter_as_it_was_and_not_the_base(adapter):
     policy = policy_of(adapter)
-    before, digest = probe(policy.scorer), policy_digest(policy.lm)
+    before, digest = probe_logp(policy.scorer), policy_digest(policy.lm)
     with policy.lm.disable_adapter():
-        assert largest_difference(before, probe(policy.scorer)) > 0.01
+        assert largest_difference(before, probe_logp(policy.scorer)) > 0.01
     num_trained = sum(p.requires_grad for p in policy.lm.parameters())
-    reference = as_it_starts(policy.scorer, source=str(adapter))
+    reference = reference_at_start(policy.scorer, source=str(adapter))
     assert reference.kind == "adapter_frozen"
     assert reference.digest == digest == policy_digest(policy.lm)
     assert torch.equal(reference_log_probs(reference), before)
     move(policy)
     assert torch.equal(reference_log_probs(reference), before)
-    assert largest_difference(probe(policy.scorer), before) > 0.01
+    assert largest_difference(probe_logp(policy.scorer), before) > 0.01
     assert sum(p.requires_grad for p in policy.lm.parameters()) == num_trained
     assert policy_digest(policy.lm) != digest
 
 
 def test_every_kind_is_saved_for_peft_and_restored(adapter, base, tmp_path):
     policy = policy_of(adapter)
-    as_it_starts(policy.scorer, source=str(adapter))
+    reference_at_start(policy.scorer, source=str(adapter))
     move(policy)
     save_model(tmp_path / "model", policy)
     assert not (tmp_path / "model" / "reference").exists()
     assert torch.equal(logits(by_peft(tmp_path / "model", base)), logits(policy.lm))
     again = policy_of(adapter)
-    as_it_starts(again.scorer, source=str(adapter))
+    reference_at_start(again.scorer, source=str(adapter))
     load_weights(tmp_path / "model", again)
     assert policy_digest(again.lm) == policy_digest(policy.lm)
-    assert torch.equal(probe(again.scorer), probe(policy.scorer))
+    assert torch.equal(probe_logp(again.scorer), probe_logp(policy.scorer))
 
 
 def test_every_kind_merges_into_a_whole_model_that_loads_again(adapter, tmp_path):
-    whole = load_whole(ModelSection(name=str(adapter), lora_rank=4), temperature=1.0, seed=0)
+    whole = load_merged_policy(
+        ModelSection(name=str(adapter), lora_rank=4), temperature=1.0, seed=0
+    )
     assert all(p.requires_grad for p in whole.lm.parameters())
-    expected = probe(policy_of(adapter).scorer)
-    assert largest_difference(probe(whole.scorer), expected) < LIMIT
+    expected = probe_logp(policy_of(adapter).scorer)
+    assert largest_difference(probe_logp(whole.scorer), expected) < MAX_LOGP_DIFFERENCE
     save_model(tmp_path / "model", whole)
-    assert torch.equal(probe(policy_of(tmp_path / "model").scorer), probe(whole.scorer))
+    assert torch.equal(probe_logp(policy_of(tmp_path / "model").scorer), probe_logp(whole.scorer))
 
 
 def test_a_rank_puts_a_fresh_adapter_on_the_merged_one(base):
     adapter = write_adapter(base.with_name("before"), base)
     policy = policy_of(adapter, lora_rank=4)
     assert policy.lm.peft_config["default"].r == 4
-    reference = as_it_starts(policy.scorer, source="start")
+    reference = reference_at_start(policy.scorer, source="start")
     assert reference.kind == "adapter_off"
-    expected = probe(policy_of(adapter).scorer)
-    assert largest_difference(reference_log_probs(reference), expected) < LIMIT
+    expected = probe_logp(policy_of(adapter).scorer)
+    assert largest_difference(reference_log_probs(reference), expected) < MAX_LOGP_DIFFERENCE
 
 
 def test_dropout_of_an_adapter_is_silenced_and_kept_in_its_config(base, tmp_path):
     policy = policy_of(write_adapter(tmp_path / "a", base, lora_dropout=0.5))
-    as_it_starts(policy.scorer, source="a")
-    assert torch.equal(probe(policy.scorer), probe(policy.scorer))
+    reference_at_start(policy.scorer, source="a")
+    assert torch.equal(probe_logp(policy.scorer), probe_logp(policy.scorer))
     save_model(tmp_path / "b", policy)
     assert json.loads((tmp_path / "b" / "adapter_config.json").read_text())["lora_dropout"] == 0.5
 
@@ -130,7 +132,7 @@ def test_only_plain_matrices_that_end_in_zeros_are_known_to_add_nothing(
     policy = policy_of(adapter)
     assert starts_at_zero(policy.lm) == zero
     expected = "adapter_off" if zero else "adapter_frozen"
-    assert as_it_starts(policy.scorer, source="a").kind == expected
+    assert reference_at_start(policy.scorer, source="a").kind == expected
 
 
 def test_one_weight_that_is_not_zero_is_seen(base):
@@ -156,7 +158,7 @@ def test_an_adapter_may_be_the_reference_of_another_model(base, tmp_path):
     adapter = write_adapter(tmp_path / "a", base)
     policy = policy_of(base)
     scorer = load_scorer(str(adapter), like=policy, seed=0)
-    assert torch.equal(probe(scorer), probe(policy_of(adapter).scorer))
+    assert torch.equal(probe_logp(scorer), probe_logp(policy_of(adapter).scorer))
 
 
 def test_an_adapter_finds_its_base_from_anywhere_and_after_a_move(base, tmp_path, monkeypatch):
@@ -165,12 +167,12 @@ def test_an_adapter_finds_its_base_from_anywhere_and_after_a_move(base, tmp_path
     policy = load_policy(ModelSection(name="run/start", lora_rank=2), temperature=1.0, seed=0)
     move(policy)
     save_model(tmp_path / "run" / "model", policy)
-    expected = probe(policy.scorer)
+    expected = probe_logp(policy.scorer)
     monkeypatch.chdir("/")
     theirs = AutoPeftModelForCausalLM.from_pretrained(tmp_path / "run" / "model")
     assert torch.equal(logits(theirs), logits(policy.lm))
     shutil.move(tmp_path / "run", tmp_path / "moved")
-    assert torch.equal(probe(policy_of(tmp_path / "moved" / "model").scorer), expected)
+    assert torch.equal(probe_logp(policy_of(tmp_path / "moved" / "model").scorer), expected)
 
 
 def change(folder, **changes):

@@ -4,7 +4,7 @@ import pytest
 
 from klinic.errors import ConfigError, DataError
 from klinic.model.chat import PromptEncoder
-from klinic.model.tiny import CHAT, tiny_tokenizer
+from klinic.model.tiny import CHAT_TEMPLATE, tiny_tokenizer
 
 ASKED = [{"role": "system", "content": "add"}, {"role": "user", "content": "1+1"}]
 REPLY = {"role": "tool", "content": "two"}
@@ -12,7 +12,7 @@ LOOP = "{% for m in messages %}"
 END = "{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
 
 
-def encoder(template=CHAT):
+def encoder(template=CHAT_TEMPLATE):
     tokenizer = tiny_tokenizer()
     tokenizer.chat_template = template
     return PromptEncoder(tokenizer, "tiny")
@@ -31,7 +31,7 @@ def test_a_chat_goes_through_the_template_and_is_encoded_as_it_stands():
 
 def test_a_text_is_encoded_as_the_tokenizer_begins_texts_and_a_chat_is_not():
     class WithBos:
-        chat_template = CHAT
+        chat_template = CHAT_TEMPLATE
 
         def encode(self, text, add_special_tokens=True):
             return [0] * add_special_tokens + [ord(c) for c in text]
@@ -50,7 +50,7 @@ def test_what_a_table_fills_with_nothing_is_left_out():
 
 
 def test_tools_reach_the_template():
-    template = "{% for t in tools %}{{ t.name }};{% endfor %}" + CHAT
+    template = "{% for t in tools %}{{ t.name }};{% endfor %}" + CHAT_TEMPLATE
     assert encoder(template)(ASKED, [{"name": "calc"}]).text.startswith("calc;system")
 
 
@@ -59,7 +59,7 @@ def test_the_bridge_is_the_same_whatever_was_said(said):
     encode = encoder()
     eos = tiny_tokenizer().eos_token_id
     before = [*ASKED, {"role": "assistant", "content": said}]
-    bridge = encode.bridge(before, REPLY, behind=eos)
+    bridge = encode.encode_between_turns(before, REPLY, end_id=eos)
     # the policy ended its turn with the end-of-turn token, so the bridge begins behind it
     assert tiny_tokenizer().decode(bridge) == "\ntool: two<|eos|>\nassistant: "
 
@@ -67,9 +67,9 @@ def test_the_bridge_is_the_same_whatever_was_said(said):
 def test_prompt_said_and_bridge_are_the_ids_of_the_whole_chat():
     encode, tokenizer = encoder(), tiny_tokenizer()
     turn = {"role": "assistant", "content": "calc 1+1"}
-    said = [*encode.encode("calc 1+1"), tokenizer.eos_token_id]
+    said = [*encode.encode_text("calc 1+1"), tokenizer.eos_token_id]
     ids = encode(ASKED).token_ids + said
-    ids += encode.bridge([*ASKED, turn], REPLY, behind=said[-1])
+    ids += encode.encode_between_turns([*ASKED, turn], REPLY, end_id=said[-1])
     assert ids == encode([*ASKED, turn, REPLY]).token_ids
 
 
@@ -81,7 +81,7 @@ REWRITING = {
     + "{% if m.role != 'assistant' or loop.last %}{{ m.role }}: {{ m.content }}<|eos|>\n{% endif %}"
     + END,
     "strips": LOOP + "{{ m.role }}: {{ m.content.strip() }}<|eos|>\n" + END.replace(": ", ":\n "),
-    "counts messages": "{{ messages | length }}" + CHAT,
+    "counts messages": "{{ messages | length }}" + CHAT_TEMPLATE,
     "marks the last tool turn": LOOP
     + "{{ m.role }}{% if m.role == 'tool' and loop.last %}!{% endif %}: {{ m.content }}<|eos|>\n"
     + END,

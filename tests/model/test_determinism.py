@@ -15,19 +15,21 @@ def test_every_function_is_called_once_in_both_precisions(monkeypatch):
 
         return record
 
-    for name in determinism.FUNCTIONS:
+    for name in determinism.VML_FUNCTIONS:
         monkeypatch.setattr(torch, name, recorder(name, getattr(torch, name)))
-    determinism.settle_kernels.cache_clear()
-    determinism.settle_kernels()
-    determinism.settle_kernels()
-    expected = [(n, d, 1) for d in (torch.float32, torch.float64) for n in determinism.FUNCTIONS]
+    determinism.initialize_vml_kernels.cache_clear()
+    determinism.initialize_vml_kernels()
+    determinism.initialize_vml_kernels()
+    expected = [
+        (n, d, 1) for d in (torch.float32, torch.float64) for n in determinism.VML_FUNCTIONS
+    ]
     assert calls == expected
 
 
 def test_worlds_settle_them_first(monkeypatch):
-    from klinic.verify import world
+    from klinic.verify import toy_policies
 
     settled = []
-    monkeypatch.setattr(world, "settle_kernels", lambda: settled.append(True))
-    world.make_world("any", seed=0, drift=1.0)
+    monkeypatch.setattr(toy_policies, "initialize_vml_kernels", lambda: settled.append(True))
+    toy_policies.make_world("any", seed=0, drift=1.0)
     assert settled

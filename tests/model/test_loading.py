@@ -9,8 +9,8 @@ from klinic.errors import ConfigError
 from klinic.learner.checkpoint import save_model
 from klinic.model.loading import load_policy, stop_ids
 from klinic.model.tiny import tiny_tokenizer
-from klinic.recipe.model import ModelSection
-from small import small_model, small_policy
+from klinic.recipe.sections import ModelSection
+from tiny_policies import small_model, small_policy
 
 SHAPE = {
     "vocab_size": len(tiny_tokenizer()),

@@ -6,9 +6,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from klinic.model.layout import lay_end_to_end, lay_out
-from klinic.model.packed import knows_rows_apart, packs
-from klinic.model.scorer import TokenScorer
+from klinic.model.layout import pack_rows, pad_rows
+from klinic.model.scorer import TokenScorer, keeps_rows_independent, supports_packing
 
 CPU = torch.device("cpu")
 COMMON = {
@@ -56,20 +55,20 @@ def rows():
 @pytest.mark.parametrize("name", KNOW_ROWS_APART)
 def test_packed_rows_are_scored_as_if_alone(name):
     scorer = scorer_of(name, KNOW_ROWS_APART[name])
-    assert knows_rows_apart(scorer)
-    packed = scorer(lay_end_to_end(*rows(), device=CPU)).logp
-    apart = scorer(lay_out(*rows(), pad_id=0, device=CPU)).logp
+    assert keeps_rows_independent(scorer)
+    packed = scorer(pack_rows(*rows(), device=CPU)).logp
+    apart = scorer(pad_rows(*rows(), pad_id=0, device=CPU)).logp
     assert (packed - apart).abs().max() < 1e-10
 
 
 @pytest.mark.parametrize("name", DO_NOT)
 def test_a_model_that_mixes_rows_shows(name):
-    assert not knows_rows_apart(scorer_of(name, DO_NOT[name]))
+    assert not keeps_rows_independent(scorer_of(name, DO_NOT[name]))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_rounding_is_no_sign_of_mixing(dtype):
-    assert knows_rows_apart(scorer_of("qwen2", KNOW_ROWS_APART["qwen2"], dtype))
+    assert keeps_rows_independent(scorer_of("qwen2", KNOW_ROWS_APART["qwen2"], dtype))
 
 
 def test_only_attention_that_skips_other_rows_is_given_them(monkeypatch):
@@ -77,12 +76,12 @@ def test_only_attention_that_skips_other_rows_is_given_them(monkeypatch):
     apart, mixed = (
         scorer_of(name, {**KNOW_ROWS_APART, **DO_NOT}[name]) for name in ("qwen2", "opt")
     )
-    assert not packs(apart)
+    assert not supports_packing(apart)
     for scorer in (apart, mixed):
         called = SimpleNamespace(_attn_implementation="flash_attention_2")
         monkeypatch.setattr(scorer, "lm", Called(scorer.lm, called))
-    assert packs(apart)
-    assert not packs(mixed)
+    assert supports_packing(apart)
+    assert not supports_packing(mixed)
 
 
 def test_a_model_that_goes_on_counting_does_not_know_rows_apart(monkeypatch):
@@ -94,7 +93,7 @@ def test_a_model_that_goes_on_counting_does_not_know_rows_apart(monkeypatch):
         "forward",
         lambda places: embed(torch.arange(places.shape[-1]).expand(places.shape)),
     )
-    assert not knows_rows_apart(scorer)
+    assert not keeps_rows_independent(scorer)
 
 
 class Called(torch.nn.Module):

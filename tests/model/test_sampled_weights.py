@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from klinic.model.weights import SAMPLED, sampled
+from klinic.model.weights import NUM_SAMPLED, sample_entries
 
 WIDE = torch.arange(7 * 3001.0).reshape(7, 3001)
 
@@ -13,8 +13,8 @@ WIDE = torch.arange(7 * 3001.0).reshape(7, 3001)
     [
         torch.tensor(1.0),
         torch.zeros(0),
-        torch.arange(float(SAMPLED)),
-        torch.arange(2.0 * SAMPLED + 1),
+        torch.arange(float(NUM_SAMPLED)),
+        torch.arange(2.0 * NUM_SAMPLED + 1),
         WIDE,
         WIDE.T,  # not in the order of memory
         WIDE[3],  # begins in the middle of memory
@@ -23,4 +23,4 @@ WIDE = torch.arange(7 * 3001.0).reshape(7, 3001)
 )
 def test_entries_are_evenly_spaced_in_any_memory(tensor):
     flat = tensor.flatten().tolist()
-    assert sampled(tensor).tolist() == flat[:: max(1, len(flat) // SAMPLED)]
+    assert sample_entries(tensor).tolist() == flat[:: max(1, len(flat) // NUM_SAMPLED)]

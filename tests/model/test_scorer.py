@@ -6,10 +6,10 @@ import torch
 from transformers import GPT2Config, GPT2LMHeadModel, modeling_utils
 
 from klinic.model.adapters import base_digest
-from klinic.model.layout import lay_out
-from klinic.model.loading import WARNING, expect_no_mask
+from klinic.model.layout import pad_rows
+from klinic.model.loading import PADDING_WARNING, disable_padding_warning
 from klinic.model.scorer import TokenScorer
-from small import drifted_reference, own_reference, small_policy
+from tiny_policies import drifted_reference, own_reference, small_policy
 
 CPU = torch.device("cpu")
 PROMPTS = [np.array([5, 6, 7]), np.array([9]), np.array([10, 11, 12, 13, 14])]
@@ -28,7 +28,7 @@ def plain_log_probs(policy, temperature=1.0):
 
 @pytest.fixture
 def layout():
-    return lay_out(PROMPTS, COMPLETIONS, pad_id=0, device=CPU)
+    return pad_rows(PROMPTS, COMPLETIONS, pad_id=0, device=CPU)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -99,15 +99,15 @@ def test_an_adapter_switched_off_is_counted_apart_from_one_that_is_on():
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_padding_does_not_change_a_log_prob(size):
     policy = small_policy()
-    whole = policy.scorer(lay_out(PROMPTS, COMPLETIONS, pad_id=0, device=CPU)).logp
+    whole = policy.scorer(pad_rows(PROMPTS, COMPLETIONS, pad_id=0, device=CPU)).logp
     parts = [
         policy.scorer(
-            lay_out(PROMPTS[i : i + size], COMPLETIONS[i : i + size], pad_id=0, device=CPU)
+            pad_rows(PROMPTS[i : i + size], COMPLETIONS[i : i + size], pad_id=0, device=CPU)
         ).logp
         for i in range(0, 3, size)
     ]
     torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-4)
-    other_pad = policy.scorer(lay_out(PROMPTS, COMPLETIONS, pad_id=31, device=CPU)).logp
+    other_pad = policy.scorer(pad_rows(PROMPTS, COMPLETIONS, pad_id=31, device=CPU)).logp
     assert torch.equal(other_pad, whole)
 
 
@@ -124,13 +124,13 @@ def test_a_model_that_warns_of_padding_has_no_reason_to(monkeypatch):
     monkeypatch.setattr(modeling_utils.logger, "warning_once", said.append)
     sizes = {"n_layer": 1, "n_head": 2, "n_embd": 8, "vocab_size": 32, "pad_token_id": 0}
     lm = GPT2LMHeadModel(GPT2Config(**sizes))
-    expect_no_mask(lm)
+    disable_padding_warning(lm)
     scorer = TokenScorer(lm, temperature=1.0)
-    padded = lay_out(
+    padded = pad_rows(
         [np.array([5, 6])] * 2, [np.array([7]), np.array([8, 9])], pad_id=0, device=CPU
     )
     scorer(padded)
     assert not said
-    del vars(lm.transformer)[WARNING]
+    del vars(lm.transformer)[PADDING_WARNING]
     scorer(padded)
     assert "attention_mask" in said[0]

@@ -8,8 +8,8 @@ from typing import get_args
 import yaml
 
 from klinic.recipe.aliases import ALIASES, REFUSED
-from klinic.recipe.keys import fields, sections
-from klinic.recipe.settings import NAMED
+from klinic.recipe.keys import recipe_fields, recipe_sections
+from klinic.recipe.resolve import SHORTHAND_KEYS
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz_"
 GOOD = {"model": {"name": "tiny"}, "data": {"task": "arithmetic"}}
@@ -72,9 +72,9 @@ def slip(draw: random.Random, name: str, num_edits: int) -> str:
 
 
 def _typo(draw: random.Random, kind: str) -> Malformed:
-    names = set(fields()) | set(sections()) | set(ALIASES) | set(REFUSED)
+    names = set(recipe_fields()) | set(recipe_sections()) | set(ALIASES) | set(REFUSED)
     while True:
-        key = draw.choice([key for key in fields() if len(key.rpartition(".")[2]) > 3])
+        key = draw.choice([key for key in recipe_fields() if len(key.rpartition(".")[2]) > 3])
         section, dot, leaf = key.rpartition(".")
         wrong = section + dot + slip(draw, leaf, draw.choice([1, 1, 2]))
         if wrong not in names:
@@ -82,7 +82,7 @@ def _typo(draw: random.Random, kind: str) -> Malformed:
 
 
 def _wrong_type(draw: random.Random, kind: str) -> Malformed:
-    key, field = draw.choice(list(fields().items()))
+    key, field = draw.choice(list(recipe_fields().items()))
     wrong: list[object] = [{"a": 1}, {1: 2}, 1.5, True, [[1]]]  # what no key of a recipe takes
     if field.annotation in (int, float):
         wrong = ["eight", True, [1], {"a": 1}, "8", "0x10", None, "2024-01-01"]
@@ -99,26 +99,26 @@ def _unless_off(key: str, draw: random.Random, wrong: list[object]) -> object:
 
 
 def _out_of_range(draw: random.Random, kind: str) -> Malformed:
-    numbers = [key for key, field in fields().items() if field.annotation in (int, float)]
+    numbers = [key for key, field in recipe_fields().items() if field.annotation in (int, float)]
     value = draw.choice([-1, -7, -(10**30), -(2**63)])
     key = draw.choice(numbers)
     return Malformed(kind=kind, content=_text(_with(key, value)), key=key)
 
 
 def _huge(draw: random.Random, kind: str) -> Malformed:
-    key = draw.choice([key for key, field in fields().items() if field.annotation is int])
+    key = draw.choice([key for key, field in recipe_fields().items() if field.annotation is int])
     value = 10 ** draw.choice([20, 100, 1000, 4000])
     return Malformed(kind=kind, content=_text(_with(key, value)), key=key)
 
 
 def _not_finite(draw: random.Random, kind: str) -> Malformed:
-    key = draw.choice([key for key, field in fields().items() if field.annotation is float])
+    key = draw.choice([key for key, field in recipe_fields().items() if field.annotation is float])
     value = draw.choice([float("nan"), float("inf"), -float("inf"), 10**400])
     return Malformed(kind=kind, content=_text(_with(key, value)), key=key)
 
 
 def _no_choice(draw: random.Random, kind: str) -> Malformed:
-    choices = [key for key, field in fields().items() if _is_choice(field.annotation)]
+    choices = [key for key, field in recipe_fields().items() if _is_choice(field.annotation)]
     key = draw.choice(choices)
     return Malformed(kind=kind, content=_text(_with(key, draw.choice(WORDS))), key=key)
 
@@ -128,10 +128,12 @@ def _is_choice(annotation: object) -> bool:
 
 
 def _wrong_section(draw: random.Random, kind: str) -> Malformed:
-    leaves = [key.rpartition(".")[2] for key in fields()]
-    key = draw.choice([k for k in fields() if "." in k and leaves.count(k.rpartition(".")[2]) == 1])
+    leaves = [key.rpartition(".")[2] for key in recipe_fields()]
+    key = draw.choice(
+        [k for k in recipe_fields() if "." in k and leaves.count(k.rpartition(".")[2]) == 1]
+    )
     section, _, leaf = key.partition(".")
-    other = draw.choice([name for name in sections() if name != section])
+    other = draw.choice([name for name in recipe_sections() if name != section])
     wrong = f"{other}.{leaf}"
     return Malformed(kind=kind, content=_text(_with(wrong, 1)), key=wrong, nearest=key)
 
@@ -154,13 +156,13 @@ def _contradiction(draw: random.Random, kind: str) -> Malformed:
 
 
 def _no_section(draw: random.Random, kind: str) -> Malformed:
-    name = draw.choice(list(sections()))
-    value = draw.choice([[1, 2], [], [{"coef": 1}], "" if name in NAMED else "text"])
+    name = draw.choice(list(recipe_sections()))
+    value = draw.choice([[1, 2], [], [{"coef": 1}], "" if name in SHORTHAND_KEYS else "text"])
     return Malformed(kind=kind, content=_text(GOOD | {name: value}), key=name)
 
 
 def _twice(draw: random.Random, kind: str) -> Malformed:
-    key = draw.choice(list(fields())).rpartition(".")[2]
+    key = draw.choice(list(recipe_fields())).rpartition(".")[2]
     text = f"model: tiny\ntask: arithmetic\nloop:\n  {key}: 1\n  {key}: 1\n"
     return Malformed(kind=kind, content=text.encode(), key=key)
 

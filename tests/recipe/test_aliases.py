@@ -3,9 +3,9 @@
 import pytest
 
 from klinic.errors import ConfigError
-from klinic.recipe import from_keywords, load
+from klinic.recipe import from_keywords, load_recipe
 from klinic.recipe.aliases import ALIASES, FLAGS, REFUSED
-from klinic.recipe.keys import fields, is_flag, sections
+from klinic.recipe.keys import is_flag, recipe_fields, recipe_sections
 
 TASK = {"model": "tiny", "task": "arithmetic"}
 KL_COEF = ("kl_coef", "kl_beta", "beta", "kl_coefficient", "init_kl_coef", "kl_penalty")
@@ -23,8 +23,8 @@ def refusal(**values):
 
 def test_every_other_spelling_leads_to_a_key():
     targets = {target for target in ALIASES.values() if isinstance(target, str)}
-    assert targets <= set(fields())
-    assert not set(ALIASES) & (set(fields()) | set(sections()) | set(REFUSED))
+    assert targets <= set(recipe_fields())
+    assert not set(ALIASES) & (set(recipe_fields()) | set(recipe_sections()) | set(REFUSED))
 
 
 @pytest.mark.parametrize("name", KL_COEF)
@@ -32,7 +32,7 @@ def test_every_other_spelling_leads_to_a_key():
 def test_every_name_of_the_coefficient_sets_it(name, spelling):
     told = loaded(**{spelling(name): 0.02})
     assert told.recipe.kl.coef == 0.02
-    assert told.echoes[1:] == [f"{name} is written kl.coef here: 0.02"]
+    assert told.notes[1:] == [f"{name} is written kl.coef here: 0.02"]
 
 
 REWARDS = "rewards"
@@ -96,7 +96,7 @@ def test_the_switch_brings_a_kl_or_takes_it_away(name):
 def test_off_wins_over_a_coefficient_and_says_so():
     told = loaded(use_kl_penalty=False, kl_coef=0.3)
     assert told.recipe.kl is None
-    assert "kl is off because of use_kl_penalty: kl_coef not used" in told.echoes
+    assert "kl is off because of use_kl_penalty: kl_coef not used" in told.notes
 
 
 def test_two_switches_that_disagree_are_refused():
@@ -109,7 +109,7 @@ def test_two_switches_that_disagree_are_refused():
 def test_a_target_brings_the_band_unless_another_controller_is_chosen(name):
     told = loaded(**{name: 0.1})
     assert (told.recipe.kl.target, told.recipe.kl.controller) == (0.1, "band")
-    assert told.echoes[-1] == f"kl.controller is band, because {name} is set"
+    assert told.notes[-1] == f"kl.controller is band, because {name} is set"
     chosen = loaded(**{name: 0.1, "kl.controller": "log_pi"}).recipe.kl
     assert (chosen.target, chosen.controller) == (0.1, "log_pi")
     assert "kl.controller fixed" in refusal(**{name: 0.1, "kl.controller": "fixed"})
@@ -171,6 +171,6 @@ def test_flags_are_the_names_that_are_true_or_false(tmp_path):
     path = tmp_path / "r.yaml"
     path.write_text("model: tiny\ntask: arithmetic\n")
     for name in FLAGS:
-        load(path, [f"{name}=true"])
+        load_recipe(path, [f"{name}=true"])
     assert is_flag("model.compile")
     assert not is_flag("kl.coef")

@@ -3,7 +3,7 @@
 import pytest
 
 from klinic.errors import ConfigError
-from klinic.recipe.file import LARGEST_FILE, read_text
+from klinic.recipe.file import MAX_FILE_BYTES, read_text
 
 
 @pytest.fixture
@@ -56,9 +56,9 @@ def test_bytes_that_are_not_utf8_are_placed(tmp_path):
 
 def test_a_dataset_is_not_a_recipe(tmp_path):
     path = tmp_path / "r.yaml"
-    path.write_bytes(b"#" * LARGEST_FILE)
-    assert len(read_text(path)) == LARGEST_FILE
-    path.write_bytes(b"#" * (LARGEST_FILE + 1))
+    path.write_bytes(b"#" * MAX_FILE_BYTES)
+    assert len(read_text(path)) == MAX_FILE_BYTES
+    path.write_bytes(b"#" * (MAX_FILE_BYTES + 1))
     assert "1,000,001 bytes" in refusal(path)
 
 

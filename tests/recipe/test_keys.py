@@ -5,11 +5,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klinic.recipe.aliases import ALIASES
-from klinic.recipe.keys import edits, fields, nearest, optional_sections, sections
+from klinic.recipe.keys import (
+    edit_distance,
+    optional_sections,
+    recipe_fields,
+    recipe_sections,
+    suggest_names,
+)
 
 
 def test_sections_and_which_of_them_mean_off_when_absent():
-    assert list(sections()) == [
+    assert list(recipe_sections()) == [
         "model",
         "data",
         "eval",
@@ -44,25 +50,25 @@ def test_sections_and_which_of_them_mean_off_when_absent():
     ],
 )
 def test_a_slip_is_understood(name, meant):
-    assert nearest(name, ALIASES)[0] == meant
+    assert suggest_names(name, ALIASES)[0] == meant
 
 
 def test_equally_near_names_are_all_offered():
-    assert nearest("sampling.top_x", {}) == ["sampling.top_p", "sampling.top_k"]
+    assert suggest_names("sampling.top_x", {}) == ["sampling.top_p", "sampling.top_k"]
 
 
 @pytest.mark.parametrize("name", ["", "5", "zebra", "x" * 10_000, "kl.zebra", "."])
 def test_a_name_that_is_like_none_has_no_nearest(name):
-    assert nearest(name, ALIASES) == []
+    assert suggest_names(name, ALIASES) == []
 
 
-@given(st.sampled_from(list(fields())), st.data())
+@given(st.sampled_from(list(recipe_fields())), st.data())
 def test_a_dropped_letter_is_always_understood(key, data):
     section, dot, leaf = key.rpartition(".")
     at = data.draw(st.integers(0, len(leaf) - 1))
     name = section + dot + leaf[:at] + leaf[at + 1 :]
-    if name not in fields() and len(leaf) > 3:
-        assert key in nearest(name, {})
+    if name not in recipe_fields() and len(leaf) > 3:
+        assert key in suggest_names(name, {})
 
 
 words = st.text("abc", max_size=6)
@@ -70,12 +76,12 @@ words = st.text("abc", max_size=6)
 
 @given(words, words)
 def test_edits_are_a_distance(one, other):
-    assert edits(one, other) == edits(other, one)
-    assert (edits(one, other) == 0) == (one == other)
-    assert abs(len(one) - len(other)) <= edits(one, other) <= max(len(one), len(other))
+    assert edit_distance(one, other) == edit_distance(other, one)
+    assert (edit_distance(one, other) == 0) == (one == other)
+    assert abs(len(one) - len(other)) <= edit_distance(one, other) <= max(len(one), len(other))
 
 
 @given(words, words)
 def test_swapping_neighbours_is_one_edit(one, other):
     swapped = one + "yx" + other
-    assert edits(one + "xy" + other, swapped) == 1
+    assert edit_distance(one + "xy" + other, swapped) == 1

@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 
 from klinic.errors import ConfigError
 from klinic.maths.surrogate import SURROGATES
-from klinic.recipe import dump, flags_to_overrides, from_keywords, load, yaml_text
-from klinic.recipe.kl import MULTIPLYING
-from klinic.recipe.learner import LearnerSection
-from klinic.recipe.loading import MOST_PROBLEMS
+from klinic.recipe import dump_recipe, flags_to_overrides, from_keywords, load_recipe, yaml_text
+from klinic.recipe.loading import MAX_PROBLEMS
+from klinic.recipe.sections import MULTIPLICATIVE, LearnerSection
 
 RECIPES = Path(__file__).parents[2] / "recipes"
 GOOD = "model: tiny\ntask: arithmetic\n"
@@ -29,25 +28,25 @@ def refusal(path, *overrides, text=None):
     if text is not None:
         path.write_text(text)
     with pytest.raises(ConfigError) as error:
-        load(path, overrides)
+        load_recipe(path, overrides)
     return str(error.value).replace(str(path), "mine.yaml")
 
 
 @pytest.mark.parametrize("path", sorted(RECIPES.glob("*.yaml")), ids=lambda path: path.name)
 def test_every_recipe_of_ours_loads_without_an_alias_but_the_short_forms(path):
-    assert load(path).echoes == []
+    assert load_recipe(path).notes == []
 
 
 def test_the_arithmetic_recipe_is_what_its_comments_say():
-    recipe = load(RECIPES / "arithmetic.yaml").recipe
+    recipe = load_recipe(RECIPES / "arithmetic.yaml").recipe
     assert (recipe.kl.coef, recipe.kl.estimator) == (0.01, "unbiased")
     assert recipe.sizes().endswith("1 micro-batch of 64")
     assert recipe.warm_start is not None
-    assert load(RECIPES / "arithmetic.yaml", ["kl=null"]).recipe.kl is None
+    assert load_recipe(RECIPES / "arithmetic.yaml", ["kl=null"]).recipe.kl is None
 
 
 def test_the_name_is_that_of_the_file_or_of_the_model(file):
-    assert load(file).name == "mine"
+    assert load_recipe(file).name == "mine"
     assert from_keywords(model="owner/name", task="t").name == "name"
     assert from_keywords(model="folder/name/", task="t").name == "name"
 
@@ -64,7 +63,7 @@ def test_a_typo_and_a_bad_value_are_both_said(file):
 
 def test_a_hundred_problems_are_counted_not_printed(file):
     lines = refusal(file, text=GOOD + "".join(f"zz{i}zz: 1\n" for i in range(100))).splitlines()
-    assert len(lines) == MOST_PROBLEMS + 1
+    assert len(lines) == MAX_PROBLEMS + 1
     assert lines[-1] == "... and 80 more problems."
 
 
@@ -87,38 +86,38 @@ def test_a_misspelt_key_of_a_reward_is_named(file):
 
 def test_an_override_wins_over_the_file_however_either_is_spelt(file):
     file.write_text(GOOD + "kl_beta: 0.5\nloop: {max_steps: 3}\n")
-    recipe = load(file, ["kl.coef=1e-3", "total_steps=7"]).recipe
+    recipe = load_recipe(file, ["kl.coef=1e-3", "total_steps=7"]).recipe
     assert (recipe.kl.coef, recipe.loop.max_steps) == (0.001, 7)
-    assert load(file, ["init-kl-coef=0.1"]).recipe.kl.coef == 0.1
+    assert load_recipe(file, ["init-kl-coef=0.1"]).recipe.kl.coef == 0.1
 
 
 @pytest.mark.parametrize("off", ["kl=null", "kl=", "kl.coef=null", "kl_beta=null", "kl=false"])
 def test_an_override_takes_the_kl_away(file, off):
     file.write_text(GOOD + "kl: {coef: 0.5, estimator: k3}\n")
-    assert load(file, [off]).recipe.kl is None
+    assert load_recipe(file, [off]).recipe.kl is None
 
 
 def test_an_override_switches_a_kl_on_that_the_file_switched_off_and_says_so(file):
     file.write_text(GOOD + "use_kl_penalty: false\n")
-    loaded = load(file, ["kl.coef=0.2"])
+    loaded = load_recipe(file, ["kl.coef=0.2"])
     assert loaded.recipe.kl.coef == 0.2
-    assert loaded.echoes[-1] == "kl.coef switches kl on again"
+    assert loaded.notes[-1] == "kl.coef switches kl on again"
 
 
 def test_a_section_can_be_set_back_to_its_defaults(file):
     file.write_text(GOOD + "loop: {max_steps: 3, group_size: 4}\n")
-    loop = load(file, ["loop=null", "group_size=2"]).recipe.loop
+    loop = load_recipe(file, ["loop=null", "group_size=2"]).recipe.loop
     assert (loop.max_steps, loop.group_size) == (100, 2)
 
 
 def test_a_target_on_the_command_line_respects_the_controller_of_the_file(file):
     file.write_text(GOOD + "kl: {controller: ziegler}\n")
-    assert load(file, ["target_kl=0.2"]).recipe.kl.controller == "ziegler"
+    assert load_recipe(file, ["target_kl=0.2"]).recipe.kl.controller == "ziegler"
 
 
 def test_both_bounds_on_the_command_line_win_over_one_in_the_file(file):
     file.write_text(GOOD + "learner: {clip_high: 0.3}\n")
-    assert load(file, ["epsilon=0.1"]).recipe.learner.clip_high == 0.1
+    assert load_recipe(file, ["epsilon=0.1"]).recipe.learner.clip_high == 0.1
 
 
 def test_a_bad_override_is_not_blamed_on_the_file(file):
@@ -143,7 +142,7 @@ def test_an_override_that_is_not_yaml_is_refused(file):
 
 
 def test_an_override_given_twice_must_agree(file):
-    assert load(file, ["seed=1", "seed=1"]).recipe.seed == 1
+    assert load_recipe(file, ["seed=1", "seed=1"]).recipe.seed == 1
     assert refusal(file, "seed=1", "seed=2") == "seed is set twice, to 1 and 2. Keep one."
 
 
@@ -183,7 +182,7 @@ def test_a_flag_that_needs_a_value_says_so(args):
 
 def test_the_flags_of_a_familiar_command_line(file):
     line = "--kl-beta 0.0 --batch-size 4 --num-generations 6 --max-steps 50 --output_dir out"
-    recipe = load(file, flags_to_overrides(line.split())).recipe
+    recipe = load_recipe(file, flags_to_overrides(line.split())).recipe
     assert (recipe.kl.coef, recipe.loop.prompts_per_step, recipe.loop.group_size) == (0.0, 4, 6)
     assert (recipe.loop.max_steps, recipe.output.dir) == (50, "out")
 
@@ -207,7 +206,7 @@ number = st.floats(min_value=0, exclude_min=True, max_value=1, exclude_max=True)
 
 @st.composite
 def keywords(draw):
-    controller = draw(st.sampled_from(["fixed", "dual_ascent", *MULTIPLYING]))
+    controller = draw(st.sampled_from(["fixed", "dual_ascent", *MULTIPLICATIVE]))
     target = {} if controller == "fixed" else {"target": draw(number)}
     loss = draw(st.sampled_from(list(SURROGATES)))
     estimators = ["k3", "exact"] + ["sequence"] * (loss == "dapo")
@@ -234,14 +233,16 @@ def keywords(draw):
 @given(keywords())
 def test_what_is_dumped_loads_back_equal(given_values):
     recipe = from_keywords(**given_values).recipe
-    values = yaml_text.parse(dump(recipe), where="dump")
+    values = yaml_text.parse_yaml(dump_recipe(recipe), where="dump")
     back = from_keywords(**values)
     assert back.recipe == recipe
-    assert back.echoes == []
+    assert back.notes == []
 
 
 def test_a_dumped_file_loads_back_equal(file, tmp_path):
-    recipe = load(file, ["model.name='1e5'", "kl=true", "lr=1e-7"]).recipe
-    (tmp_path / "again.yaml").write_text(dump(recipe))
-    assert load(tmp_path / "again.yaml").recipe == recipe
-    assert list(yaml_text.parse(dump(recipe), where="dump")) == list(type(recipe).model_fields)
+    recipe = load_recipe(file, ["model.name='1e5'", "kl=true", "lr=1e-7"]).recipe
+    (tmp_path / "again.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe(tmp_path / "again.yaml").recipe == recipe
+    assert list(yaml_text.parse_yaml(dump_recipe(recipe), where="dump")) == list(
+        type(recipe).model_fields
+    )

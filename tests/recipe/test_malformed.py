@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klinic.errors import ConfigError
-from klinic.recipe import from_keywords, load
+from klinic.recipe import from_keywords, load_recipe
 from klinic.recipe.aliases import ALIASES
-from klinic.recipe.keys import edits, fields, sections
+from klinic.recipe.keys import edit_distance, recipe_fields, recipe_sections
 from recipe.malformed import KINDS, malformed, of_kind
 
 NUM = 5_000
@@ -24,7 +24,7 @@ def test_is_refused_by_name(kind, tmp_path):
     for case in of_kind(kind, NUM // len(KINDS) + 1, seed=20):
         path.write_bytes(case.content)
         with pytest.raises(ConfigError) as refusal:
-            load(path)
+            load_recipe(path)
         message = str(refusal.value)
         assert message.startswith(str(path)), case
         assert case.key is None or case.key in message, (case, message)
@@ -39,8 +39,8 @@ def meant(case, message):
 
 def nearer(wrong, right, message):
     leaf = wrong.rpartition(".")[2]
-    distance = {key: edits(wrong, key) for key in (*fields(), *sections())}
-    distance |= {key: edits(leaf, key) + (leaf != wrong) for key in ALIASES}
+    distance = {key: edit_distance(wrong, key) for key in (*recipe_fields(), *recipe_sections())}
+    distance |= {key: edit_distance(leaf, key) + (leaf != wrong) for key in ALIASES}
     rivals = [key for key, d in distance.items() if key != right and d <= distance[right]]
     said = [target if isinstance(target := ALIASES.get(key, key), str) else key for key in rivals]
     return any(key in message.partition("Did you mean")[2] for key in said)
@@ -57,7 +57,7 @@ plain = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
     max_leaves=6,
 )
-names = st.sampled_from([*fields(), *sections(), *ALIASES]) | st.text(max_size=12)
+names = st.sampled_from([*recipe_fields(), *recipe_sections(), *ALIASES]) | st.text(max_size=12)
 
 
 @given(st.dictionaries(names, plain, max_size=6))
@@ -72,4 +72,4 @@ def test_from_any_bytes_only_a_config_error_comes(content):
         path = Path(folder) / "r.yaml"
         path.write_bytes(content)
         with pytest.raises(ConfigError):
-            load(path)
+            load_recipe(path)

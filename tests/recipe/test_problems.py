@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from klinic.recipe.problems import LONGEST_SHOWN, shown, shown_key
+from klinic.recipe.validation_messages import MAX_SHOWN_LENGTH, format_key, format_value
 
 
 @pytest.mark.parametrize(
@@ -25,26 +25,26 @@ from klinic.recipe.problems import LONGEST_SHOWN, shown, shown_key
     ],
 )
 def test_a_value_as_it_is_shown(value, text):
-    assert shown(value) == text
+    assert format_value(value) == text
 
 
 @given(st.text() | st.integers() | st.floats() | st.binary())
 def test_whatever_is_shown_is_one_short_printable_line(value):
-    assert shown(value).isprintable()
-    assert len(shown(value)) <= LONGEST_SHOWN + 2
+    assert format_value(value).isprintable()
+    assert len(format_value(value)) <= MAX_SHOWN_LENGTH + 2
 
 
 @given(st.text(st.characters()))
 def test_a_key_is_shown_printable(key):
-    assert shown_key(key).isprintable()
-    assert len(shown_key(key)) <= LONGEST_SHOWN + 2
+    assert format_key(key).isprintable()
+    assert len(format_key(key)) <= MAX_SHOWN_LENGTH + 2
 
 
 def test_a_number_too_long_to_print_is_shown_by_its_length():
-    assert shown(10**5000) == "a number of more than 60 digits"
+    assert format_value(10**5000) == "a number of more than 60 digits"
 
 
 def test_a_plain_key_is_shown_bare():
-    assert shown_key("kl.coef") == "kl.coef"
-    assert shown_key("kl coef") == "'kl coef'"
-    assert shown_key("") == "''"
+    assert format_key("kl.coef") == "kl.coef"
+    assert format_key("kl coef") == "'kl coef'"
+    assert format_key("") == "''"

@@ -11,9 +11,8 @@ from klinic.maths.kl_coef import RULES
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.maths.surrogate import SURROGATES
 from klinic.recipe import Recipe, check_complete, from_keywords
-from klinic.recipe.keys import fields
-from klinic.recipe.kl import EstimatorName
-from klinic.recipe.learner import AdvantageName, LossName
+from klinic.recipe.keys import recipe_fields
+from klinic.recipe.sections import AdvantageName, EstimatorName, LossName
 
 TASK = {"model": "tiny", "task": "arithmetic"}
 FILE = {"model": "tiny", "data": {"path": "mine.jsonl"}}
@@ -33,7 +32,7 @@ def test_names_are_those_of_the_registries():
     assert get_args(EstimatorName) == tuple(ESTIMATORS)
     assert get_args(LossName) == tuple(SURROGATES)
     assert get_args(AdvantageName) == tuple(ADVANTAGES)
-    assert get_args(fields()["kl.controller"].annotation) == tuple(RULES)
+    assert get_args(recipe_fields()["kl.controller"].annotation) == tuple(RULES)
 
 
 def test_without_a_kl_section_there_is_no_kl():

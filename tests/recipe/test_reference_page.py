@@ -7,7 +7,7 @@ import pytest
 
 from klinic.recipe import yaml_text
 from klinic.recipe.aliases import ALIASES, REFUSED
-from klinic.recipe.keys import every_knob
+from klinic.recipe.keys import all_fields
 
 PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "recipe.md").read_text()
 
@@ -26,14 +26,14 @@ def rows():
 ROWS = rows()
 
 
-@pytest.mark.parametrize("key", every_knob())
+@pytest.mark.parametrize("key", all_fields())
 def test_every_key_stands_there_with_its_default(key):
-    field = every_knob()[key]
+    field = all_fields()[key]
     default = ROWS[key][1]
     if field.is_required():
         assert default == "required"
     else:
-        found = yaml_text.parse(default.strip("`"), where="page")
+        found = yaml_text.parse_yaml(default.strip("`"), where="page")
         if isinstance(field.default, tuple):
             assert isinstance(found, list)
             found = tuple(found)
@@ -43,7 +43,7 @@ def test_every_key_stands_there_with_its_default(key):
 
 def test_no_key_stands_there_that_does_not_exist():
     knobs = {key for key in ROWS if not key.startswith(("Names", "Refused"))}
-    assert knobs == set(every_knob())
+    assert knobs == set(all_fields())
 
 
 @pytest.mark.parametrize("name", ALIASES)

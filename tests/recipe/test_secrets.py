@@ -3,7 +3,7 @@
 import pytest
 
 from klinic.errors import ConfigError
-from klinic.recipe import from_keywords, load
+from klinic.recipe import from_keywords, load_recipe
 
 CANARY = "not-a-secret-canary"
 HOST = "judge.example.org"
@@ -71,7 +71,7 @@ def test_no_other_mistake_repeats_it(tmp_path, text):
     file = tmp_path / "recipe.yaml"
     file.write_text("model: tiny\n" + text.replace("URL", URLS[0]))
     with pytest.raises(ConfigError) as refused:
-        load(file, [f"reward_funcs={URLS[0]}", f"kl.coef={URLS[0]}"])
+        load_recipe(file, [f"reward_funcs={URLS[0]}", f"kl.coef={URLS[0]}"])
     assert CANARY not in str(refused.value)
 
 
@@ -86,5 +86,5 @@ def test_yaml_that_cannot_be_read_is_not_quoted(tmp_path):
     file = tmp_path / "recipe.yaml"
     file.write_text(f"model: tiny\nrewards: ['{URLS[0]}'\nseed: [\n")
     with pytest.raises(ConfigError) as refused:
-        load(file, [])
+        load_recipe(file, [])
     assert CANARY not in str(refused.value)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klinic.errors import ConfigError
-from klinic.recipe.yaml_text import DEEPEST, MOST_VALUES, parse, write
+from klinic.recipe.yaml_text import MAX_DEPTH, MAX_VALUES, dump_yaml, parse_yaml
 
 
 @pytest.mark.parametrize(
@@ -41,18 +41,18 @@ from klinic.recipe.yaml_text import DEEPEST, MOST_VALUES, parse, write
     ],
 )
 def test_a_value_is_what_it_looks_like(text, value):
-    found = parse(text, where="x")
+    found = parse_yaml(text, where="x")
     assert found == value
     assert type(found) is type(value)
 
 
 def test_infinity_and_nan_are_read_to_be_refused_later():
-    assert parse("-.inf", where="x") == -math.inf
-    assert math.isnan(parse(".nan", where="x"))
+    assert parse_yaml("-.inf", where="x") == -math.inf
+    assert math.isnan(parse_yaml(".nan", where="x"))
 
 
 def test_keys_are_text_whatever_they_look_like():
-    assert parse("{1: a, null: b, on: c}", where="x") == {"1": "a", "null": "b", "on": "c"}
+    assert parse_yaml("{1: a, null: b, on: c}", where="x") == {"1": "a", "null": "b", "on": "c"}
 
 
 @pytest.mark.parametrize(
@@ -71,26 +71,26 @@ def test_keys_are_text_whatever_they_look_like():
 )
 def test_what_a_recipe_does_not_need_is_refused_with_its_line(text, reason):
     with pytest.raises(ConfigError, match=reason):
-        parse(text, where="x")
+        parse_yaml(text, where="x")
 
 
 @pytest.mark.parametrize("opening", ["[", "{a: ", "- ", "? "])
 def test_the_depth_is_bounded_before_the_stack_is(opening):
-    with pytest.raises(ConfigError, match=f"nested more than {DEEPEST} deep"):
-        parse(opening * 100_000, where="x")
+    with pytest.raises(ConfigError, match=f"nested more than {MAX_DEPTH} deep"):
+        parse_yaml(opening * 100_000, where="x")
 
 
 def test_the_deepest_value_is_read():
-    nested = parse("[" * DEEPEST + "]" * DEEPEST, where="x")
-    for _ in range(DEEPEST - 1):
+    nested = parse_yaml("[" * MAX_DEPTH + "]" * MAX_DEPTH, where="x")
+    for _ in range(MAX_DEPTH - 1):
         (nested,) = nested
     assert nested == []
 
 
 def test_the_number_of_values_is_bounded():
-    assert len(parse("- 1\n" * (MOST_VALUES - 1), where="x")) == MOST_VALUES - 1
+    assert len(parse_yaml("- 1\n" * (MAX_VALUES - 1), where="x")) == MAX_VALUES - 1
     with pytest.raises(ConfigError, match="more than 2,000 keys and values"):
-        parse("- 1\n" * MOST_VALUES, where="x")
+        parse_yaml("- 1\n" * MAX_VALUES, where="x")
 
 
 looks_like_something = st.from_regex(r"[-+.0-9eE_:xobn~]{1,8}", fullmatch=True)
@@ -100,6 +100,6 @@ finite = st.floats(allow_nan=False, allow_infinity=False)
 
 @given(printable | looks_like_something | st.integers() | finite | st.booleans() | st.none())
 def test_what_is_written_is_read_back(value):
-    found = parse(write({"key": value}), where="x")["key"]
+    found = parse_yaml(dump_yaml({"key": value}), where="x")["key"]
     assert found == value
     assert type(found) is type(value)

@@ -25,8 +25,8 @@ from klinic.evidence.run_facts import (
 )
 from klinic.evidence.store import write_record
 from klinic.report.page import render
-from klinic.report.reading import read_story
-from klinic.report.terminal import print_story
+from klinic.report.reading import read_run_report
+from klinic.report.terminal import print_run_report
 from terminal import Terminal, obeyed
 
 STEPS, ROWS, TOKENS = 40, 4, 3  # what one page shows of completions
@@ -135,32 +135,32 @@ def assert_harmless(page):
 
 def test_a_page_of_hostile_completions_is_text(tmp_path):
     run = hostile_run(tmp_path / "run", texts(SHOWN))
-    page = render([read_story(run)])
+    page = render([read_run_report(run)])
     assert_harmless(page)
     other = hostile_run(tmp_path / "<b onclick=x>other\x1b[2J", texts(SHOWN, seed=1))
-    assert_harmless(render([read_story(run), read_story(other)]))
+    assert_harmless(render([read_run_report(run), read_run_report(other)]))
 
 
 def test_long_tokens_in_every_place_fit(tmp_path):
     run = hostile_run(tmp_path / "run", ["\u202e" * 45_000] * 60, steps=5)
     assert (run / "tokens.json").stat().st_size > 0.95 * LARGEST_TOKENS
-    assert_harmless(render([read_story(run)]))
+    assert_harmless(render([read_run_report(run)]))
 
 
 def test_tokens_of_a_megabyte_in_every_place_are_refused(tmp_path):
     run = hostile_run(tmp_path / "run", ["\u202e" * 10**6] * 60, steps=1)
     with pytest.raises(EvidenceError, match=r"tokens\.json: is larger than 16 MB"):
-        read_story(run)
+        read_run_report(run)
 
 
 @pytest.mark.parametrize(
     "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
 )
 def test_a_terminal_prints_hostile_completions(tmp_path, seed):
-    story = read_story(hostile_run(tmp_path / "run", texts(SHOWN, seed=seed)))
+    story = read_run_report(hostile_run(tmp_path / "run", texts(SHOWN, seed=seed)))
     for step in range(1, STEPS + 1, 3):
         file = io.StringIO()
-        print_story(story, Console(file=file, width=80, force_terminal=True), step)
+        print_run_report(story, Console(file=file, width=80, force_terminal=True), step)
         assert not obeyed(file.getvalue())
 
 
@@ -229,7 +229,7 @@ def test_a_browser_shows_5000_hostile_completions_and_does_nothing_else(tmp_path
         for number in range(-(-5000 // SHOWN)):
             run = hostile_run(tmp_path / f"run-{number}", texts(SHOWN, port=port, seed=number))
             page = tmp_path / "page.html"
-            text = render([read_story(run)])
+            text = render([read_run_report(run)])
             page.write_text(text, encoding="utf-8")
             assert_harmless(text)
             browser.open(page.as_uri())

@@ -16,11 +16,11 @@ from klinic.evidence import tail
 from klinic.evidence.files import Journal
 from klinic.evidence.store import write_record
 from klinic.report import curves
-from klinic.report.curves import Curves
-from klinic.report.live import Follower, Phase
-from klinic.report.live_view import event_line, screen, step_line
-from klinic.report.reading import read_story
-from klinic.report.terminal import print_story
+from klinic.report.curves import MetricCurves
+from klinic.report.live import Phase, RunWatcher
+from klinic.report.live_view import event_line, render_screen, step_line
+from klinic.report.reading import read_run_report
+from klinic.report.terminal import print_run_report
 
 LONG = 10**400
 on_linux = pytest.mark.skipif(sys.platform != "linux", reason="makes pipes and holes")
@@ -32,13 +32,13 @@ def run(tmp_path):
 
 
 def look(run):
-    with closing(Follower(run)) as follower:
-        return follower.look()
+    with closing(RunWatcher(run)) as follower:
+        return follower.take_snapshot()
 
 
 def shown(sight):
     console = Console(file=io.StringIO(), width=100, height=50)
-    return "\n".join(line.plain for line in screen(sight, console))
+    return "\n".join(line.plain for line in render_screen(sight, console))
 
 
 @on_linux
@@ -70,8 +70,8 @@ def test_a_long_journal_comes_in_pieces(tmp_path, monkeypatch):
     lines = [json.dumps({"step": step, "kl": 0.5}) for step in range(1, 301)]
     (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     told = []
-    with closing(Follower(run)) as follower:
-        while (sight := follower.look()).more:
+    with closing(RunWatcher(run)) as follower:
+        while (sight := follower.take_snapshot()).has_more:
             told += sight.new_steps
             assert 0 < len(sight.new_steps) < 60
         told += sight.new_steps
@@ -82,12 +82,12 @@ def test_few_bytes_are_kept_of_each_line_of_a_journal(tmp_path):
     """A journal of four million lines is remembered in 32 MB, and compared a line at a time."""
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1}\n' * 20_000)
-    with closing(tail.Tail(path)) as opened:
-        assert len(opened.news().lines) == 20_000
-        assert opened._seen.itemsize * len(opened._seen) == 160_000
+    with closing(tail.JournalTail(path)) as opened:
+        assert len(opened.read_update().lines) == 20_000
+        assert opened._line_hashes.itemsize * len(opened._line_hashes) == 160_000
         path.with_name("new").write_bytes(b'{"step": 1}\n' * 15_000)
         path.with_name("new").replace(path)
-        assert len(opened.news().kept) == tail.KEPT
+        assert len(opened.read_update().remaining) == tail.MAX_REPEATED
 
 
 @pytest.mark.parametrize("name", ["reward", "kl", "kl_coef", "time/sample", "num_tokens", "step"])
@@ -135,7 +135,7 @@ def hostile(run):
 def test_log_probs_and_files_of_no_run_are_shown_in_a_terminal(run):
     hostile(run)
     console = Console(file=io.StringIO(), width=100)
-    print_story(read_story(run), console, step=2)
+    print_run_report(read_run_report(run), console, step=2)
     assert "steps 1 to 3" in console.file.getvalue()
 
 
@@ -143,7 +143,7 @@ def test_log_probs_and_files_of_no_run_are_shown_in_a_terminal(run):
 def test_a_recipe_that_is_no_text_is_named(run):
     with (run / "recipe.yaml").open("wb") as file:
         file.truncate(200 << 30)
-    assert "a recipe has at most 1,000,000" in read_story(run).recipe
+    assert "a recipe has at most 1,000,000" in read_run_report(run).recipe
 
 
 def test_pages_show_what_no_run_writes(run):
@@ -152,10 +152,10 @@ def test_pages_show_what_no_run_writes(run):
     from klinic.report.serving import LivePage
 
     hostile(run)
-    page = render([read_story(run)])
+    page = render([read_run_report(run)])
     assert "<li>step 2: ?</li>" in page
     assert "is not UTF-8" in page
-    assert b"4 events of" in LivePage(run).page()
+    assert b"4 events of" in LivePage(run).current_page()
 
 
 def test_a_page_lists_the_last_events_and_says_how_many_there_are(run):
@@ -164,26 +164,28 @@ def test_a_page_lists_the_last_events_and_says_how_many_there_are(run):
 
     line = json.dumps({"step": 2, "event": "trouble", "says": "x" * 300}) + "\n"
     (run / "events.jsonl").write_text(line * 5_000)
-    page = render([read_story(run)])
+    page = render([read_run_report(run)])
     assert "5000 events of" in page
     assert page.count("<li>step 2: trouble: ") == 200
 
 
 def test_a_long_curve_keeps_its_spikes(monkeypatch):
-    monkeypatch.setattr(curves, "MOST_POINTS", 20)
+    monkeypatch.setattr(curves, "MAX_POINTS", 20)
     entries = [{"step": step, "kl": 100.0 if step == 777 else 0.1} for step in range(1, 5_001)]
-    steps, values = Curves(entries).thinned("kl")
+    steps, values = MetricCurves(entries).downsampled_series("kl")
     assert len(steps) <= 22
     assert (steps[0], steps[-1]) == (1, 5_000)
     assert values[steps.index(777)] == 100.0
 
 
 def test_a_step_that_was_logged_twice_has_its_last_value():
-    found = Curves([{"step": 1, "kl": 1}, {"step": 2, "kl": 2}, {"step": 1, "kl": 3, "reward": 4}])
+    found = MetricCurves(
+        [{"step": 1, "kl": 1}, {"step": 2, "kl": 2}, {"step": 1, "kl": 3, "reward": 4}]
+    )
     assert found.series("kl") == ([1, 2], [3.0, 2.0])
     assert found.series("reward") == ([1], [4.0])
 
 
 def test_only_some_of_many_rewards_are_kept():
-    found = Curves([{"step": 1, **{f"rewards/{i}/mean": i for i in range(1_000)}}])
-    assert found.reward_names == [str(i) for i in range(curves.MOST_REWARDS)]
+    found = MetricCurves([{"step": 1, **{f"rewards/{i}/mean": i for i in range(1_000)}}])
+    assert found.reward_names == [str(i) for i in range(curves.MAX_REWARDS)]

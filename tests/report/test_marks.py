@@ -6,9 +6,15 @@ import re
 import pytest
 from made import run_folder
 
-from klinic.doctor.recovery import Cut, Plan
+from klinic.doctor.recovery import LRCut, RecoveryPlan
 from klinic.evidence.files import Journal
-from klinic.report.marks import KINDS, MOST, changes_of, kind_of, marks_of
+from klinic.report.timeline_events import (
+    KINDS,
+    MAX_PER_KIND,
+    coefficient_changes,
+    event_kind,
+    timeline_events,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,40 +33,40 @@ from klinic.report.marks import KINDS, MOST, changes_of, kind_of, marks_of
     ],
 )
 def test_every_event_is_of_a_kind(event, kind):
-    assert kind_of(event) == kind
+    assert event_kind(event) == kind
     assert kind in KINDS
 
 
 def test_a_learning_rate_that_was_cut_is_a_band(tmp_path):
-    plan = Plan(cuts=(Cut(first=3, last=12, factor=0.1),))
+    plan = RecoveryPlan(cuts=(LRCut(first=3, last=12, factor=0.1),))
     (tmp_path / "recovery.json").write_text(json.dumps(plan.to_json()))
-    (mark,) = marks_of(tmp_path, [], [])
+    (mark,) = timeline_events(tmp_path, [], [])
     assert (mark.step, mark.last, mark.kind) == (3, 12, "cut")
-    assert mark.says == "learning rate x 0.1, steps 3 to 12"
+    assert mark.description == "learning rate x 0.1, steps 3 to 12"
 
 
 def test_a_coefficient_that_moves_all_the_time_is_a_curve():
     few = [{"step": step, "kl_coef": 0.1 if step < 5 else 0.2} for step in range(1, 10)]
-    assert [mark.step for mark in changes_of("kl_coef", few)] == [5]
-    assert changes_of("kl_coef", [{"step": s, "kl_coef": s / 10} for s in range(50)]) == []
+    assert [mark.step for mark in coefficient_changes("kl_coef", few)] == [5]
+    assert coefficient_changes("kl_coef", [{"step": s, "kl_coef": s / 10} for s in range(50)]) == []
 
 
 def test_there_are_never_too_many(tmp_path):
     events = [{"step": step, "event": "trouble", "act": "again"} for step in range(10_000)]
-    marks = marks_of(tmp_path, events, [])
-    assert len(marks) == MOST
+    marks = timeline_events(tmp_path, events, [])
+    assert len(marks) == MAX_PER_KIND
     assert (marks[0].step, marks[-1].step) == (0, 9_999)
 
 
 def test_the_page_shows_them_with_words_and_a_legend(tmp_path):
     pytest.importorskip("matplotlib")
     from klinic.report.page import render
-    from klinic.report.reading import read_story
+    from klinic.report.reading import read_run_report
 
     run = run_folder(tmp_path / "run")
     event = {"step": 2, "event": "trouble", "act": "roll back", "says": "NaN <b>\u202e & so on"}
     Journal(run / "events.jsonl").append(event)
-    page = render([read_story(run)])
+    page = render([read_run_report(run)])
     said = "step 2: trouble: NaN &lt;b&gt;\\u202e &amp; so on"
     assert page.count(f"<title>{said}</title>") == 6  # one a panel
     assert len(re.findall(r'<g id="mark-0-0-0" [^>]* tabindex="0">', page)) == 1

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klinic.recipe.recipe import Recipe
-from klinic.report.model_card import Facts, model_card
+from klinic.report.model_card import CardFacts, model_card
 
 REFERENCE = {"kind": "copy", "source": "runs/a/start", "digest": "ab12"}
 
@@ -23,7 +23,7 @@ def facts(recipe=None, **changed):
         "metrics": {"kl": 0.0123, "kl_k3/per_sequence": 0.0456, "eval/accuracy": 0.8},
         "causes": [],
     }
-    return Facts(**{**known, **changed})
+    return CardFacts(**{**known, **changed})
 
 
 def rows(card):

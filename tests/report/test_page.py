@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import VOCABULARY, run_folder
 
-from klinic.report.page import _embedded, render
-from klinic.report.reading import read_story
+from klinic.report.page import _embed_json, render
+from klinic.report.reading import read_run_report
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -39,7 +39,7 @@ def scripts(page):
 
 
 def test_it_holds_the_diagnosis_the_pictures_and_the_tokens(tmp_path):
-    story = read_story(run_folder(tmp_path / "run", apart=2.0))
+    story = read_run_report(run_folder(tmp_path / "run", apart=2.0))
     page = render([story])
     assert story.diagnosis.cause is not None
     assert f"<strong>Cause: {story.diagnosis.cause}</strong>" in page
@@ -51,7 +51,7 @@ def test_it_holds_the_diagnosis_the_pictures_and_the_tokens(tmp_path):
 
 
 def test_its_policy_allows_its_own_script_and_nothing_from_anywhere(tmp_path):
-    page = render([read_story(run_folder(tmp_path / "run"))])
+    page = render([read_run_report(run_folder(tmp_path / "run"))])
     policy = html.unescape(re.search(r'Content-Security-Policy" content="(.*?)"', page)[1])
     (script,) = scripts(page)
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -64,7 +64,7 @@ def test_its_policy_allows_its_own_script_and_nothing_from_anywhere(tmp_path):
 
 def test_hostile_completions_are_text(tmp_path):
     texts = {i: HOSTILE[i % len(HOSTILE)] for i in range(VOCABULARY)}
-    page = render([read_story(run_folder(tmp_path / "run", texts=texts))])
+    page = render([read_run_report(run_folder(tmp_path / "run", texts=texts))])
     assert len(scripts(page)) == 1
     assert page.count("<script") == 2
     assert "<img" not in page
@@ -79,7 +79,7 @@ def test_hostile_completions_are_text(tmp_path):
 @given(st.text(max_size=60))
 @settings(max_examples=300)
 def test_nothing_that_is_embedded_can_end_its_element(text):
-    embedded = _embedded([text])
+    embedded = _embed_json([text])
     assert embedded.isascii()
     assert not set("<>&") & set(embedded)
     assert json.loads(embedded) == [text]
@@ -87,7 +87,7 @@ def test_nothing_that_is_embedded_can_end_its_element(text):
 
 def test_two_runs_stand_beside_one_another_with_what_differs(tmp_path):
     first, second = run_folder(tmp_path / "one"), run_folder(tmp_path / "another")
-    page = render([read_story(first), read_story(second)])
+    page = render([read_run_report(first), read_run_report(second)])
     changes = page.index("<td><code>seed</code></td><td>3</td><td>7</td>")
     assert changes < page.index("Curves")  # first, since it is what is compared
     assert len(data_of(page)) == 2
@@ -95,7 +95,7 @@ def test_two_runs_stand_beside_one_another_with_what_differs(tmp_path):
 
 def test_a_run_of_300_steps_stays_below_two_megabytes(tmp_path):
     run = run_folder(tmp_path / "run", steps=300, lengths=(120,) * 8)
-    assert len(render([read_story(run)]).encode()) < 2_000_000
+    assert len(render([read_run_report(run)]).encode()) < 2_000_000
 
 
 def report(*arguments, cwd):

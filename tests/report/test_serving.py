@@ -16,7 +16,7 @@ from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import METRICS
 from klinic.evidence.store import write_record
 from klinic.report import serving
-from listening import listening
+from open_ports import listening
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser")
 WATCH = [sys.executable, "-P", "-m", "klinic.cli", "watch"]
@@ -114,46 +114,46 @@ def made(monkeypatch):
         return real(*arguments, **how)
 
     monkeypatch.setattr(serving, "render", render)
-    monkeypatch.setattr(serving, "LEAST", 0.2)
-    monkeypatch.setattr(serving, "PATIENCE", 0)
+    monkeypatch.setattr(serving, "MIN_SECONDS", 0.2)
+    monkeypatch.setattr(serving, "RENDER_BACKOFF", 0)
     return pages
 
 
 def test_the_page_is_made_anew_when_the_run_has_new_steps_and_only_then(tmp_path, made):
     run = run_folder(tmp_path / "run")
     live = serving.LivePage(run)
-    first = live.page()
+    first = live.current_page()
     time.sleep(0.3)
-    assert live.page() is first
+    assert live.current_page() is first
     assert len(made) == 1
-    version = live.version()
+    version = live.current_version()
     assert f'data-version="{version}"'.encode() in first
     write_record(run, record(4))
     Journal(run / METRICS).append({"step": 4, "reward": 1.0})
-    assert live.version() != version
-    second = live.page()
+    assert live.current_version() != version
+    second = live.current_page()
     assert second != first
     assert len(made) == 2
-    assert f'data-version="{live.version()}"'.encode() in second
+    assert f'data-version="{live.current_version()}"'.encode() in second
 
 
 def test_however_fast_a_run_is_the_machine_is_mostly_its_own(tmp_path, made, monkeypatch):
-    monkeypatch.setattr(serving, "LEAST", 60)
+    monkeypatch.setattr(serving, "MIN_SECONDS", 60)
     run = run_folder(tmp_path / "run")
     live = serving.LivePage(run)
-    first = live.page()
+    first = live.current_page()
     write_record(run, record(4))
-    assert live.page() is first
+    assert live.current_page() is first
 
 
 def test_a_run_that_has_not_begun_is_waited_for(tmp_path, made):
     live = serving.LivePage(tmp_path / "<b>run")
-    page = live.page().decode()
+    page = live.current_page().decode()
     assert "Nothing to show yet" in page
     assert "&lt;b&gt;run" in page
     run_folder(tmp_path / "<b>run")
     time.sleep(0.3)
-    assert "KL, token by token" in live.page().decode()
+    assert "KL, token by token" in live.current_page().decode()
 
 
 @pytest.mark.slow

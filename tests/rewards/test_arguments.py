@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from klinic.errors import DataError, RewardError
-from klinic.rewards.arguments import arguments
-from klinic.rewards.signature import wanted
+from klinic.rewards.arguments import reward_arguments
+from klinic.rewards.signature import accepted_arguments
 from rewards.rollouts import rollout
 
 ROLLOUTS = [
@@ -53,7 +53,7 @@ class Judge:
 
 
 def given(function, rollouts=ROLLOUTS):
-    return wanted("mine", function, arguments(rollouts))
+    return accepted_arguments("mine", function, reward_arguments(rollouts))
 
 
 @pytest.mark.parametrize("function", [takes_everything, names_one_and_takes_everything])
@@ -126,14 +126,14 @@ def test_a_chat_is_given_in_messages_as_trl_does():
         {"role": "tool", "content": [{"type": "text", "text": "2"}]},
         {"role": "assistant", "content": "2"},
     )
-    found = arguments([chat("2"), chat("look(1)22", turns), rollout("2", prompt="1+1=")])
+    found = reward_arguments([chat("2"), chat("look(1)22", turns), rollout("2", prompt="1+1=")])
     assert found["prompts"] == [list(ASKED), list(ASKED), "1+1="]
     assert found["completions"] == [[{"role": "assistant", "content": "2"}], list(turns), "2"]
 
 
 def test_messages_are_copies_that_a_function_may_change():
     turns = ({"role": "tool", "content": [{"type": "text", "text": "2"}]},)
-    found = arguments([chat("2", turns)])
+    found = reward_arguments([chat("2", turns)])
     found["prompts"][0][0]["content"] = "changed"
     found["completions"][0][0]["content"][0]["text"] = "changed"
     assert ASKED[0]["content"] == "Count."

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from klinic.errors import ConfigError, FunctionError
 from klinic.recipe.rewards import RewardEntry
 from klinic.rewards import Grade, Levels, graduated
-from klinic.rewards.entry import reward_of
+from klinic.rewards.entry import build_reward
 
 LEVELS = Levels(malformed=-0.3, wrong=(0.1, 0.8), right=1.0)
 
@@ -33,11 +33,11 @@ def test_each_level_has_its_score_and_each_completion_its_reason():
 @given(st.lists(st.floats(-1e3, 1e3), min_size=2, max_size=8), st.floats(0, 1), st.floats(0, 1))
 def test_who_got_further_is_never_worth_less(scores, share, further):
     levels = Levels(**{f"level{i}": score for i, score in enumerate(sorted(scores))})
-    worth = [levels.worth(Grade(name, "", share)) for name in levels]
+    worth = [levels.score(Grade(name, "", share)) for name in levels]
     assert worth == sorted(worth)
     low, high = sorted((share, further))
     wide = Levels(only=(min(scores), max(scores)))
-    assert wide.worth(Grade("only", "", low)) <= wide.worth(Grade("only", "", high))
+    assert wide.score(Grade("only", "", low)) <= wide.score(Grade("only", "", high))
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_recipe_sets_what_a_level_is_worth():
     entry = RewardEntry.model_validate(
         {"function": "number", "levels": {"malformed": -1, "wrong": [0.0, 0.5]}}
     )
-    reward = reward_of(entry, {"number": number}.__getitem__)
+    reward = build_reward(entry, {"number": number}.__getitem__)
     found = reward.function(prompts=["?"] * 3, completions=["x", "7", "8"], answer=["8"] * 3)
     assert found == [-1.0, 0.25, 1.0]
     assert number.levels == LEVELS  # the task's own reward is as it was
@@ -76,13 +76,13 @@ def test_a_recipe_sets_what_a_level_is_worth():
 def test_levels_of_a_recipe_that_cannot_be_are_refused(levels, said):
     entry = RewardEntry(function="number", levels=levels)
     with pytest.raises(ConfigError, match=said):
-        reward_of(entry, {"number": number}.__getitem__)
+        build_reward(entry, {"number": number}.__getitem__)
 
 
 def test_a_reward_without_levels_has_none_to_set():
     entry = RewardEntry(function="plain", levels={"malformed": -1.0})
     with pytest.raises(ConfigError, match="levels is set for plain, which has none"):
-        reward_of(entry, {"plain": lambda completions: [0.0]}.__getitem__)
+        build_reward(entry, {"plain": lambda completions: [0.0]}.__getitem__)
 
 
 @pytest.mark.parametrize(

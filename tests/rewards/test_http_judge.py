@@ -11,8 +11,8 @@ import pytest
 
 from klinic.errors import ConfigError, RewardError
 from klinic.recipe.rewards import RewardEntry
-from klinic.rewards import concurrent, http_judge
-from klinic.rewards.entry import reward_of
+from klinic.rewards import concurrency, http_judge
+from klinic.rewards.entry import build_reward
 from klinic.rewards.runner import score
 from rewards.rollouts import rollout
 
@@ -88,7 +88,7 @@ def serve():
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
-    monkeypatch.setattr(concurrent, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(concurrency, "FIRST_BACKOFF", 0.001)
 
 
 def good(reward=1.0):
@@ -96,7 +96,9 @@ def good(reward=1.0):
 
 
 def judged(url, rows=ROWS, **keys):
-    return score(rows, [reward_of(RewardEntry(function=url, **keys), named={}.__getitem__)])
+    return score(
+        rows, [build_reward(RewardEntry(function=url, **keys), task_reward={}.__getitem__)]
+    )
 
 
 def failing_at(text, response):
@@ -243,5 +245,8 @@ def test_completions_go_to_no_other_address(serve):
 
 
 def test_the_wait_that_a_server_asks_for_has_an_end():
-    assert http_judge._seconds("inf") == 0.0
-    assert concurrent._pause(0, http_judge._seconds("86400")) == concurrent.LONGEST_PAUSE
+    assert http_judge._retry_after_seconds("inf") == 0.0
+    assert (
+        concurrency._backoff_seconds(0, http_judge._retry_after_seconds("86400"))
+        == concurrency.MAX_BACKOFF
+    )

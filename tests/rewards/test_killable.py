@@ -207,7 +207,7 @@ def test_where_all_are_lost_the_run_stops(made, name, text, told):
 
 
 def test_it_gives_up_after_one_of_each_of_some_prompts(made, monkeypatch):
-    monkeypatch.setattr("klinic.rewards.own_process.ENOUGH", 2)
+    monkeypatch.setattr("klinic.rewards.subprocess_reward.MAX_LOST_IN_A_ROW", 2)
     rows = [rollout("h", index=0, prompt="p0")] * 3 + [rollout("a", index=1, prompt="p1")]
     function = made("hangs", timeout=1.0)
     scores = score(rows, [Reward(name="mine", function=function)])

@@ -13,10 +13,9 @@ import pytest
 
 from klinic.errors import RewardError
 from klinic.rewards import killable
-from klinic.rewards.batch import with_rewards
 from klinic.rewards.function import Reward
 from klinic.rewards.runner import score
-from klinic.rewards.scores import statistics
+from klinic.rewards.scores import reward_statistics, with_rewards
 from rewards.rollouts import rollout
 
 if find_spec("torch"):  # now, since importing it can take longer than a test may
@@ -129,7 +128,7 @@ def function(tmp_path):
 def test_scoring_goes_on_and_counts(function, name, where):
     scores = score(ROWS, [Reward(name=name, function=function(name, where))])
     np.testing.assert_array_equal(scores.total, [1.0, np.nan, 1.0, 2.0])
-    found = statistics(scores)
+    found = reward_statistics(scores)
     assert found["reward/missing"] == 1
     assert found[(GOES_ON | GOES_ON_APART)[name]] == 1
     assert found["reward"] == pytest.approx(4 / 3)
@@ -146,14 +145,14 @@ def test_scoring_stops_and_names_function_and_completion(function, name, where):
 @pytest.mark.parametrize("advantage", ["none", "group_mean", "leave_one_out", "group_std", "batch"])
 @pytest.mark.parametrize("large", [1e308, -1e308, 1e12])
 def test_no_number_spoils_the_advantages_of_its_group(advantage, large):
-    from klinic.evidence.rollout import flatten
+    from klinic.evidence.rollout import flatten_rollouts
 
     rows = [rollout("a", index=0), rollout("b", index=0), rollout("c", index=0)]
     scores = score(rows, [Reward(name="r", function=lambda **_: [large, 0.0, 1.0])])
-    record = with_rewards(flatten(rows, step=1), scores, advantage=advantage)
+    record = with_rewards(flatten_rollouts(rows, step=1), scores, advantage=advantage)
     assert np.isfinite(record.advantage).all()
     assert np.isfinite(record.advantage.astype(np.float32)).all()
-    assert all(math.isfinite(value) for value in statistics(scores).values())
+    assert all(math.isfinite(value) for value in reward_statistics(scores).values())
     if abs(large) > 1e12:
         assert record.advantage[0] == 0
         assert record.advantage[2] - record.advantage[1] > 0.5

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from klinic.errors import ConfigError, RewardError
-from klinic.rewards import concurrent, per_completion
+from klinic.rewards import concurrency, per_completion
 from klinic.rewards.function import Reward
 from klinic.rewards.runner import score
 from rewards.rollouts import rollout
@@ -18,7 +18,7 @@ ROWS = [rollout(text, index=i, answer=f"{i}") for i, text in enumerate("abcdef")
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch):
-    monkeypatch.setattr(concurrent, "FIRST_PAUSE", 0.001)
+    monkeypatch.setattr(concurrency, "FIRST_BACKOFF", 0.001)
 
 
 def judged(judge, rows=ROWS, **how):
@@ -179,13 +179,13 @@ def test_an_object_with_an_asynchronous_call_is_a_judge():
 
 
 def test_pauses_double_differ_and_end():
-    pauses = [[concurrent._pause(tries, 0.0) for _ in range(50)] for tries in range(3)]
+    pauses = [[concurrency._backoff_seconds(tries, 0.0) for _ in range(50)] for tries in range(3)]
     for tries, found in enumerate(pauses):
         assert len(set(found)) > 1
-        low, high = (concurrent.FIRST_PAUSE * 2**tries * factor for factor in (0.5, 1.5))
+        low, high = (concurrency.FIRST_BACKOFF * 2**tries * factor for factor in (0.5, 1.5))
         assert low <= min(found) <= max(found) <= high
-    assert concurrent._pause(0, 7.0) == 7.0
-    assert concurrent._pause(10_000 % 60, 1e9) == concurrent.LONGEST_PAUSE
+    assert concurrency._backoff_seconds(0, 7.0) == 7.0
+    assert concurrency._backoff_seconds(10_000 % 60, 1e9) == concurrency.MAX_BACKOFF
 
 
 @pytest.mark.parametrize("how", [{"concurrency": 0}, {"retries": -1}, {"timeout": 0}])

@@ -6,9 +6,9 @@ from pydantic import ValidationError
 from klinic.errors import ConfigError, FunctionError
 from klinic.recipe import from_keywords
 from klinic.recipe.rewards import RewardEntry
-from klinic.rewards.entry import reward_of
-from klinic.rewards.own_process import Killable
+from klinic.rewards.entry import build_reward
 from klinic.rewards.runner import score
+from klinic.rewards.subprocess_reward import SubprocessReward
 from klinic.tasks.arithmetic.task import TASK
 from rewards.rollouts import rollout
 
@@ -26,16 +26,16 @@ def file(tmp_path):
 @pytest.mark.parametrize("timeout", [None, 20.0])
 def test_a_function_is_found_here_or_in_a_process_of_its_own(file, timeout):
     entry = RewardEntry(function=f"{file}:length", weight=0.5, timeout=timeout)
-    reward = reward_of(entry, named)
+    reward = build_reward(entry, named)
     assert (reward.name, reward.weight) == ("length", 0.5)
-    assert isinstance(reward.function, Killable) == (timeout is not None)
+    assert isinstance(reward.function, SubprocessReward) == (timeout is not None)
     assert score([rollout("ab")], [reward]).total.tolist() == [1.0]
     reward.close()
 
 
 @pytest.mark.parametrize("timeout", [None, 20.0])
 def test_a_reward_of_the_task_is_found_by_its_name(timeout):
-    reward = reward_of(RewardEntry(function="binary", timeout=timeout), named)
+    reward = build_reward(RewardEntry(function="binary", timeout=timeout), named)
     assert reward.name == "binary"
     assert score([rollout("2", answer="2")], [reward]).total.tolist() == [1.0]
     reward.close()
@@ -44,7 +44,7 @@ def test_a_reward_of_the_task_is_found_by_its_name(timeout):
 @pytest.mark.parametrize("timeout", [None, 20.0])
 def test_a_function_that_is_not_there_is_said_before_the_run(file, timeout):
     with pytest.raises(FunctionError, match="has no function 'width'"):
-        reward_of(RewardEntry(function=f"{file}:width", timeout=timeout), named)
+        build_reward(RewardEntry(function=f"{file}:width", timeout=timeout), named)
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_a_recipe_says_which_entry_it_is():
 
 
 def test_a_resolved_recipe_loads_again(tmp_path):
-    from klinic.recipe import dump, load
+    from klinic.recipe import dump_recipe, load_recipe
 
     rewards = ["a:b", {"function": "a:c", "timeout": 5}, {"function": "http://h/s", "retries": 5}]
     recipe = from_keywords(model="tiny", data={"path": "rows.jsonl"}, rewards=rewards).recipe
-    (tmp_path / "recipe.yaml").write_text(dump(recipe))
-    assert load(tmp_path / "recipe.yaml").recipe == recipe
+    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
+    assert load_recipe(tmp_path / "recipe.yaml").recipe == recipe

@@ -5,13 +5,13 @@ import math
 import numpy as np
 import pytest
 
-from klinic.rewards.scores import Scores, statistics
+from klinic.rewards.scores import StepRewards, reward_statistics
 
 NAN = math.nan
 
 
 def scores(total, parts, **counts):
-    return Scores(
+    return StepRewards(
         total=np.array(total),
         parts={name: np.array(part) for name, part in parts.items()},
         num_missing=counts.get("num_missing", 0),
@@ -21,7 +21,7 @@ def scores(total, parts, **counts):
 
 
 def test_means_and_deviations_leave_out_what_was_not_given():
-    found = statistics(
+    found = reward_statistics(
         scores(
             [1.0, 3.0, NAN],
             {"a": [2.0, 4.0, NAN]},
@@ -46,13 +46,13 @@ def test_means_and_deviations_leave_out_what_was_not_given():
 
 @pytest.mark.parametrize("values", [[], [NAN, NAN]])
 def test_of_nothing_there_is_no_mean(values):
-    found = statistics(scores(values, {"a": values}))
+    found = reward_statistics(scores(values, {"a": values}))
     assert math.isnan(found["reward"])
     assert math.isnan(found["rewards/a/std"])
 
 
 def test_one_number_has_a_mean_and_no_deviation():
-    found = statistics(scores([0.5, NAN], {}))
+    found = reward_statistics(scores([0.5, NAN], {}))
     assert found["reward"] == 0.5
     assert math.isnan(found["reward_std"])
 
@@ -62,6 +62,6 @@ def test_they_are_the_numbers_trl_would_log():
     torch = pytest.importorskip("torch")
     nanstd = pytest.importorskip("trl.trainer.utils").nanstd
     part = np.array([0.0, 1.0, NAN, 0.25, 1.0])
-    found = statistics(scores(part, {"a": part}))
+    found = reward_statistics(scores(part, {"a": part}))
     assert found["rewards/a/mean"] == pytest.approx(torch.nanmean(torch.tensor(part)).item())
     assert found["reward_std"] == pytest.approx(nanstd(torch.tensor(part)).item())

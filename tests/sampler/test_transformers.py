@@ -7,14 +7,14 @@ import transformers
 
 from klinic.errors import ConfigError, DataError
 from klinic.evidence.record import EmittedBy
-from klinic.evidence.rollout import Prompt, Segment, flatten
-from klinic.model.layout import lay_out
+from klinic.evidence.rollout import Prompt, Segment, flatten_rollouts
+from klinic.model.layout import pad_rows
 from klinic.model.tiny import tiny_tokenizer
 from klinic.model.weights import Weights, fingerprint
-from klinic.sampler.drawing import Drawing
-from klinic.sampler.growing_cache import BLOCK
+from klinic.sampler.kv_cache import BLOCK
+from klinic.sampler.token_sampling import SamplingParams
 from klinic.sampler.transformers import TransformersSampler
-from small import small_policy
+from tiny_policies import small_policy
 
 TEXTS = ("1+2=", "copy 12345=", "7", "31-30=")
 
@@ -29,7 +29,7 @@ def prompts(policy, texts=TEXTS):
 
 def sampler(policy, *, group_size=3, longest=12, **how):
     return TransformersSampler(
-        policy, how=Drawing(**how), max_new_tokens=longest, group_size=group_size, seed=7
+        policy, params=SamplingParams(**how), max_new_tokens=longest, group_size=group_size, seed=7
     )
 
 
@@ -38,7 +38,7 @@ def by_name(groups):
 
 
 def scored(policy, rollout):
-    layout = lay_out(
+    layout = pad_rows(
         [rollout.prompt.token_ids], [rollout.token_ids], pad_id=0, device=torch.device("cpu")
     )
     with torch.no_grad():
@@ -120,7 +120,7 @@ def test_a_tool_s_text_is_read_on_and_never_trained_on():
     said = np.array(policy.tokenizer.encode(" (tool: 42) "))
     tool = Segment(token_ids=said, emitted_by=EmittedBy.TOOL, logp_sampler=None, weight_version=5)
     second = engine.extend([_with(rollout, tool) for rollout in cut], step=3)
-    record = flatten(second, step=3)
+    record = flatten_rollouts(second, step=3)
     assert record.loss_mask.sum() == sum(r.num_policy_tokens for r in second)
     assert np.isnan(record.logp_sampler[~record.loss_mask]).all()
     for rollout in second:
@@ -308,5 +308,7 @@ def test_a_model_that_reads_into_another_cache_is_refused():
         vocab_size=len(tiny_tokenizer()), hidden_size=16, num_hidden_layers=1, eos_token_id=1
     )
     policy = small_policy(model=transformers.MambaForCausalLM(config))
-    with pytest.raises(ConfigError, match=r"a MambaModel, which keeps .*sampler\.type: vllm"):
+    with pytest.raises(
+        ConfigError, match=r"a MambaModel, whose cache is not .*sampler\.type: vllm"
+    ):
         list(sampler(policy).sample(prompts(policy), step=1))

@@ -17,13 +17,13 @@ from vllm_cases import (
     tiny,
 )
 
-from klinic.checks import after_sync
+from klinic.checks import sampler_sync
 from klinic.errors import EngineLostError, SamplerError
-from klinic.faults.vllm_traps import TRAPS
+from klinic.faults.vllm_traps import VLLM_TRAPS
 from klinic.model.loading import load_policy
 from klinic.model.weights import fingerprint
-from klinic.sampler.vllm_engine import OwnEngine
-from listening import listening
+from klinic.sampler.vllm.engine import SubprocessEngine
+from open_ports import listening
 
 pytestmark = [
     pytest.mark.engine,
@@ -39,7 +39,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def engine(model):
-    engine = OwnEngine(start(model))
+    engine = SubprocessEngine(start(model))
     yield engine
     engine.close()
 
@@ -48,8 +48,8 @@ def engine(model):
 def raw_lora_engine(tmp_path_factory):
     """An engine with adapters that reports raw log-probs: at temperature 1 both are the same."""
     folder = tiny(tmp_path_factory.mktemp("lora") / "model")
-    with TRAPS["raw log-probs"].inject():
-        engine = OwnEngine(start(folder, rank=4))
+    with VLLM_TRAPS["raw log-probs"].inject():
+        engine = SubprocessEngine(start(folder, rank=4))
     yield engine, folder
     engine.close()
 
@@ -61,8 +61,8 @@ def test_the_engine_says_what_the_policy_says_after_every_update(model, engine, 
     for version in range(3):
         told = loaded(sampler, policy, version)
         assert told.fingerprint == fingerprint(policy.lm)
-        assert max(told.answer["repeated"], told.answer["fresh"]) < GAP
-        assert after_sync.named(told.answer, "fp32") is None
+        assert max(told.sync_gaps["repeated"], told.sync_gaps["fresh"]) < GAP
+        assert sampler_sync.diagnose_sync(told.sync_gaps, "fp32") is None
         groups = list(sampler.sample(prompts(), step=version))
         assert gap_of(policy, groups) < GAP
         assert {s.weight_version for g in groups for r in g for s in r.segments} == {version}
@@ -88,7 +88,7 @@ def test_what_the_engine_was_sent_and_had_in_its_cache_is_recorded(model, engine
     sampler = sampler_of(policy, engine)
     loaded(sampler, policy, 0)
     first, again = (list(sampler.sample(prompts(1), step=step)) for step in (1, 2))
-    assert np.array_equal(first[0][0].sent, prompts(1)[0].token_ids)
+    assert np.array_equal(first[0][0].sent_prompt_ids, prompts(1)[0].token_ids)
     assert again[0][0].cached_tokens == 64  # two blocks of 32
 
 
@@ -107,15 +107,15 @@ def test_the_policy_goes_on_behind_what_was_said(model, engine):
 def test_traps_of_a_sync_are_named_before_anything_is_sampled(model, engine, name):
     policy = load_policy(section(model), temperature=1.0, seed=0)
     loaded(sampler_of(policy, engine), policy, 0)
-    with TRAPS[name].inject():
+    with VLLM_TRAPS[name].inject():
         sampler = sampler_of(policy, engine)
-        assert after_sync.named(loaded(sampler, policy, 0).answer, "fp32") is None
+        assert sampler_sync.diagnose_sync(loaded(sampler, policy, 0).sync_gaps, "fp32") is None
         moved(policy)
         told = loaded(sampler, policy, 1)
     assert told.fingerprint == fingerprint(policy.lm)  # the engine says that all arrived
-    assert after_sync.named(told.answer, "fp32").cause == TRAPS[name].cause
+    assert sampler_sync.diagnose_sync(told.sync_gaps, "fp32").cause == VLLM_TRAPS[name].cause
     well = loaded(sampler_of(policy, engine), policy, 2)
-    assert after_sync.named(well.answer, "fp32") is None
+    assert sampler_sync.diagnose_sync(well.sync_gaps, "fp32") is None
 
 
 @pytest.mark.slow  # a second engine
@@ -126,8 +126,8 @@ def test_adapters_arrive_by_name_and_version(raw_lora_engine):
     for version in range(3):
         told = loaded(sampler, policy, version)
         assert told.fingerprint == fingerprint(policy.lm)
-        assert max(told.answer["repeated"], told.answer["fresh"]) < GAP
-        assert (told.answer["adapter_off"] < GAP) == (version == 0)
+        assert max(told.sync_gaps["repeated"], told.sync_gaps["fresh"]) < GAP
+        assert (told.sync_gaps["adapter_off"] < GAP) == (version == 0)
         assert gap_of(policy, list(sampler.sample(prompts(), step=version))) < GAP
         moved(policy, by=0.1)
 
@@ -137,9 +137,9 @@ def test_an_adapter_that_is_not_delivered_is_named(raw_lora_engine):
     engine, folder = raw_lora_engine
     policy = load_policy(section(folder, rank=4), temperature=1.0, seed=0)
     moved(policy, by=0.1)
-    with TRAPS["adapter not delivered"].inject():
+    with VLLM_TRAPS["adapter not delivered"].inject():
         told = loaded(sampler_of(policy, engine), policy, 1)
-    found = after_sync.named(told.answer, "fp32")
+    found = sampler_sync.diagnose_sync(told.sync_gaps, "fp32")
     assert found.cause == "stale-sampler"
     assert "without its adapter" in found.summary
 
@@ -150,7 +150,7 @@ def test_raw_log_probs_are_named_where_they_matter(raw_lora_engine):
     for temperature, cause in ((1.0, None), (HOT, "temperature-on-one-side")):
         policy = load_policy(section(folder, rank=4), temperature=temperature, seed=0)
         told = loaded(sampler_of(policy, engine, temperature=temperature), policy, 0)
-        found = after_sync.named(told.answer, "fp32")
+        found = sampler_sync.diagnose_sync(told.sync_gaps, "fp32")
         assert (found and found.cause) == cause
 
 
@@ -179,7 +179,7 @@ def test_code_that_comes_with_a_model_does_not_run(tmp_path):
     )
     (folder / "config.json").write_text(config)
     with pytest.raises(SamplerError, match="could not start"):
-        OwnEngine(start(folder))
+        SubprocessEngine(start(folder))
     assert not canary.exists()
 
 

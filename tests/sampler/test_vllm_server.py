@@ -17,8 +17,8 @@ from vllm_cases import GAP, gap_of, loaded, moved, prompts, sampler_of, section,
 from klinic.errors import ConfigError, SamplerError
 from klinic.model.loading import load_policy
 from klinic.model.weights import fingerprint
-from klinic.sampler.vllm_server import ServedEngine, command
-from listening import listening
+from klinic.sampler.vllm.server import ServerEngine, server_command
+from open_ports import listening
 
 STARTS_WITHIN = 180.0  # seconds
 
@@ -33,7 +33,7 @@ def free_port():
 def served(folder, rank=None):
     """Start the printed command as a user would, but on a free port; yield its URL and process."""
     port = free_port()
-    line = command(start(folder, rank)).replace("--port 8000", f"--port {port}")
+    line = server_command(start(folder, rank)).replace("--port 8000", f"--port {port}")
     line = line.replace("python -m", f"{shlex.quote(sys.executable)} -m")
     with (folder.parent / "server.log").open("wb") as log:
         process = subprocess.Popen(
@@ -51,7 +51,7 @@ def connected(url, process):
     deadline = time.monotonic() + STARTS_WITHIN
     while True:
         try:
-            return ServedEngine(url, started_by="(the command)")
+            return ServerEngine(url, started_by="(the command)")
         except SamplerError:
             assert process.poll() is None, "the server has ended"
             assert time.monotonic() < deadline, "the server does not start"
@@ -71,7 +71,7 @@ def test_a_server_started_by_the_printed_command_follows_every_update(tmp_path, 
         for version in range(3):
             told = loaded(sampler, policy, version)
             assert told.fingerprint == fingerprint(policy.lm)
-            assert max(told.answer["repeated"], told.answer["fresh"]) < GAP
+            assert max(told.sync_gaps["repeated"], told.sync_gaps["fresh"]) < GAP
             groups = list(sampler.sample(prompts(), step=version))
             assert gap_of(policy, groups) < GAP
             moved(policy)
@@ -100,17 +100,17 @@ def test_a_server_that_was_not_started_for_training_is_told_with_the_command(tmp
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         with pytest.raises(SamplerError, match=r"not started for training.*--dtype float32"):
-            ServedEngine(url, started_by=command(start(tmp_path / "model")))
+            ServerEngine(url, started_by=server_command(start(tmp_path / "model")))
         server.shutdown()
 
 
 def test_a_server_that_is_not_there_is_told_with_the_command(tmp_path):
     with pytest.raises(SamplerError, match=r"does not respond.*--logprobs-mode processed_logprobs"):
-        ServedEngine(
-            f"http://127.0.0.1:{free_port()}", started_by=command(start(tmp_path / "model"))
+        ServerEngine(
+            f"http://127.0.0.1:{free_port()}", started_by=server_command(start(tmp_path / "model"))
         )
 
 
 def test_a_server_elsewhere_is_refused():
     with pytest.raises(ConfigError, match="must run on this machine"):
-        ServedEngine("http://example.org:8000", started_by="")
+        ServerEngine("http://example.org:8000", started_by="")

@@ -5,15 +5,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from klinic.evidence.rollout import Prompt, flatten
+from klinic.evidence.rollout import Prompt, flatten_rollouts
 from klinic.learner.checkpoint import save_model
-from klinic.model.layout import lay_out
+from klinic.model.layout import pad_rows
 from klinic.model.loading import load_policy
 from klinic.model.weights import Weights, fingerprint
-from klinic.recipe.model import ModelSection
-from klinic.sampler.drawing import Drawing
-from klinic.sampler.vllm import VllmSampler
-from klinic.sampler.vllm_engine import Start
+from klinic.recipe.sections import ModelSection
+from klinic.sampler.token_sampling import SamplingParams
+from klinic.sampler.vllm.engine import EngineConfig
+from klinic.sampler.vllm.sampler import VllmSampler
 
 HOT = 1.3  # a temperature at which raw log-probs are others than processed ones
 GAP = 1e-4  # nats, mean: the most that two engines in fp32 may differ by
@@ -28,8 +28,8 @@ def tiny(folder: Path) -> Path:
     return folder
 
 
-def start(model: Path, rank: int | None = None) -> Start:
-    return Start(
+def start(model: Path, rank: int | None = None) -> EngineConfig:
+    return EngineConfig(
         model=str(model),
         dtype="float32",
         window=512,
@@ -41,8 +41,8 @@ def start(model: Path, rank: int | None = None) -> Start:
 
 
 def sampler_of(policy, engine, *, temperature=1.0):
-    how = Drawing(temperature=temperature)
-    return VllmSampler(policy, engine, how=how, max_new_tokens=12, group_size=2, seed=5)
+    how = SamplingParams(temperature=temperature)
+    return VllmSampler(policy, engine, params=how, max_new_tokens=12, group_size=2, seed=5)
 
 
 def moved(policy, by=0.02):
@@ -68,10 +68,10 @@ def prompts(num=3, length=70):
 
 
 def gap_of(policy, groups):
-    record = flatten([rollout for group in groups for rollout in group], step=1)
+    record = flatten_rollouts([rollout for group in groups for rollout in group], step=1)
     split = np.split(record.token_ids, record.row_offsets[1:-1])
     before = np.split(record.prompt_ids, record.prompt_offsets[1:-1])
-    layout = lay_out(before, split, pad_id=0, device=torch.device("cpu"))
+    layout = pad_rows(before, split, pad_id=0, device=torch.device("cpu"))
     with torch.no_grad():
         logp = policy.scorer(layout).logp.numpy()
     return float(np.abs(logp - record.logp_sampler).mean())

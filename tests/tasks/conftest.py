@@ -13,5 +13,5 @@ def few_games():
     from klinic.tasks.chess import games
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(games, "DEFAULT", games.Play(games=80, plies=16, nodes=100))
+        patch.setattr(games, "DEFAULT", games.GameSettings(games=80, plies=16, nodes=100))
         yield

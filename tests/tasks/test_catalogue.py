@@ -7,9 +7,9 @@ from itertools import islice
 import pytest
 
 from klinic.errors import ConfigError, MissingExtraError
-from klinic.tasks.catalogue import EXTRAS, find
+from klinic.tasks.catalogue import EXTRAS, find_task
 
-TASKS = {name: find(name) for name in EXTRAS if name != "chess" or find_spec("chess")}
+TASKS = {name: find_task(name) for name in EXTRAS if name != "chess" or find_spec("chess")}
 EVERY_SKILL = [(task, skill) for task in TASKS.values() for skill in task.skills]
 NUM = 100
 OF_PROMPTS = {"context_kept"}  # rewards that say nothing of a completion
@@ -22,21 +22,21 @@ every_task = pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
 
 @every_task
 def test_it_is_found_by_its_name(task):
-    assert find(task.name) is task
+    assert find_task(task.name) is task
     assert task.default_skill in task.skills
     assert task.default_reward in task.rewards
 
 
 def test_a_name_that_is_nearly_right_is_guessed():
     with pytest.raises(ConfigError, match=r"no task 'arithmetics'. Did you mean arithmetic\?"):
-        find("arithmetics")
+        find_task("arithmetics")
 
 
 def test_a_name_that_is_quite_wrong_is_answered_with_all_names():
     with pytest.raises(
         ConfigError, match=r"no task 'juggling'. There are: arithmetic, chess, multihop"
     ):
-        find("juggling")
+        find_task("juggling")
 
 
 def test_a_task_whose_extra_is_missing_says_what_to_install(monkeypatch):
@@ -44,7 +44,7 @@ def test_a_task_whose_extra_is_missing_says_what_to_install(monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "chess", None)
     with pytest.raises(MissingExtraError, match=r'needs chess. .* pip install "klinic\[chess\]"'):
-        find("chess")
+        find_task("chess")
 
 
 @every_skill
@@ -99,9 +99,9 @@ def test_changing_a_row_changes_no_other_call(task, skill):
 @every_skill
 def test_the_answer_is_correct_and_anything_else_is_not(task, skill):
     for row in task.eval_rows(skill, NUM):
-        assert task.correct(row, row["answer"])
-        assert not task.correct(row, row["answer"] + row["answer"])
-        assert not task.correct(row, "")
+        assert task.is_correct(row, row["answer"])
+        assert not task.is_correct(row, row["answer"] + row["answer"])
+        assert not task.is_correct(row, "")
 
 
 @every_skill

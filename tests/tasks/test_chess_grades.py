@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from klinic.tasks.chess.notation import environment_prompt, policy_prompt
 from klinic.tasks.chess.rewards import agreement, legal, legality, parsed, parses, structure
-from klinic.tasks.chess.rows import outcome
+from klinic.tasks.chess.rows import move_outcome
 
 START = chess.STARTING_FEN
 ASKED = policy_prompt(START)
@@ -88,6 +88,6 @@ def test_whatever_is_written_is_graded(text, is_policy):
     ],
 )
 def test_the_rules_say_what_follows(position, move, reward, ended, illegal):
-    found = outcome(position, move)
+    found = move_outcome(position, move)
     assert (found.reward, found.ended, found.illegal) == (reward, ended, illegal)
     assert (found.position == position) == (illegal == "1")

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 
 from klinic.tasks.chess.notation import (
     Outcome,
+    count_sections,
     environment_answer,
     environment_prompt,
-    found_sections,
     policy_answer,
     policy_prompt,
     position_of,
@@ -66,7 +66,7 @@ def test_both_prompts_hold_their_position():
     ],
 )
 def test_sections_count_once_and_in_their_order(text, num):
-    assert found_sections(text) == num
+    assert count_sections(text) == num
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from klinic.tasks.multihop import musique, rewards
-from klinic.tasks.multihop.answers import answer_of, f1, is_exact, words
+from klinic.tasks.multihop.answers import extract_answer, f1, is_exact, normalized_words
 from klinic.tasks.multihop.synthetic import (
     CHAINS,
+    DEFAULT_ANSWER,
     SKILLS,
-    USUAL,
-    example,
-    marked,
+    make_example,
+    tag_answer,
     train_rows,
     warm_start_rows,
 )
@@ -38,14 +38,14 @@ def follow(one):
 
 @given(HOPS, NUMBERS)
 def test_the_facts_lead_to_the_answer(hops, number):
-    one = example(hops, number)
+    one = make_example(hops, number)
     assert follow(one) == one["answer"]
 
 
 @given(HOPS, NUMBERS)
 def test_each_hop_is_needed(hops, number):
     """Without any one supporting fact the answer does not follow."""
-    one = example(hops, number)
+    one = make_example(hops, number)
     supporting = [fact for fact in one["paragraphs"] if fact["is_supporting"]]
     assert len(supporting) == hops
     for fact in supporting:
@@ -56,7 +56,7 @@ def test_each_hop_is_needed(hops, number):
 
 @given(HOPS, NUMBERS)
 def test_a_question_has_distractors_of_every_kind(hops, number):
-    one = example(hops, number)
+    one = make_example(hops, number)
     assert len(one["paragraphs"]) == hops * CHAINS
     things = {f["paragraph_text"] for f in one["paragraphs"] if " is " in f["paragraph_text"]}
     assert len(things - {t for t in things if " by " in t}) == CHAINS
@@ -66,7 +66,7 @@ def test_the_question_does_not_say_where_the_answer_stands():
     """The right thing is the first and the second of the context about equally often."""
     places = []
     for number in range(600):
-        one = example(2, number)
+        one = make_example(2, number)
         things = [f["paragraph_text"] for f in one["paragraphs"] if " is " in f["paragraph_text"]]
         places.append([one["answer"] in thing for thing in things].index(True))
     for place in range(CHAINS):
@@ -83,7 +83,7 @@ def test_the_question_does_not_say_where_the_answer_stands():
     ],
 )
 def test_the_usual_normalisation(text, expected):
-    assert words(text) == expected
+    assert normalized_words(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -112,8 +112,8 @@ def test_f1_is_one_where_the_match_is_exact_and_between_zero_and_one_elsewhere(a
 
 
 def test_two_answers_are_none():
-    assert answer_of("<answer>a</answer> or <answer>b</answer>") is None
-    assert answer_of("b") is None
+    assert extract_answer("<answer>a</answer> or <answer>b</answer>") is None
+    assert extract_answer("b") is None
 
 
 def test_rewards_know_aliases_and_want_the_marks():
@@ -172,12 +172,12 @@ def test_nothing_is_cut_of_the_questions_of_the_task():
 def test_a_warm_start_shows_the_habit_more_often_than_the_answers():
     rows = list(islice(warm_start_rows(0), 2000))
     right = {row["prompt"]: row["answer"] for skill in SKILLS for row in train_rows(skill)}
-    habit = [row["completion"] == marked(USUAL) for row in rows]
+    habit = [row["completion"] == tag_answer(DEFAULT_ANSWER) for row in rows]
     assert 0.57 < sum(habit) / len(rows) < 0.67
     others = [row for row, usual in zip(rows, habit, strict=True) if not usual]
     assert all(row["completion"] == right[row["prompt"]] for row in others)
 
 
 def test_the_habit_is_seldom_right():
-    answers = [example(2, number)["answer"] for number in range(1000)]
-    assert answers.count(USUAL) / 1000 < 0.08
+    answers = [make_example(2, number)["answer"] for number in range(1000)]
+    assert answers.count(DEFAULT_ANSWER) / 1000 < 0.08

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from klinic.tasks.multihop.synthetic import SKILLS, example, jsonl_rows, prompt_of
+from klinic.tasks.multihop.synthetic import SKILLS, format_prompt, jsonl_rows, make_example
 
 pytest.importorskip("torch")
 
@@ -14,11 +14,11 @@ def test_the_tiny_tokenizer_knows_every_character():
 
     for hops in SKILLS.values():
         for number in range(200):
-            assert set(prompt_of(example(hops, number))) <= set(CHARACTERS)
+            assert set(format_prompt(make_example(hops, number))) <= set(CHARACTERS)
 
 
 def test_the_set_written_as_a_file_is_read_as_musique_is(tmp_path):
-    from klinic.loop.rows import read_rows
+    from klinic.data.dataset import read_rows
 
     path = tmp_path / "two-hop.jsonl"
     path.write_text("".join(json.dumps(one) + "\n" for one in jsonl_rows("two-hop", 5)))

@@ -4,10 +4,10 @@ import sys
 
 import torch
 
-from klinic.verify.estimators import Setting
-from klinic.verify.identities import checks
-from klinic.verify.meaning import aggregation_rows
-from klinic.verify.world import make_world
+from klinic.verify.coefficient_meaning import measure_aggregations
+from klinic.verify.estimators import WorldSet
+from klinic.verify.identities import check_identities
+from klinic.verify.toy_policies import make_world
 
 
 def broken() -> list[str]:
@@ -15,7 +15,9 @@ def broken() -> list[str]:
     kind = {"shared": True, "ends_early": True}
     fresh = make_world("fresh", seed=6, drift=1.0, **kind)
     stale = make_world("stale", seed=7, drift=1.0, sampler_drift=0.4, **kind)
-    found = checks(Setting.of([fresh]), Setting.of([stale]), aggregation_rows())
+    found = check_identities(
+        WorldSet.from_worlds([fresh]), WorldSet.from_worlds([stale]), measure_aggregations()
+    )
     return [check.name for check in found if not check.ok]
 
 

@@ -7,13 +7,13 @@ import pytest
 from klinic.errors import FunctionError
 from klinic.verify.advice import judge
 from klinic.verify.function import measure
-from klinic.verify.loading import load
+from klinic.verify.loading import load_user_function
 
 FILE = Path(__file__).with_name("kl_functions.py")
 
 
 def examine(name):
-    measured = measure(load(f"{FILE}:{name}"))
+    measured = measure(load_user_function(f"{FILE}:{name}"))
     return measured, judge(measured)
 
 
@@ -103,7 +103,7 @@ def test_a_detached_ratio_does_not_help():
 def test_a_function_that_turns_round_beyond_every_world_is_wrong():
     measured, judgement = examine("turns_round")
     assert measured.gradient.gradient == "reverse_token"
-    assert measured.departure.away.below == pytest.approx(-16.0, abs=0.01)
+    assert measured.departure.reverses_at.below == pytest.approx(-16.0, abs=0.01)
     assert judgement.verdict == "wrong"
     assert "pushes the policy away" in judgement.advice
 
@@ -111,7 +111,7 @@ def test_a_function_that_turns_round_beyond_every_world_is_wrong():
 def test_a_function_that_flattens_out_is_conditional():
     measured, judgement = examine("huber")
     assert judgement.verdict == "conditional"
-    assert measured.departure.at.above == pytest.approx(10.0, abs=0.01)
+    assert measured.departure.departs_at.above == pytest.approx(10.0, abs=0.01)
     assert "That gradient has a limited range" in judgement.advice
 
 
@@ -119,7 +119,7 @@ def test_a_right_function_never_departs():
     for name in ("k2", "k3", "ratio_k3"):
         measured, _ = examine(name)
         cancels = measured.extremes.cancels_at
-        assert cancels or not measured.departure.at, name
+        assert cancels or not measured.departure.departs_at, name
 
 
 def test_words_of_an_argument_decide_not_letters():
@@ -215,12 +215,12 @@ def test_functions_of_logits_and_of_whole_completions():
         (f"{FILE}:in_place_too_late", "cannot be differentiated"),
         ("nowhere.py:f", "not a file"),
         ("no_such_module_here:f", "cannot be imported"),
-        ("k3", "names no function"),
+        ("k3", "is not a function name"),
     ],
 )
 def test_what_cannot_be_examined_is_refused_in_a_sentence(target, sentence):
     with pytest.raises(FunctionError, match=sentence):
-        measure(load(target))
+        measure(load_user_function(target))
 
 
 def test_a_file_finds_its_neighbours_and_sees_no_arguments_of_ours(tmp_path):
@@ -239,11 +239,11 @@ def test_a_file_finds_its_neighbours_and_sees_no_arguments_of_ours(tmp_path):
         "def kl(logp, logp_ref):\n"
         "    return Settings().half * (logp - logp_ref) ** 2\n"
     )
-    assert judge(measure(load(f"{folder}/my_kl_file.py:kl"))).verdict == "correct"
+    assert judge(measure(load_user_function(f"{folder}/my_kl_file.py:kl"))).verdict == "correct"
 
 
 def test_a_module_that_exits_while_it_is_imported_is_refused(tmp_path):
     script = tmp_path / "script.py"
     script.write_text("raise SystemExit(3)\n")
     with pytest.raises(FunctionError, match="SystemExit"):
-        load(f"{script}:f")
+        load_user_function(f"{script}:f")

@@ -5,10 +5,12 @@ import pytest
 from klinic.verify import monte_carlo
 
 
-@pytest.mark.parametrize("run", [monte_carlo.direction, monte_carlo.importance_sampling])
+@pytest.mark.parametrize(
+    "run", [monte_carlo.measure_direction, monte_carlo.measure_importance_sampling]
+)
 def test_k3_converges_to_the_kl_and_its_reversed_form_to_chi_square(run):
     distances = run()
-    assert monte_carlo.ok(distances)
+    assert monte_carlo.all_as_expected(distances)
     for distance in distances:
         found = {estimate.name: estimate for estimate in distance.estimates}
         reversed_mean = found["k3 reversed"].expected
@@ -22,18 +24,18 @@ def test_k3_converges_to_the_kl_and_its_reversed_form_to_chi_square(run):
 
 
 def test_far_away_the_reversed_form_is_off_by_hundreds():
-    assert monte_carlo.direction()[-1].reversed_error > 100
+    assert monte_carlo.measure_direction()[-1].reversed_error > 100
 
 
 def test_without_the_ratio_an_older_policy_misleads():
-    for distance in monte_carlo.importance_sampling():
+    for distance in monte_carlo.measure_importance_sampling():
         unweighted = next(e for e in distance.estimates if e.name == "k3, unweighted")
         assert not unweighted.right
 
 
 def test_trl_has_the_same_expression():
     pytest.importorskip("trl")
-    for run in (monte_carlo.direction, monte_carlo.importance_sampling):
+    for run in (monte_carlo.measure_direction, monte_carlo.measure_importance_sampling):
         for distance in run():
             found = {estimate.name: estimate for estimate in distance.estimates}
             assert found["TRL"].right

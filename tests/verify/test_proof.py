@@ -6,11 +6,11 @@ from math import isnan, nan
 import pytest
 
 from klinic.maths.kl_estimators import ESTIMATORS, Gradient
-from klinic.verify.estimators import Setting, promise_error
-from klinic.verify.identify import identify, worst
-from klinic.verify.identities import Check
+from klinic.verify.estimators import WorldSet, promise_error
+from klinic.verify.identify import identify_gradient, worst_error
+from klinic.verify.identities import IdentityCheck
 from klinic.verify.proof import Proof, prove
-from klinic.verify.world import make_world
+from klinic.verify.toy_policies import make_world
 
 OFFERED = ["unbiased", "exact", "topk", "sequence"]
 
@@ -34,13 +34,15 @@ def test_everything_holds_to_nine_digits(proof):
 def test_one_nan_anywhere_is_not_passed_over():
     """`max` passes over a NaN that does not come first; a proof must not."""
     fresh = [make_world(name, seed=1, drift=1.0, shared=True) for name in ("one", "far")]
-    setting = Setting.of(fresh)
-    poisoned = replace(setting.moments["k1"][1], gradient=setting.moments["k1"][1].gradient * nan)
-    setting.moments["k1"][1] = poisoned
+    setting = WorldSet.from_worlds(fresh)
+    poisoned = replace(
+        setting.term_moments["k1"][1], gradient=setting.term_moments["k1"][1].gradient * nan
+    )
+    setting.term_moments["k1"][1] = poisoned
     assert isnan(promise_error(ESTIMATORS["k1"], setting))
-    assert identify(setting.moments["k1"], setting.targets).target is None
-    assert isnan(worst([1.0, nan, 2.0]))
-    assert not Check(name="", statement="", error=nan).ok
+    assert identify_gradient(setting.term_moments["k1"], setting.targets).target is None
+    assert isnan(worst_error([1.0, nan, 2.0]))
+    assert not IdentityCheck(name="", statement="", error=nan).ok
 
 
 def test_every_name_has_a_row_and_keeps_its_promise(rows):

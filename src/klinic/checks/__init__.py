@@ -2,7 +2,7 @@
 
 base            `Case`, `Finding`, `Check` and the stages
 measures        measurements that several checks share
-after_sync      cause of a distance between sampler and policy right after a sync
+sampler_sync    cause of a distance between sampler and policy right after a sync
 <cause>         the check of that cause, with `CHECK`
 """
 
@@ -83,7 +83,7 @@ CHECKS: tuple[Check, ...] = (
     malformed_output.CHECK,
     cliff_rewards.CHECK,
 )
-"""In the order of `evidence.causes`."""
+"""In the order of how often and how silently each cause ruins a run."""
 
 HYPOTHESES = {
     "H01": ("advantage-explodes", "wrong-groups"),

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, passed
+from klinic.checks.base import Case, Check, Finding, Stage, failed_finding, passed_finding
 
-SLACK = 1.01  # rounding of rewards stored in float32
-DIVIDED = ("group_std", "batch")
+MAX_BOUND_RATIO = 1.01  # rounding of rewards stored in float32
+DIVIDING_ADVANTAGES = ("group_std", "batch")
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag advantages that no group of that size can have.
 
     Looks for
@@ -28,23 +28,35 @@ def judge(case: Case) -> Finding:
         impossible); rewards that are large and not divided (then there is no bound).
     """
     record = case.record
-    if case.run["advantage"] not in DIVIDED:
-        return passed(f"advantage {case.run['advantage']} is not divided by a standard deviation")
+    if case.run["advantage"] not in DIVIDING_ADVANTAGES:
+        return passed_finding(
+            f"advantage {case.run['advantage']} is not divided by a standard deviation"
+        )
     assert record.advantage is not None  # noqa: S101 - needed
     sizes = np.bincount(record.group)[record.group]
-    rows = len(record.group) if case.run["advantage"] == "batch" else sizes
-    bound = np.sqrt(np.maximum(rows - 1, 1))
-    share = float(np.nanmax(np.abs(record.advantage) / bound))
-    summary = f"the largest advantage is {share:.3g} times the bound of its group (limit {SLACK:g})"
-    return (failed if share > SLACK else passed)(summary, share_of_bound=share)
+    num_rows = len(record.group) if case.run["advantage"] == "batch" else sizes
+    bound = np.sqrt(np.maximum(num_rows - 1, 1))
+    bound_ratio = float(np.nanmax(np.abs(record.advantage) / bound))
+    summary = (
+        f"the largest advantage is {bound_ratio:.3g} times the "
+        f"bound of its group (limit {MAX_BOUND_RATIO:g})"
+    )
+    return (failed_finding if bound_ratio > MAX_BOUND_RATIO else passed_finding)(
+        summary, share_of_bound=bound_ratio
+    )
 
 
 CHECK = Check(
     name="advantage-explodes",
+    description="rewards are divided by a standard deviation close to 0",
     stage=Stage.ADVANTAGE,
     needs=("record.advantage", "record.group", "run.advantage"),
     fix="Do not divide by the standard deviation (learner.advantage leave_one_out) or add a floor.",
-    judge=judge,
+    judge=judge_case,
     change={"learner.advantage": "leave_one_out"},
     explains=("wrong-groups",),  # a leave-one-out deviation also leaves a nonzero sum
+    reads=(
+        "record.reward",
+        "run.group_size",
+    ),
 )

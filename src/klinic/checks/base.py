@@ -36,7 +36,7 @@ class Stage(IntEnum):
 
 
 T = TypeVar("T")
-Answer = Mapping[str, Any]
+ProbeResult = Mapping[str, Any]
 """Result of one active probe of `evidence.fields.PROBES`: plain JSON values."""
 
 
@@ -53,26 +53,26 @@ class Case:
     """Contents of run.json."""
     metrics: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """Lines of metrics.jsonl by step, up to this step."""
-    answers: Mapping[str, Answer] = field(default_factory=dict)
+    probe_results: Mapping[str, ProbeResult] = field(default_factory=dict)
     """Results of the active probes of this step, by probe."""
-    measured: dict[Any, tuple[StepRecord, Any]] = field(default_factory=dict)
+    measure_cache: dict[Any, tuple[StepRecord, Any]] = field(default_factory=dict)
     """Memo of `measure_once`."""
 
-    def of(self, measure: Callable[[StepRecord], T], record: StepRecord) -> T:
+    def measure_once(self, measure: Callable[[StepRecord], T], record: StepRecord) -> T:
         """Return `measure(record)`, computed once for all checks and later steps."""
         key = measure, id(record)
-        if key not in self.measured:
-            self.measured[key] = record, measure(record)
-        value: T = self.measured[key][1]
+        if key not in self.measure_cache:
+            self.measure_cache[key] = record, measure(record)
+        value: T = self.measure_cache[key][1]
         return value
 
-    def missing(self, needs: tuple[str, ...]) -> tuple[str, ...]:
+    def missing_needs(self, needs: tuple[str, ...]) -> tuple[str, ...]:
         """Return the needs that this case does not provide."""
-        return tuple(need for need in needs if not self._has(need))
+        return tuple(need for need in needs if not self._has_field(need))
 
-    def _has(self, need: str) -> bool:
-        place, _, name = need.partition(".")
-        match place:
+    def _has_field(self, need: str) -> bool:
+        source, _, name = need.partition(".")
+        match source:
             case "record":
                 return getattr(self.record, name) is not None
             case "facts":
@@ -82,17 +82,17 @@ class Case:
             case "metrics":
                 return any(name in line for line in self.metrics.values())
             case "probes":
-                return name in self.answers
+                return name in self.probe_results
         raise KeyError(need)
 
     @property
-    def version(self) -> int | None:
+    def learner_version(self) -> int | None:
         """Number of updates that the learner had made; None if not recorded."""
         version = self.record.facts.get("learner_version")
         return None if version is None else int(version)
 
     @property
-    def window(self) -> tuple[StepRecord, ...]:
+    def recent_records(self) -> tuple[StepRecord, ...]:
         """The earlier records followed by this one."""
         return (*self.earlier, self.record)
 
@@ -105,7 +105,7 @@ class Finding:
     summary: str
     """One sentence with the measured value and its limit."""
     measured: Mapping[str, float] = field(default_factory=dict)
-    never_by: tuple[str, ...] = ()
+    excludes: tuple[str, ...] = ()
     """Causes that explain this check in general, and cannot have produced these values."""
 
     def to_json(self) -> dict[str, Any]:
@@ -114,7 +114,7 @@ class Finding:
             "verdict": str(self.verdict),
             "summary": self.summary,
             "measured": {name: fact_to_json(value) for name, value in self.measured.items()},
-            "never_by": list(self.never_by),
+            "never_by": list(self.excludes),
         }
 
     @classmethod
@@ -127,7 +127,7 @@ class Finding:
             verdict=Verdict(values["verdict"]),
             summary=values["summary"],
             measured=measured,
-            never_by=tuple(values["never_by"]),
+            excludes=tuple(values["never_by"]),
         )
 
 
@@ -136,55 +136,62 @@ class Check:
     """A cause, and the test that distinguishes it from the others."""
 
     name: str
+    description: str
+    """The fault in one clause, without a full stop."""
     stage: Stage
     needs: tuple[str, ...]
     """`record.x`, `facts.x`, `run.x`, `metrics.x` or `probes.x`."""
     fix: str
     judge: Callable[[Case], Finding]
-    also: tuple[str, ...] = ()
+    optional_needs: tuple[str, ...] = ()
     """Evidence that is read if present: without it, the check can fail and cannot pass."""
-    alibi: Callable[[Case], Finding | None] | None = None
+    rule_out: Callable[[Case], Finding | None] | None = None
     """Rules the cause out from less evidence, if some of `needs` is missing."""
     change: Mapping[str, Any] = field(default_factory=dict)
     """The fix as recipe keys, if it is one."""
     explains: tuple[str, ...] = ()
     """Checks that can also fail as an effect of this cause."""
 
+    reads: tuple[str, ...] = ()
+    """Further evidence that the check uses, or that separates the cause from similar ones."""
+    not_recorded: str = ""
+    """Evidence that would help and is in no record, and the reason."""
+
     @property
-    def text(self) -> str:
+    def help_text(self) -> str:
         """What the check looks for and when it is confirmed: the docstring of `judge`."""
         return inspect.getdoc(self.judge) or ""
 
     def __call__(self, case: Case) -> Finding:
         """Judge a case, or report the missing evidence."""
-        if missing := case.missing(self.needs):
-            cleared = None if self.alibi is None else self.alibi(case)
-            return cleared or _not_recorded(missing)
-        found = self.judge(case)
-        if found.verdict is Verdict.PASS and (missing := case.missing(self.also)):
-            return _not_recorded(missing)
-        return found
+        if missing := case.missing_needs(self.needs):
+            ruled_out = None if self.rule_out is None else self.rule_out(case)
+            return ruled_out or _missing_needs_finding(missing)
+        finding = self.judge(case)
+        if finding.verdict is Verdict.PASS and (missing := case.missing_needs(self.optional_needs)):
+            return _missing_needs_finding(missing)
+        return finding
 
 
-def _not_recorded(missing: tuple[str, ...]) -> Finding:
-    return no_data(f"not recorded: {', '.join(f'`{need}`' for need in missing)}")
+def _missing_needs_finding(missing: tuple[str, ...]) -> Finding:
+    return no_data_finding(f"not recorded: {', '.join(f'`{need}`' for need in missing)}")
 
 
-def passed(summary: str, **measured: float) -> Finding:
+def passed_finding(summary: str, **measured: float) -> Finding:
     """Return a finding that rules the cause out."""
     return Finding(verdict=Verdict.PASS, summary=summary, measured=measured)
 
 
-def failed(summary: str, **measured: float) -> Finding:
+def failed_finding(summary: str, **measured: float) -> Finding:
     """Return a finding that confirms the cause."""
     return Finding(verdict=Verdict.FAIL, summary=summary, measured=measured)
 
 
-def warned(summary: str, **measured: float) -> Finding:
+def warning_finding(summary: str, **measured: float) -> Finding:
     """Return a finding that is worth reporting and confirms no cause."""
     return Finding(verdict=Verdict.WARN, summary=summary, measured=measured)
 
 
-def no_data(summary: str) -> Finding:
+def no_data_finding(summary: str) -> Finding:
     """Return a finding that the recorded evidence is insufficient."""
     return Finding(verdict=Verdict.NO_DATA, summary=summary)

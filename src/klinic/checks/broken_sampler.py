@@ -2,16 +2,24 @@
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import column, equal_completions, num_equal_pairs, row_numbers
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
+from klinic.checks.measures import equal_completions, float64_column, num_equal_pairs, row_numbers
 from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.maths.arrays import segment_sum
 
-BEYOND = 6.0  # standard deviations of the number of equal completions
-AT_LEAST = 8.0  # pairs above the expectation: chance pairs of short answers are no fault
+MIN_DEVIATIONS = 6.0  # standard deviations of the number of equal completions
+MIN_EXCESS_PAIRS = 8.0  # pairs above the expectation: chance pairs of short answers are no fault
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag completions that a working sampler cannot have sampled.
 
     Looks for
@@ -34,23 +42,23 @@ def judge(case: Case) -> Finding:
     """
     record = case.record
     if not record.num_tokens:
-        return no_data("no tokens were recorded")
+        return no_data_finding("no tokens were recorded")
     outside = int((record.token_ids >= int(case.run["vocabulary_size"])).sum())
     outside += int((record.token_ids < 0).sum())
-    lost = _num_lost(record)
-    pairs = num_equal_pairs(case.of(equal_completions, record))
-    expected, spread = likely_pairs(record)
-    limit = expected + max(BEYOND * spread, AT_LEAST)
+    lost = _num_lost_logps(record)
+    pairs = num_equal_pairs(case.measure_once(equal_completions, record))
+    expected, spread = expected_equal_pairs(record)
+    limit = expected + max(MIN_DEVIATIONS * spread, MIN_EXCESS_PAIRS)
     summary = (
         f"{pairs} pairs of equal completions, {expected:.1f} expected (limit {limit:.0f}); "
         f"{outside} ids outside the vocabulary and {lost} lost log-probs (limit 0)"
     )
     wrong = pairs > limit or outside > 0 or lost > 0
     figures = {"pairs": float(pairs), "expected": expected, "outside": float(outside)}
-    return (failed if wrong else passed)(summary, **figures, lost=float(lost))
+    return (failed_finding if wrong else passed_finding)(summary, **figures, lost=float(lost))
 
 
-def _num_lost(record: StepRecord) -> int:
+def _num_lost_logps(record: StepRecord) -> int:
     """Count the policy's tokens without a log-prob, if other tokens have one."""
     logp = record.logp_sampler
     if logp is None or record.emitted_by is None or not np.isfinite(logp).any():
@@ -58,16 +66,16 @@ def _num_lost(record: StepRecord) -> int:
     return int((~np.isfinite(logp) & (record.emitted_by == EmittedBy.POLICY)).sum())
 
 
-def likely_pairs(record: StepRecord) -> tuple[float, float]:
+def expected_equal_pairs(record: StepRecord) -> tuple[float, float]:
     """Return the expected number of equal pairs within groups, and its standard deviation.
 
     The probability that a second completion equals this one is the probability of this one.
     """
-    logp = column(record, "logp_old")
+    logp = float64_column(record, "logp_old")
     sums = segment_sum(np.nan_to_num(logp), row_numbers(record), record.num_rows)
-    likely = np.exp(np.minimum(sums, 0.0))
+    probabilities = np.exp(np.minimum(sums, 0.0))
     sizes = np.bincount(record.group)[record.group]
-    chances = likely * (sizes - 1) / 2
+    chances = probabilities * (sizes - 1) / 2
     # upper bound for dependent pairs: each member counts with its whole group
     variance = float(np.sum(chances * np.maximum(sizes - 1, 1)))
     return float(chances.sum()), float(np.sqrt(variance))
@@ -75,10 +83,20 @@ def likely_pairs(record: StepRecord) -> tuple[float, float]:
 
 CHECK = Check(
     name="broken-sampler",
+    description="equal random streams, token ids outside the vocabulary, or NaN in the engine",
     stage=Stage.ALIGNMENT,
     needs=("record.logp_old", "run.vocabulary_size"),
     fix="Give every completion its own seed (of run, step, prompt and sample), restrict ids to the "
     "vocabulary, and treat a missing log-prob as an error.",
-    judge=judge,
+    judge=judge_case,
     explains=("equal-rewards", "imprecise-logp"),
+    reads=(
+        "record.token_ids",
+        "record.row_offsets",
+        "record.group",
+        "record.entropy",
+        "record.logp_sampler",
+        "record.emitted_by",
+    ),
+    not_recorded="the engine's own random state: equal completions of high entropy show it",
 )

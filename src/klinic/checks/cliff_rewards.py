@@ -2,13 +2,21 @@
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
 
-FLOOR = 0.95  # fraction of completions at the lowest reward
-STEPS = 3
+MAX_LOWEST_FRACTION = 0.95  # fraction of completions at the lowest reward
+NUM_STEPS = 3
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag rewards that carry no information about how wrong an answer is.
 
     Looks for
@@ -25,25 +33,32 @@ def judge(case: Case) -> Finding:
         equal-rewards (no group has a success at all); malformed-output (there is nothing to
         grade).
     """
-    last = [record.reward for record in case.window[-STEPS:] if record.reward is not None]
-    if len(last) < STEPS:
-        return no_data(f"{len(last)} steps with rewards, {STEPS} needed")
+    last = [
+        record.reward for record in case.recent_records[-NUM_STEPS:] if record.reward is not None
+    ]
+    if len(last) < NUM_STEPS:
+        return no_data_finding(f"{len(last)} steps with rewards, {NUM_STEPS} needed")
     rewards = np.concatenate(last)
     rewards = rewards[np.isfinite(rewards)]
     values = np.unique(rewards)
-    share = float((rewards == values[0]).mean()) if values.size else 0.0
+    lowest_fraction = float((rewards == values[0]).mean()) if values.size else 0.0
     summary = (
-        f"{share:.0%} of the rewards are the lowest of {values.size} values, "
-        f"{values[0] if values.size else 0:g} (limit {FLOOR:.0%} at the lower of 2, below 0)"
+        f"{lowest_fraction:.0%} of the rewards are the lowest of {values.size} values, "
+        f"{values[0] if values.size else 0:g} (limit "
+        f"{MAX_LOWEST_FRACTION:.0%} at the lower of 2, below 0)"
     )
-    wrong = values.size == 2 and share > FLOOR and values[0] < 0
-    return (failed if wrong else passed)(summary, share=share, values=float(values.size))
+    wrong = values.size == 2 and lowest_fraction > MAX_LOWEST_FRACTION and values[0] < 0
+    return (failed_finding if wrong else passed_finding)(
+        summary, share=lowest_fraction, values=float(values.size)
+    )
 
 
 CHECK = Check(
     name="cliff-rewards",
+    description="almost all completions get the lowest reward, with nothing in between",
     stage=Stage.ADVANTAGE,
     needs=("record.reward",),
     fix="Give partial credit (graduated rewards), and a smaller penalty for malformed output.",
-    judge=judge,
+    judge=judge_case,
+    reads=("record.group",),
 )

@@ -2,14 +2,24 @@
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
 from klinic.evidence.record import StepRecord
 
-SHARE = 0.8  # fraction of completions; a limit that truncates one in five is a choice
-STEPS = 2  # consecutive
+MAX_TRUNCATED_FRACTION = (
+    0.8  # fraction of completions; a limit that truncates one in five is a choice
+)
+NUM_STEPS = 2  # consecutive
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag a length limit that truncates most completions.
 
     Looks for
@@ -27,36 +37,49 @@ def judge(case: Case) -> Finding:
         stop-token-fault (rows end with an end token and yet count as truncated); random-weights
         (an untrained model never ends).
     """
-    last = case.window[-STEPS:]
-    looked = (*last, *(() if case.start is None else (case.start,)))
-    if len(last) < STEPS or any(r.finish_reason is None or not r.num_tokens for r in looked):
-        return no_data(f"{STEPS} steps with finish reasons needed")
-    share = min(_cut_off(record, case.run["eos_ids"]) for record in last)
-    if share > SHARE and case.start is not None:
-        first = _cut_off(case.start, case.run["eos_ids"])
-        if first < SHARE / 2:
-            return passed(f"{first:.0%} were truncated in the first step: they grew by training")
+    last = case.recent_records[-NUM_STEPS:]
+    records = (*last, *(() if case.start is None else (case.start,)))
+    if len(last) < NUM_STEPS or any(r.finish_reason is None or not r.num_tokens for r in records):
+        return no_data_finding(f"{NUM_STEPS} steps with finish reasons needed")
+    truncated_fraction = min(_truncated_fraction(record, case.run["eos_ids"]) for record in last)
+    if truncated_fraction > MAX_TRUNCATED_FRACTION and case.start is not None:
+        first = _truncated_fraction(case.start, case.run["eos_ids"])
+        if first < MAX_TRUNCATED_FRACTION / 2:
+            return passed_finding(
+                f"{first:.0%} were truncated in the first step: they grew by training"
+            )
     longest = int(np.diff(case.record.row_offsets).max())
     summary = (
-        f"{share:.0%} of the completions were truncated without an end token (limit "
-        f"{SHARE:.0%}), the longest at {longest} tokens"
+        f"{truncated_fraction:.0%} of the completions were truncated without an end token (limit "
+        f"{MAX_TRUNCATED_FRACTION:.0%}), the longest at {longest} tokens"
     )
-    return (failed if share > SHARE else passed)(summary, share=share, longest=float(longest))
+    return (failed_finding if truncated_fraction > MAX_TRUNCATED_FRACTION else passed_finding)(
+        summary, share=truncated_fraction, longest=float(longest)
+    )
 
 
-def _cut_off(record: StepRecord, eos_ids: list[int]) -> float:
+def _truncated_fraction(record: StepRecord, eos_ids: list[int]) -> float:
     has_tokens = np.diff(record.row_offsets) > 0
     last = record.token_ids[(record.row_offsets[1:] - 1)[has_tokens]]
-    cut = np.asarray(record.finish_reason)[has_tokens] == "length"
-    return float((cut & ~np.isin(last, np.asarray(eos_ids))).mean()) if cut.any() else 0.0
+    truncated = np.asarray(record.finish_reason)[has_tokens] == "length"
+    return (
+        float((truncated & ~np.isin(last, np.asarray(eos_ids))).mean()) if truncated.any() else 0.0
+    )
 
 
 CHECK = Check(
     name="context-truncated",
+    description="completions are truncated before they can end",
     stage=Stage.ALIGNMENT,
     needs=("record.finish_reason", "run.eos_ids"),
     fix="Raise sampling.max_new_tokens, shorten prompts, or train with shorter answers first.",
-    judge=judge,
+    judge=judge_case,
     change={"sampling.max_new_tokens": "twice as many"},
     explains=("equal-rewards", "malformed-output", "cliff-rewards", "step-too-big"),
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "record.token_ids",
+        "run.sampling",
+    ),
 )

@@ -2,26 +2,34 @@
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
 from klinic.checks.measures import (
-    column,
-    difference,
-    fraction,
-    gap,
-    known_tokens,
+    column_difference,
+    finite_trained_tokens,
+    float64_column,
+    fraction_true,
+    logp_gap,
     mean,
-    row_gaps,
+    row_logp_gaps,
 )
 from klinic.evidence.record import StepRecord
 
-LIMIT = 0.05  # nats, mean: ratios off by 5%; engines' documentation advises to investigate
-SIDED = 0.5  # max ratio of mean to mean absolute gap: noise goes both ways
-EVERYWHERE = 0.7  # min fraction of affected rows: rounding affects all
-LINE = 0.5  # max fraction of the gap explained by a line over logp + entropy
-ENOUGH = 50  # tokens
+MAX_MEAN_GAP = 0.05  # nats, mean: ratios off by 5%; engines' documentation advises to investigate
+MAX_BIAS_RATIO = 0.5  # max ratio of mean to mean absolute gap: noise goes both ways
+MIN_ROW_FRACTION = 0.7  # min fraction of affected rows: rounding affects all
+MAX_LINE_FRACTION = 0.5  # max fraction of the gap explained by a line over logp + entropy
+MIN_TOKENS = 50  # tokens
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag log-probs of sampler and learner that differ by noise from the first step on.
 
     Looks for
@@ -40,45 +48,65 @@ def judge(case: Case) -> Finding:
     """
     start = case.start if case.start is not None else case.record
     if start.facts.get("learner_version") not in (0, None) or start.logp_sampler is None:
-        return no_data("the step before the first update was not recorded")
-    now = gap(start, "logp_sampler", "logp_old")
-    if now.size < ENOUGH:
-        return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
-    size, shift = mean(np.abs(now)), mean(now)
-    hit = _share_of_rows(start)
-    noisy = size > LIMIT and abs(shift) < SIDED * size and hit > EVERYWHERE
-    wrong = noisy and _line(start) < LINE
+        return no_data_finding("the step before the first update was not recorded")
+    start_gap = logp_gap(start, "logp_sampler", "logp_old")
+    if start_gap.size < MIN_TOKENS:
+        return no_data_finding(
+            f"fewer than {MIN_TOKENS} trained tokens have a log-prob of both sides"
+        )
+    size, shift = mean(np.abs(start_gap)), mean(start_gap)
+    row_fraction = _affected_row_fraction(start)
+    noisy = (
+        size > MAX_MEAN_GAP
+        and abs(shift) < MAX_BIAS_RATIO * size
+        and row_fraction > MIN_ROW_FRACTION
+    )
+    wrong = noisy and _line_fraction(start) < MAX_LINE_FRACTION
     summary = (
         f"sampler and learner differ by {size:.3g} nats before the first update (limit "
-        f"{LIMIT:g}), {shift:+.3g} in the mean, in {hit:.0%} of the rows"
+        f"{MAX_MEAN_GAP:g}), {shift:+.3g} in the mean, in {row_fraction:.0%} of the rows"
     )
-    return (failed if wrong else passed)(summary, gap=size, mean=shift, rows=hit)
+    return (failed_finding if wrong else passed_finding)(
+        summary, gap=size, mean=shift, rows=row_fraction
+    )
 
 
-def _share_of_rows(record: StepRecord) -> float:
-    means = row_gaps(record, "logp_sampler", "logp_old")
+def _affected_row_fraction(record: StepRecord) -> float:
+    means = row_logp_gaps(record, "logp_sampler", "logp_old")
     means = means[np.isfinite(means)]
-    return fraction(means > LIMIT / 5) if means.size else 0.0
+    return fraction_true(means > MAX_MEAN_GAP / 5) if means.size else 0.0
 
 
-def _line(record: StepRecord) -> float:
+def _line_fraction(record: StepRecord) -> float:
     """Return the fraction of the gap that a line over logp + entropy explains."""
     if record.entropy is None:
         return 0.0
-    known = known_tokens(record, "logp_sampler", "logp_old", "entropy")
-    apart = difference(record, "logp_sampler", "logp_old")[known]
-    surprise = (column(record, "logp_old") + column(record, "entropy"))[known]
-    along, total = float(np.sum(surprise**2)), float(np.sum(apart**2))
+    mask = finite_trained_tokens(record, "logp_sampler", "logp_old", "entropy")
+    line_gap = column_difference(record, "logp_sampler", "logp_old")[mask]
+    surprise = (float64_column(record, "logp_old") + float64_column(record, "entropy"))[mask]
+    along, total = float(np.sum(surprise**2)), float(np.sum(line_gap**2))
     if not along or not total:
         return 0.0
-    return float(np.sum(apart * surprise)) ** 2 / (along * total)
+    return float(np.sum(line_gap * surprise)) ** 2 / (along * total)
 
 
 CHECK = Check(
     name="imprecise-logp",
+    description="log-probs are rounded, or depend on the shape of the batch",
     stage=Stage.SAMPLER,
     needs=("record.logp_sampler", "record.logp_old"),
     fix="Compute head and log-softmax in fp32 on both sides, and use batch-invariant kernels; or "
     "correct with truncated importance weights.",
-    judge=judge,
+    judge=judge_case,
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "record.logp",
+        "facts.micro_batch_size",
+        "facts.scoring_batch_size",
+        "run.policy",
+        "run.sampler",
+        "run.logp_old",
+        "probes.rescore_float32",
+    ),
 )

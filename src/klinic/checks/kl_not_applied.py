@@ -2,14 +2,22 @@
 
 from dataclasses import replace
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import no_kl_term
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
+from klinic.checks.measures import rule_out_without_kl
 
-OFF = 0.03  # of the ratio: rounding of fp32 leaves 1e-6, of bf16 1e-2
-ALONG = 0.99  # cosine: twice the same gradient, not another one of twice the norm
+MAX_RATIO_ERROR = 0.03  # of the ratio: rounding of fp32 leaves 1e-6, of bf16 1e-2
+PARALLEL_COSINE = 0.99  # cosine: twice the same gradient, not another one of twice the norm
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag a KL term that has no effect, or twice its effect.
 
     Looks for
@@ -27,26 +35,37 @@ def judge(case: Case) -> Finding:
         kl-gradient-wrong (a gradient of another form arrives); kl-sign-flipped (the opposite
         arrives); moved-reference (the term is correct, and the KL is 0).
     """
-    answer = case.answers["kl_gradient"]
-    ratio, cosine = answer["ratio"], answer["cosine"]
+    probe = case.probe_results["kl_gradient"]
+    ratio, cosine = probe["ratio"], probe["cosine"]
     if ratio is None or cosine is None:
-        return no_data("policy and reference agree, so no term has a gradient yet")
-    size = float(answer["norm"] or 0) / max(float(answer["expected_norm"] or 0), 1e-300)
-    nothing, twice = size < OFF, abs(ratio - 2) < 2 * OFF and cosine > ALONG
+        return no_data_finding("policy and reference agree, so no term has a gradient yet")
+    norm_ratio = float(probe["norm"] or 0) / max(float(probe["expected_norm"] or 0), 1e-300)
+    nothing, twice = (
+        norm_ratio < MAX_RATIO_ERROR,
+        abs(ratio - 2) < 2 * MAX_RATIO_ERROR and cosine > PARALLEL_COSINE,
+    )
     summary = (
         f"the coefficient changes the gradient by {ratio:.3f} times the expected change (limits: "
-        f"not 0 and not 2, within {OFF:g})"
+        f"not 0 and not 2, within {MAX_RATIO_ERROR:g})"
     )
-    found = (failed if nothing or twice else passed)(summary, ratio=float(ratio), size=size)
-    return replace(found, never_by=("loss-scaled-wrong",)) if nothing else found
+    finding = (failed_finding if nothing or twice else passed_finding)(
+        summary, ratio=float(ratio), size=norm_ratio
+    )
+    return replace(finding, excludes=("loss-scaled-wrong",)) if nothing else finding
 
 
 CHECK = Check(
     name="kl-not-applied",
+    description="the KL term does not reach the gradient, or reaches it twice",
     stage=Stage.WIRING,
     needs=("probes.kl_gradient",),
     fix="Add the KL term to the loss exactly once, with its graph; reject options that drop it.",
-    judge=judge,
-    alibi=no_kl_term,
+    judge=judge_case,
+    rule_out=rule_out_without_kl,
     explains=("kl-gradient-wrong", "step-too-big", "reward-hacking"),
+    reads=(
+        "facts.kl_coef",
+        "facts.grad_norm_kl",
+        "run.estimator",
+    ),
 )

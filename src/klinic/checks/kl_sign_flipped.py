@@ -1,12 +1,20 @@
 """kl-sign-flipped: the KL is maximised."""
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import no_kl_term
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
+from klinic.checks.measures import rule_out_without_kl
 
-OPPOSITE = -0.9  # cosine
+FLIPPED_COSINE = -0.9  # cosine
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag a KL term that pushes away from the reference.
 
     Looks for
@@ -25,29 +33,36 @@ def judge(case: Case) -> Finding:
         step-too-big (the term pulls back too weakly); kl-gradient-wrong (it points in neither
         direction).
     """
-    answer = case.answers["kl_gradient"]
-    cosine, like = answer["cosine"], answer.get("looks_like")
-    if cosine is None and case.version:
-        return passed("policy and reference still agree: no term has separated them")
+    probe = case.probe_results["kl_gradient"]
+    cosine, closest_term = probe["cosine"], probe.get("looks_like")
+    if cosine is None and case.learner_version:
+        return passed_finding("policy and reference still agree: no term has separated them")
     if cosine is None:
-        return no_data("policy and reference agree, so no term has a gradient yet")
+        return no_data_finding("policy and reference agree, so no term has a gradient yet")
     summary = (
         f"the KL term's gradient has a cosine of {cosine:.4f} with the expected one (limit "
-        f"{OPPOSITE:g}); it looks like {like}"
+        f"{FLIPPED_COSINE:g}); it looks like {closest_term}"
     )
-    flipped = cosine < OPPOSITE and (like != "k1" or case.run.get("estimator") == "k1")
-    return (failed if flipped else passed)(summary, cosine=float(cosine))
+    flipped = cosine < FLIPPED_COSINE and (
+        closest_term != "k1" or case.run.get("estimator") == "k1"
+    )
+    return (failed_finding if flipped else passed_finding)(summary, cosine=float(cosine))
 
 
 CHECK = Check(
     name="kl-sign-flipped",
+    description="the KL is maximised",
     stage=Stage.WIRING,
     needs=("probes.kl_gradient",),
     fix="Add the KL term to the minimised loss, or subtract it from the reward.",
-    judge=judge,
-    alibi=no_kl_term,
+    judge=judge_case,
+    rule_out=rule_out_without_kl,
     explains=(
         *("kl-gradient-wrong", "step-too-big", "kl-tail-dominates", "reward-hacking"),
         "equal-rewards",
+    ),
+    reads=(
+        "facts.kl_coef",
+        "run.estimator",
     ),
 )

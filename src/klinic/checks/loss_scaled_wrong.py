@@ -1,12 +1,20 @@
 """loss-scaled-wrong: the loss depends on how the step is split into micro-batches or ranks."""
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
 
-OFF = 0.05  # max deviation of the ratio from 1: bf16 kernels of other shapes leave 1e-2
-TURNED = 0.98  # cosine
+MAX_RATIO_ERROR = 0.05  # max deviation of the ratio from 1: bf16 kernels of other shapes leave 1e-2
+MIN_COSINE = 0.98  # cosine
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag a gradient that depends on the micro-batch size.
 
     Looks for
@@ -23,23 +31,35 @@ def judge(case: Case) -> Finding:
         layout-changes-logp (log-probs change already); step-too-big (the gradient is correct,
         and the learning rate is not).
     """
-    answer = case.answers["micro_batches"]
-    ratio, cosine = answer["ratio"], answer["cosine"]
+    probe = case.probe_results["micro_batches"]
+    ratio, cosine = probe["ratio"], probe["cosine"]
     if ratio is None or cosine is None:
-        return no_data("the gradient is 0, so the micro-batch size cannot affect it")
-    wrong = abs(ratio - 1) > OFF or cosine < TURNED
+        return no_data_finding("the gradient is 0, so the micro-batch size cannot affect it")
+    wrong = abs(ratio - 1) > MAX_RATIO_ERROR or cosine < MIN_COSINE
     summary = (
         f"in micro-batches of half the size the gradient is {ratio:.3f} times as large (limit 1 "
-        f"+- {OFF:g}), with a cosine of {cosine:.4f} (limit {TURNED:g})"
+        f"+- {MAX_RATIO_ERROR:g}), with a cosine of {cosine:.4f} (limit {MIN_COSINE:g})"
     )
-    return (failed if wrong else passed)(summary, ratio=float(ratio), cosine=float(cosine))
+    return (failed_finding if wrong else passed_finding)(
+        summary, ratio=float(ratio), cosine=float(cosine)
+    )
 
 
 CHECK = Check(
     name="loss-scaled-wrong",
+    description="the loss depends on how the step is split into micro-batches or ranks",
     stage=Stage.WIRING,
     needs=("probes.micro_batches",),
     fix="Divide once, by the tokens (or rows) of the whole step over all micro-batches and ranks.",
-    judge=judge,
+    judge=judge_case,
     explains=("kl-gradient-wrong", "kl-not-applied", "step-too-big"),
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "facts.loss_denominator",
+        "facts.num_micro_batches",
+        "facts.micro_batch_size",
+        "facts.grad_norm",
+        "run.loss",
+    ),
 )

@@ -2,14 +2,22 @@
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
 
-SHARE = 0.2  # min fraction of completions with an answer, correct or not
-STEPS = 3
-RATE = "completions/parse_rate"
+MIN_PARSED_FRACTION = 0.2  # min fraction of completions with an answer, correct or not
+NUM_STEPS = 3
+PARSE_RATE = "completions/parse_rate"
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag completions that the task cannot parse.
 
     Looks for
@@ -25,21 +33,28 @@ def judge(case: Case) -> Finding:
         random-weights (entropy is close to uniform); context-truncated (answers would come
         after the limit); broken-reward (answers are present and graded wrongly).
     """
-    steps = sorted(step for step, line in case.metrics.items() if line.get(RATE) is not None)
-    if len(steps) < STEPS:
-        return no_data(f"{len(steps)} steps, {STEPS} needed")
-    rates = [float(case.metrics[step][RATE]) for step in steps[-STEPS:]]
-    most = float(np.max(rates))
-    summary = f"at most {most:.0%} of the completions contain an answer (limit {SHARE:.0%})"
-    return (failed if most < SHARE else passed)(summary, share=most)
+    steps = sorted(step for step, line in case.metrics.items() if line.get(PARSE_RATE) is not None)
+    if len(steps) < NUM_STEPS:
+        return no_data_finding(f"{len(steps)} steps, {NUM_STEPS} needed")
+    rates = [float(case.metrics[step][PARSE_RATE]) for step in steps[-NUM_STEPS:]]
+    highest_rate = float(np.max(rates))
+    summary = (
+        f"at most {highest_rate:.0%} of the completions contain "
+        f"an answer (limit {MIN_PARSED_FRACTION:.0%})"
+    )
+    return (failed_finding if highest_rate < MIN_PARSED_FRACTION else passed_finding)(
+        summary, share=highest_rate
+    )
 
 
 CHECK = Check(
     name="malformed-output",
+    description="completions contain no answer, so rewards have nothing to grade",
     stage=Stage.ADVANTAGE,
-    needs=(f"metrics.{RATE}",),
+    needs=(f"metrics.{PARSE_RATE}",),
     fix="Teach the answer format: the model's own chat template, an example in the prompt, or a "
     "warm start; and give partial credit for the format.",
-    judge=judge,
+    judge=judge_case,
     explains=("equal-rewards", "cliff-rewards", "step-too-big"),
+    reads=("record.reward",),
 )

@@ -11,96 +11,98 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from klinic.checks.base import Case, Finding, passed
+from klinic.checks.base import Case, Finding, passed_finding
 from klinic.evidence.record import StepRecord
 from klinic.maths.arrays import row_of_token, segment_sum
 
-SHARED = 12  # cached arrays of each kind: those of two or three records
+CACHE_SIZE = 12  # cached arrays of each kind: those of two or three records
 
 
-def wide(values: np.ndarray | None) -> Float[np.ndarray, "N"]:
+def as_float64(values: np.ndarray | None) -> Float[np.ndarray, "N"]:
     """Return a column, which must be present, in float64."""
     assert values is not None  # noqa: S101 - guaranteed by `Check.needs`
     return np.asarray(values, dtype=np.float64)
 
 
-def column(record: StepRecord, name: str) -> Float[np.ndarray, "N"]:
+def float64_column(record: StepRecord, name: str) -> Float[np.ndarray, "N"]:
     """Return a column of a record, which must be present, in float64."""
-    return np.asarray(_column(record, name))
+    return np.asarray(_cached_column(record, name))
 
 
 def finite_tokens(record: StepRecord, name: str) -> Bool[np.ndarray, "N"]:
     """Return a mask of the tokens, trained or not, at which a column is finite."""
-    return np.asarray(_finite(record, name))
+    return np.asarray(_cached_finite(record, name))
 
 
-def known_tokens(record: StepRecord, *columns: str) -> Bool[np.ndarray, "N"]:
+def finite_trained_tokens(record: StepRecord, *columns: str) -> Bool[np.ndarray, "N"]:
     """Return a mask of the trained tokens at which all the columns are finite."""
-    return np.asarray(_known(record, tuple(sorted(columns))))
+    return np.asarray(_cached_finite_trained(record, tuple(sorted(columns))))
 
 
-def difference(record: StepRecord, one: str, other: str) -> Float[np.ndarray, "N"]:
+def column_difference(record: StepRecord, one: str, other: str) -> Float[np.ndarray, "N"]:
     """Return the difference of two columns on all tokens."""
-    return np.asarray(_difference(record, one, other))
+    return np.asarray(_cached_difference(record, one, other))
 
 
-def gap(record: StepRecord, one: str, other: str) -> Float[np.ndarray, "K"]:
+def logp_gap(record: StepRecord, one: str, other: str) -> Float[np.ndarray, "K"]:
     """Return the difference of two columns on the trained tokens at which both are finite."""
-    return np.asarray(_gap(record, one, other))
+    return np.asarray(_cached_gap(record, one, other))
 
 
-def rms_gap(record: StepRecord, one: str, other: str) -> float:
+def rms_logp_gap(record: StepRecord, one: str, other: str) -> float:
     """Return the root mean square of `logp_gap`; 0 without tokens."""
-    return float(_rms_gap(record, one, other))
+    return float(_cached_rms_gap(record, one, other))
 
 
 def row_numbers(record: StepRecord) -> Int[np.ndarray, "N"]:
     """Return the row index of every token."""
-    return np.asarray(_row_numbers(record))
+    return np.asarray(_cached_row_numbers(record))
 
 
-def _read_only(values: Any) -> np.ndarray:
-    shown: np.ndarray = values.view()  # a view: the record's own array stays writable
-    shown.flags.writeable = False
-    return shown
+def _read_only_view(values: Any) -> np.ndarray:
+    view: np.ndarray = values.view()  # a view: the record's own array stays writable
+    view.flags.writeable = False
+    return view
 
 
-@lru_cache(maxsize=SHARED)
-def _column(record: StepRecord, name: str) -> np.ndarray:
-    return _read_only(wide(getattr(record, name)))
+@lru_cache(maxsize=CACHE_SIZE)
+def _cached_column(record: StepRecord, name: str) -> np.ndarray:
+    return _read_only_view(as_float64(getattr(record, name)))
 
 
-@lru_cache(maxsize=SHARED)
-def _finite(record: StepRecord, name: str) -> np.ndarray:
-    return _read_only(np.isfinite(_column(record, name)))
+@lru_cache(maxsize=CACHE_SIZE)
+def _cached_finite(record: StepRecord, name: str) -> np.ndarray:
+    return _read_only_view(np.isfinite(_cached_column(record, name)))
 
 
-@lru_cache(maxsize=SHARED)
-def _known(record: StepRecord, columns: tuple[str, ...]) -> np.ndarray:
-    known: np.ndarray = np.array(record.loss_mask)
+@lru_cache(maxsize=CACHE_SIZE)
+def _cached_finite_trained(record: StepRecord, columns: tuple[str, ...]) -> np.ndarray:
+    mask: np.ndarray = np.array(record.loss_mask)
     for name in columns:
-        known &= _finite(record, name)
-    return _read_only(known)
+        mask &= _cached_finite(record, name)
+    return _read_only_view(mask)
 
 
-@lru_cache(maxsize=SHARED)
-def _difference(record: StepRecord, one: str, other: str) -> np.ndarray:
-    return _read_only(_column(record, one) - _column(record, other))
+@lru_cache(maxsize=CACHE_SIZE)
+def _cached_difference(record: StepRecord, one: str, other: str) -> np.ndarray:
+    return _read_only_view(_cached_column(record, one) - _cached_column(record, other))
 
 
-@lru_cache(maxsize=SHARED)
-def _gap(record: StepRecord, one: str, other: str) -> np.ndarray:
-    return _read_only(_difference(record, one, other)[known_tokens(record, one, other)])
+@lru_cache(maxsize=CACHE_SIZE)
+def _cached_gap(record: StepRecord, one: str, other: str) -> np.ndarray:
+    return _read_only_view(
+        _cached_difference(record, one, other)[finite_trained_tokens(record, one, other)]
+    )
 
 
-@lru_cache(maxsize=SHARED)
-def _rms_gap(record: StepRecord, one: str, other: str) -> float:
-    return rms(_gap(record, one, other))
+@lru_cache(maxsize=CACHE_SIZE)
+def _cached_rms_gap(record: StepRecord, one: str, other: str) -> float:
+    return rms(_cached_gap(record, one, other))
 
 
-@lru_cache(maxsize=SHARED)
-def _row_numbers(record: StepRecord) -> np.ndarray:
-    return _read_only(row_of_token(record.row_offsets))
+@lru_cache(maxsize=CACHE_SIZE)
+def _cached_row_numbers(record: StepRecord) -> np.ndarray:
+    return _read_only_view(row_of_token(record.row_offsets))
 
 
 def rms(values: np.ndarray) -> float:
@@ -117,13 +119,13 @@ def mean(values: np.ndarray) -> float:
     return float(np.add.reduce(values) / values.size)
 
 
-def fraction(where: np.ndarray) -> float:
+def fraction_true(flags: np.ndarray) -> float:
     """Return the mean of booleans as `ndarray.mean` does, bit for bit, in a fraction of its time.
 
-    >>> fraction(np.array([True, False, False, False]))
+    >>> fraction_true(np.array([True, False, False, False]))
     0.25
     """
-    return float(np.count_nonzero(where) / where.size)
+    return float(np.count_nonzero(flags) / flags.size)
 
 
 def median(values: Float[np.ndarray, "K"]) -> float:
@@ -140,35 +142,37 @@ def median(values: Float[np.ndarray, "K"]) -> float:
 
 
 def row_means(
-    record: StepRecord, values: Float[np.ndarray, "N"], known: Bool[np.ndarray, "N"]
+    record: StepRecord, values: Float[np.ndarray, "N"], mask: Bool[np.ndarray, "N"]
 ) -> Float[np.ndarray, "B"]:
     """Return the mean over the masked tokens of each row; NaN for a row without any."""
     rows = row_numbers(record)
-    count = segment_sum(known.astype(np.float64), rows, record.num_rows)
-    total = segment_sum(np.where(known, values, 0.0), rows, record.num_rows)
-    nothing = np.full(record.num_rows, np.nan)
-    means: np.ndarray = np.divide(total, count, out=nothing, where=count > 0)
+    count = segment_sum(mask.astype(np.float64), rows, record.num_rows)
+    total = segment_sum(np.where(mask, values, 0.0), rows, record.num_rows)
+    nan_rows = np.full(record.num_rows, np.nan)
+    means: np.ndarray = np.divide(total, count, out=nan_rows, where=count > 0)
     return means
 
 
-@lru_cache(maxsize=SHARED)
-def _row_gaps(record: StepRecord, one: str, other: str) -> np.ndarray:
-    apart = np.abs(_difference(record, one, other))
-    return _read_only(row_means(record, apart, known_tokens(record, one, other)))
+@lru_cache(maxsize=CACHE_SIZE)
+def _cached_row_gaps(record: StepRecord, one: str, other: str) -> np.ndarray:
+    abs_gap = np.abs(_cached_difference(record, one, other))
+    return _read_only_view(row_means(record, abs_gap, finite_trained_tokens(record, one, other)))
 
 
-def row_gaps(record: StepRecord, one: str, other: str) -> Float[np.ndarray, "B"]:
+def row_logp_gaps(record: StepRecord, one: str, other: str) -> Float[np.ndarray, "B"]:
     """Return the mean absolute gap of each row; NaN if no trained token has both log-probs."""
-    return np.asarray(_row_gaps(record, one, other))
+    return np.asarray(_cached_row_gaps(record, one, other))
 
 
 def equal_completions(record: StepRecord) -> list[list[int]]:
     """Return row indices grouped by completion: equal completions of one prompt share a list."""
-    found: dict[tuple[int, bytes], list[int]] = {}
+    rows_by_completion: dict[tuple[int, bytes], list[int]] = {}
     ends = record.row_offsets.tolist()
     for row, (group, span) in enumerate(zip(record.group.tolist(), pairwise(ends), strict=True)):
-        found.setdefault((group, record.token_ids[slice(*span)].tobytes()), []).append(row)
-    return list(found.values())
+        rows_by_completion.setdefault((group, record.token_ids[slice(*span)].tobytes()), []).append(
+            row
+        )
+    return list(rows_by_completion.values())
 
 
 def num_equal_pairs(equal: list[list[int]]) -> int:
@@ -185,10 +189,10 @@ def num_pairs(num: int) -> int:
     return num * (num - 1) // 2
 
 
-@lru_cache(maxsize=SHARED)
-def known_rewards(record: StepRecord) -> tuple[np.ndarray, ...]:
+@lru_cache(maxsize=CACHE_SIZE)
+def finite_group_rewards(record: StepRecord) -> tuple[np.ndarray, ...]:
     """Return the finite rewards of each group."""
-    reward = wide(record.reward)
+    reward = as_float64(record.reward)
     order = np.argsort(record.group, kind="stable")
     ends = np.flatnonzero(np.diff(record.group[order])) + 1
     groups = np.split(reward[order], ends)
@@ -201,14 +205,14 @@ def mean_reward(record: StepRecord) -> tuple[float, float] | None:
     """Return the mean reward and its standard error over groups; None for fewer than two."""
     if record.reward is None:
         return None
-    means = np.array([mean(rewards) for rewards in known_rewards(record) if rewards.size])
+    means = np.array([mean(rewards) for rewards in finite_group_rewards(record) if rewards.size])
     if len(means) < 2:
         return None
     return float(means.mean()), float(means.std(ddof=1) / np.sqrt(len(means)))
 
 
-def no_kl_term(case: Case) -> Finding | None:
+def rule_out_without_kl(case: Case) -> Finding | None:
     """Rule out causes of the KL term if the run has none."""
-    coefficients = [record.facts.get("kl_coef") for record in case.window]
-    asked_for = case.run.get("estimator") is not None or any(c != 0 for c in coefficients)
-    return None if asked_for else passed("the loss has no KL term: its coefficient is 0")
+    coefficients = [record.facts.get("kl_coef") for record in case.recent_records]
+    has_kl_term = case.run.get("estimator") is not None or any(c != 0 for c in coefficients)
+    return None if has_kl_term else passed_finding("the loss has no KL term: its coefficient is 0")

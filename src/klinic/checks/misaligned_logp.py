@@ -4,33 +4,43 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
 from klinic.checks.measures import (
-    column,
-    difference,
+    column_difference,
     finite_tokens,
-    fraction,
-    known_tokens,
+    finite_trained_tokens,
+    float64_column,
+    fraction_true,
     mean,
     median,
-    row_gaps,
+    row_logp_gaps,
     row_numbers,
 )
 from klinic.evidence.record import EmittedBy, StepRecord
 
 SHIFTS = (-2, -1, 1, 2)
-LARGE = 0.3  # nats, mean of a row: ten times that of bf16 against fp32
-REMOVED = 0.5  # max fraction of the gap left by a shift; unrelated tokens keep all of it
-FITS = 0.1  # nats, median after the shift: half of a gap can vanish by chance
-SOME = 0.1  # min fraction of affected rows
-CERTAIN = -1.0  # nats: for a token below it, a log-prob of exactly 0 is a filler
-FILLED = 0.001  # fraction of tokens
-ENOUGH = 20  # tokens
-UNSURE = -0.3  # nats: tokens certain on both sides fit any shift
-SEVERAL = 5  # min number of uncertain tokens
+LARGE_ROW_GAP = 0.3  # nats, mean of a row: ten times that of bf16 against fp32
+MAX_REMAINING_FRACTION = (
+    0.5  # max fraction of the gap left by a shift; unrelated tokens keep all of it
+)
+MAX_SHIFTED_MEDIAN = 0.1  # nats, median after the shift: half of a gap can vanish by chance
+MIN_ROW_FRACTION = 0.1  # min fraction of affected rows
+CERTAIN_LOGP = -1.0  # nats: for a token below it, a log-prob of exactly 0 is a filler
+MAX_FILLED_FRACTION = 0.001  # fraction of tokens
+MIN_TOKENS = 20  # tokens
+UNCERTAIN_LOGP = -0.3  # nats: tokens certain on both sides fit any shift
+MIN_UNCERTAIN_TOKENS = 5  # min number of uncertain tokens
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag log-probs that fit the neighbouring token, or that were never computed.
 
     Looks for
@@ -52,60 +62,85 @@ def judge(case: Case) -> Finding:
     """
     record = case.record
     columns = [] if record.logp_sampler is None else ["logp_sampler"]
-    if record.logp_ref is not None and case.version in (0, None):  # equal before any update
+    if record.logp_ref is not None and case.learner_version in (0, None):  # equal before any update
         columns.append("logp_ref")
-    if not columns or record.loss_mask.sum() < ENOUGH:
-        return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
-    found = {column: scan(record, column) for column in columns}
-    column = max(found, key=lambda c: found[c].gap - found[c].shifted)
-    scanned = found[column]
-    filled = max(share_filled(record, column) for column in columns)
-    removed = scanned.shifted < REMOVED * scanned.gap and scanned.middle < FITS
-    shifted = scanned.rows > SOME and removed
-    summary = (
-        f"{scanned.rows:.0%} of the rows have `{column}` {scanned.gap:.3g} nats from the "
-        f"learner's, {scanned.shifted:.3g} when shifted by {scanned.shift:+d} (limits {SOME:.0%}, "
-        f"and {REMOVED:.0%} of it), median of uncertain tokens {scanned.middle:.2g} (limit "
-        f"{FITS:g}); {filled:.2%} filled with 0"
+    if not columns or record.loss_mask.sum() < MIN_TOKENS:
+        return no_data_finding(
+            f"fewer than {MIN_TOKENS} trained tokens have a log-prob of both sides"
+        )
+    scans = {column: scan_shifts(record, column) for column in columns}
+    column = max(scans, key=lambda c: scans[c].gap - scans[c].shifted_gap)
+    best_scan = scans[column]
+    filled_fraction = max(filled_fraction_of(record, column) for column in columns)
+    is_removed = (
+        best_scan.shifted_gap < MAX_REMAINING_FRACTION * best_scan.gap
+        and best_scan.shifted_median < MAX_SHIFTED_MEDIAN
     )
-    figures = {"gap": scanned.gap, "shifted_gap": scanned.shifted, "filled": filled}
-    return (failed if shifted or filled > FILLED else passed)(summary, **figures)
+    is_shifted = best_scan.row_fraction > MIN_ROW_FRACTION and is_removed
+    summary = (
+        f"{best_scan.row_fraction:.0%} of the rows have "
+        f"`{column}` {best_scan.gap:.3g} nats from the "
+        f"learner's, {best_scan.shifted_gap:.3g} when shifted by "
+        f"{best_scan.shift:+d} (limits {MIN_ROW_FRACTION:.0%}, "
+        f"and {MAX_REMAINING_FRACTION:.0%} of it), median of uncertain "
+        f"tokens {best_scan.shifted_median:.2g} (limit "
+        f"{MAX_SHIFTED_MEDIAN:g}); {filled_fraction:.2%} filled with 0"
+    )
+    figures = {
+        "gap": best_scan.gap,
+        "shifted_gap": best_scan.shifted_gap,
+        "filled": filled_fraction,
+    }
+    return (
+        failed_finding if is_shifted or filled_fraction > MAX_FILLED_FRACTION else passed_finding
+    )(summary, **figures)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scan:
+class ShiftScan:
     """Effect of the best shift on the rows with a large gap."""
 
-    rows: float
+    row_fraction: float
     """Fraction of such rows."""
     gap: float
-    shifted: float
-    middle: float
+    shifted_gap: float
+    shifted_median: float
     """Median of the shifted gap at uncertain tokens; `shifted_gap` is the mean at all tokens."""
     shift: int
 
 
-def scan(record: StepRecord, name: str) -> Scan:
+def scan_shifts(record: StepRecord, name: str) -> ShiftScan:
     """Return the mean gap of rows with a large gap, and the smallest one under a shift."""
-    means = row_gaps(record, "logp_old", name)
-    hit = np.nan_to_num(means) > LARGE
-    share = fraction(hit) if hit.size else 0.0
-    nothing = Scan(rows=share, gap=0.0, shifted=0.0, middle=0.0, shift=0)
-    if not share:  # the usual case
-        return nothing
-    tokens = known_tokens(record, "logp_old", name) & hit[row_numbers(record)]
-    if np.count_nonzero(tokens) < ENOUGH:
-        return nothing
-    pairs = {shift: _gaps(record, name, tokens, shift) for shift in SHIFTS}
-    usable = {shift: pair for shift, pair in pairs.items() if pair is not None}
-    if not usable:
-        return nothing
-    best = min(usable, key=lambda shift: usable[shift][1] - REMOVED * usable[shift][0])
-    gap, shifted, middle = usable[best]
-    return Scan(rows=share, gap=gap, shifted=shifted, middle=middle, shift=best)
+    means = row_logp_gaps(record, "logp_old", name)
+    has_gap = np.nan_to_num(means) > LARGE_ROW_GAP
+    row_fraction = fraction_true(has_gap) if has_gap.size else 0.0
+    no_shift = ShiftScan(
+        row_fraction=row_fraction, gap=0.0, shifted_gap=0.0, shifted_median=0.0, shift=0
+    )
+    if not row_fraction:  # the usual case
+        return no_shift
+    tokens = finite_trained_tokens(record, "logp_old", name) & has_gap[row_numbers(record)]
+    if np.count_nonzero(tokens) < MIN_TOKENS:
+        return no_shift
+    pairs = {shift: _shifted_gaps(record, name, tokens, shift) for shift in SHIFTS}
+    usable_pairs = {shift: pair for shift, pair in pairs.items() if pair is not None}
+    if not usable_pairs:
+        return no_shift
+    best_shift = min(
+        usable_pairs,
+        key=lambda shift: usable_pairs[shift][1] - MAX_REMAINING_FRACTION * usable_pairs[shift][0],
+    )
+    gap, shifted, middle = usable_pairs[best_shift]
+    return ShiftScan(
+        row_fraction=row_fraction,
+        gap=gap,
+        shifted_gap=shifted,
+        shifted_median=middle,
+        shift=best_shift,
+    )
 
 
-def _gaps(
+def _shifted_gaps(
     record: StepRecord, name: str, tokens: np.ndarray, shift: int
 ) -> tuple[float, float, float] | None:
     """Return the mean of |old[t] - other[t]|, and mean and median of |old[t + shift] - other[t]|.
@@ -117,42 +152,59 @@ def _gaps(
         (slice(-shift), slice(shift, None)) if shift > 0 else (slice(-shift, None), slice(shift))
     )
     row, finite = row_numbers(record), finite_tokens(record, "logp_old")
-    known = np.flatnonzero(tokens[here] & (row[here] == row[there]) & finite[there])
-    if known.size < ENOUGH:
+    indices = np.flatnonzero(tokens[here] & (row[here] == row[there]) & finite[there])
+    if indices.size < MIN_TOKENS:
         return None
-    old, other = column(record, "logp_old")[there][known], column(record, name)[here][known]
-    stay = np.abs(difference(record, "logp_old", name)[here][known])
+    old, other = (
+        float64_column(record, "logp_old")[there][indices],
+        float64_column(record, name)[here][indices],
+    )
+    unshifted = np.abs(column_difference(record, "logp_old", name)[here][indices])
     shifted = np.abs(old - other)
-    unsure = shifted[np.minimum(old, other) < UNSURE]
-    middle = median(unsure) if len(unsure) >= SEVERAL else np.inf
-    return mean(stay), mean(shifted), middle
+    uncertain = shifted[np.minimum(old, other) < UNCERTAIN_LOGP]
+    middle = median(uncertain) if len(uncertain) >= MIN_UNCERTAIN_TOKENS else np.inf
+    return mean(unshifted), mean(shifted), middle
 
 
-def share_filled(record: StepRecord, name: str) -> float:
+def filled_fraction_of(record: StepRecord, name: str) -> float:
     """Return the fraction of trained tokens with a log-prob of exactly 0 that were not certain.
 
     Counts the policy's tokens only: inserted tokens have no log-prob; wrong-loss-mask covers them.
     """
-    trained = known_tokens(record, name)
+    trained = finite_trained_tokens(record, name)
     if record.emitted_by is not None:
         trained = trained & (record.emitted_by == EmittedBy.POLICY)
-    num = np.count_nonzero(trained)
-    if not num:
+    num_trained = np.count_nonzero(trained)
+    if not num_trained:
         return 0.0
-    filled = (column(record, name) == 0) & (column(record, "logp_old") < CERTAIN) & trained
-    return float(np.count_nonzero(filled) / num)
+    filled = (
+        (float64_column(record, name) == 0)
+        & (float64_column(record, "logp_old") < CERTAIN_LOGP)
+        & trained
+    )
+    return float(np.count_nonzero(filled) / num_trained)
 
 
 CHECK = Check(
     name="misaligned-logp",
+    description="log-probs are stored at other tokens than their own",
     stage=Stage.ALIGNMENT,
     needs=("record.logp_old",),
     fix="Store the log-prob of token t at position t on every side; assert equal lengths, and use "
     "NaN with a mask for missing values, never 0.",
-    judge=judge,
-    also=("record.logp_sampler",),
+    judge=judge_case,
+    optional_needs=("record.logp_sampler",),
     explains=(
         *("temperature-on-one-side", "wrong-reference", "stale-sampler", "imprecise-logp"),
         *("hidden-sampling-transform", "kl-tail-dominates", "stale-prefix-cache", "step-too-big"),
+    ),
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "record.logp_ref",
+        "record.token_ids",
+    ),
+    not_recorded=(
+        "the length of the logits before a gather: a shift or a fill shows in what was gathered"
     ),
 )

@@ -2,13 +2,21 @@
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import gap
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
+from klinic.checks.measures import logp_gap
 
-ENOUGH = 20  # tokens: bit-identical log-probs on all of them are then no coincidence
+MIN_TOKENS = 20  # tokens: bit-identical log-probs on all of them are then no coincidence
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag a reference that does not stay fixed.
 
     Looks for
@@ -27,26 +35,31 @@ def judge(case: Case) -> Finding:
     """
     reference = case.run["reference"]
     if reference.get("sync_every") or reference.get("ema"):
-        return passed("the recipe updates the reference")
-    if case.version == 0 or case.start is None:
-        return no_data("a step before the first update and one after it are needed")
+        return passed_finding("the recipe updates the reference")
+    if case.learner_version == 0 or case.start is None:
+        return no_data_finding("a step before the first update and one after it are needed")
     then, now = (r.facts.get("reference_fingerprint") for r in (case.start, case.record))
     if then is not None and now is not None and then != now:
-        return failed(f"the reference was {str(then)[:8]} and is {str(now)[:8]} (limit: the same)")
-    if not _policy_moved(case):
-        return no_data("the policy has not moved, so a KL of 0 is expected")
-    apart = np.abs(gap(case.record, "logp_old", "logp_ref"))
-    if apart.size < ENOUGH:
-        return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
-    largest = float(apart.max())
+        return failed_finding(
+            f"the reference was {str(then)[:8]} and is {str(now)[:8]} (limit: the same)"
+        )
+    if not _has_policy_moved(case):
+        return no_data_finding("the policy has not moved, so a KL of 0 is expected")
+    abs_gap = np.abs(logp_gap(case.record, "logp_old", "logp_ref"))
+    if abs_gap.size < MIN_TOKENS:
+        return no_data_finding(
+            f"fewer than {MIN_TOKENS} trained tokens have a log-prob of both sides"
+        )
+    largest = float(abs_gap.max())
     summary = (
-        f"after {case.version} updates the largest difference between policy and reference is "
+        f"after {case.learner_version} updates the largest "
+        "difference between policy and reference is "
         f"{largest:.3g} nats (limit: above 0)"
     )
-    return (failed if largest == 0 else passed)(summary, largest=largest)
+    return (failed_finding if largest == 0 else passed_finding)(summary, largest=largest)
 
 
-def _policy_moved(case: Case) -> bool:
+def _has_policy_moved(case: Case) -> bool:
     assert case.start is not None  # noqa: S101 - checked by the caller
     then, now = (r.facts.get("weights_published") for r in (case.start, case.record))
     return then is not None and now is not None and then != now
@@ -54,10 +67,18 @@ def _policy_moved(case: Case) -> bool:
 
 CHECK = Check(
     name="moved-reference",
+    description="the reference follows the policy, or is the policy",
     stage=Stage.REFERENCE,
     needs=("record.logp_old", "record.logp_ref", "facts.learner_version", "run.reference"),
     fix="Copy the reference weights instead of sharing them, store their digest with every "
     "checkpoint, and load them before the policy when resuming.",
-    judge=judge,
-    also=("facts.weights_published",),
+    judge=judge_case,
+    optional_needs=("facts.weights_published",),
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "facts.reference_digest",
+        "facts.reference_fingerprint",
+        "facts.reference_step",
+    ),
 )

@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, passed
+from klinic.checks.base import Case, Check, Finding, Stage, failed_finding, passed_finding
 from klinic.evidence.record import StepRecord
 
-TOKENS = ("logp", "logp_old", "logp_ref", "logp_sampler", "entropy")
+TOKEN_COLUMNS = ("logp", "logp_old", "logp_ref", "logp_sampler", "entropy")
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag a non-finite loss although every trained token is finite.
 
     Looks for
@@ -28,33 +28,36 @@ def judge(case: Case) -> Finding:
     """
     record = case.record
     facts = {name: record.facts.get(name) for name in ("loss", "grad_norm")}
-    numbers = {name: float(value) for name, value in facts.items() if value is not None}
-    bad = [name for name, value in numbers.items() if not np.isfinite(value)]
-    if not bad:
-        return passed("loss and gradient are finite")
-    inside = _num_bad(record, record.loss_mask)
-    if inside:
-        return passed(f"{inside} trained tokens or rewards are not finite: the cause is there")
-    outside = _num_bad(record, ~record.loss_mask)
-    empty = int(record.facts.get("num_empty_micro_batches") or 0)
+    values = {name: float(value) for name, value in facts.items() if value is not None}
+    non_finite = [name for name, value in values.items() if not np.isfinite(value)]
+    if not non_finite:
+        return passed_finding("loss and gradient are finite")
+    num_trained = _num_non_finite(record, record.loss_mask)
+    if num_trained:
+        return passed_finding(
+            f"{num_trained} trained tokens or rewards are not finite: the cause is there"
+        )
+    num_untrained = _num_non_finite(record, ~record.loss_mask)
+    num_empty = int(record.facts.get("num_empty_micro_batches") or 0)
     summary = (
-        f"{' and '.join(bad)} not finite, and every trained token is; {outside} non-finite values "
-        f"at tokens that are not trained on, and {empty} empty micro-batches (limit 0)"
+        f"{' and '.join(non_finite)} not finite, and every trained "
+        f"token is; {num_untrained} non-finite values "
+        f"at tokens that are not trained on, and {num_empty} empty micro-batches (limit 0)"
     )
-    return failed(summary, outside=float(outside), empty=float(empty))
+    return failed_finding(summary, outside=float(num_untrained), empty=float(num_empty))
 
 
-def _num_bad(record: StepRecord, where: np.ndarray) -> int:
+def _num_non_finite(record: StepRecord, mask: np.ndarray) -> int:
     """Count non-finite values at masked tokens; for the loss mask, rewards and advantages too."""
-    columns = [getattr(record, name) for name in TOKENS if getattr(record, name) is not None]
+    columns = [getattr(record, name) for name in TOKEN_COLUMNS if getattr(record, name) is not None]
     unreported = record.logp_sampler  # NaN there means that the sampler reported no value
-    bad = sum(int((~np.isfinite(c[where])).sum()) for c in columns if c is not unreported)
-    if where is record.loss_mask:
-        bad += sum(int((~np.isfinite(c)).sum()) for c in _graded(record))
-    return bad
+    num_non_finite = sum(int((~np.isfinite(c[mask])).sum()) for c in columns if c is not unreported)
+    if mask is record.loss_mask:
+        num_non_finite += sum(int((~np.isfinite(c)).sum()) for c in _row_columns(record))
+    return num_non_finite
 
 
-def _graded(record: StepRecord) -> list[np.ndarray]:
+def _row_columns(record: StepRecord) -> list[np.ndarray]:
     """Return the advantages, and the rewards of rows that are trained on."""
     columns = [] if record.advantage is None else [record.advantage]
     if record.reward is not None:
@@ -65,10 +68,22 @@ def _graded(record: StepRecord) -> list[np.ndarray]:
 
 CHECK = Check(
     name="nan-outside-mask",
+    description="NaN leaks from masked or empty positions",
     stage=Stage.ALIGNMENT,
     needs=("facts.loss", "record.logp_old"),
     fix="Mask with `where` before the exponential instead of multiplying after it, and clamp "
     "every denominator to at least 1.",
-    judge=judge,
+    judge=judge_case,
     explains=("policy-does-not-move", "kl-not-applied", "kl-gradient-wrong", "loss-scaled-wrong"),
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "record.logp_ref",
+        "record.logp",
+        "facts.loss_denominator",
+        "facts.num_empty_micro_batches",
+    ),
+    not_recorded=(
+        "padding: records are flat and have none; a NaN loss over finite tokens points there"
+    ),
 )

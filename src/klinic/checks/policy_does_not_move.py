@@ -1,12 +1,20 @@
 """policy-does-not-move: the gradient is cut off, or the update is lost to rounding."""
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
 from klinic.evidence.record import StepRecord
 
-UNCHANGED = 0.9  # fraction of weights: fewer belong to tokens that never occur
+MAX_UNCHANGED_FRACTION = 0.9  # fraction of weights: fewer belong to tokens that never occur
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag updates that leave the weights unchanged.
 
     Looks for
@@ -26,48 +34,71 @@ def judge(case: Case) -> Finding:
         change, and the reference with them).
     """
     record = case.record
-    if not _should_move(case, record):
-        return no_data("all advantages are 0, or their warm-up factor is, so no update is expected")
+    if not _is_update_expected(case, record):
+        return no_data_finding(
+            "all advantages are 0, or their warm-up factor is, so no update is expected"
+        )
     grad_norm = record.facts.get("grad_norm")
     if grad_norm == 0:
-        return failed("advantages are not 0, the gradient is 0 (limit: above 0)", grad_norm=0.0)
-    share = record.facts.get("unchanged_share")
-    if share is not None and float(share) > UNCHANGED:
-        return failed(
-            f"the update left {float(share):.1%} of the weights unchanged (limit {UNCHANGED:.0%})",
-            unchanged=float(share),
+        return failed_finding(
+            "advantages are not 0, the gradient is 0 (limit: above 0)", grad_norm=0.0
         )
-    return _between_steps(case)
+    unchanged_fraction = record.facts.get("unchanged_share")
+    if unchanged_fraction is not None and float(unchanged_fraction) > MAX_UNCHANGED_FRACTION:
+        return failed_finding(
+            (
+                f"the update left {float(unchanged_fraction):.1%} of the weights "
+                f"unchanged (limit {MAX_UNCHANGED_FRACTION:.0%})"
+            ),
+            unchanged=float(unchanged_fraction),
+        )
+    return _compare_with_previous(case)
 
 
-def _should_move(case: Case, record: StepRecord) -> bool:
+def _is_update_expected(case: Case, record: StepRecord) -> bool:
     """Return whether a step has a nonzero advantage that reaches the loss."""
-    warming = case.metrics.get(record.step, {}).get("reward_scale") == 0
-    return record.advantage is not None and bool(record.advantage.any()) and not warming
+    is_warming_up = case.metrics.get(record.step, {}).get("reward_scale") == 0
+    return record.advantage is not None and bool(record.advantage.any()) and not is_warming_up
 
 
-def _between_steps(case: Case) -> Finding:
+def _compare_with_previous(case: Case) -> Finding:
     """Compare the weights before this step with those before the previous step."""
-    last = case.earlier[-1] if case.earlier else None
-    if last is None or last.step != case.record.step - 1 or not _should_move(case, last):
-        return no_data("no previous step whose update can be compared")
-    discarded = case.metrics.get(last.step, {}).get("discarded")
-    rate = last.facts.get("learning_rate")
+    previous = case.earlier[-1] if case.earlier else None
+    if (
+        previous is None
+        or previous.step != case.record.step - 1
+        or not _is_update_expected(case, previous)
+    ):
+        return no_data_finding("no previous step whose update can be compared")
+    discarded = case.metrics.get(previous.step, {}).get("discarded")
+    rate = previous.facts.get("learning_rate")
     if discarded or rate in (None, 0):
-        return no_data("the previous step made no update")
-    then, now = (r.facts.get("weights_published") for r in (last, case.record))
+        return no_data_finding("the previous step made no update")
+    then, now = (r.facts.get("weights_published") for r in (previous, case.record))
     if then is None or now is None:
-        return no_data("no fingerprints of the weights")
+        return no_data_finding("no fingerprints of the weights")
     if then == now:
-        return failed(f"an update at learning rate {rate:g} left the weights at {str(now)[:8]}")
-    return passed(f"the weights went from {str(then)[:8]} to {str(now)[:8]}")
+        return failed_finding(
+            f"an update at learning rate {rate:g} left the weights at {str(now)[:8]}"
+        )
+    return passed_finding(f"the weights went from {str(then)[:8]} to {str(now)[:8]}")
 
 
 CHECK = Check(
     name="policy-does-not-move",
+    description="the gradient is cut off, or the update is lost to rounding",
     stage=Stage.WIRING,
     needs=("record.advantage", "facts.grad_norm"),
     fix="Keep trained weights in fp32, use non-reentrant checkpointing with inputs that require "
     "gradients, and verify which parameters are trainable.",
-    judge=judge,
+    judge=judge_case,
+    reads=(
+        "facts.update_norm",
+        "facts.unchanged_share",
+        "facts.weights_published",
+        "facts.learning_rate",
+        "metrics.reward_scale",
+        "metrics.discarded",
+        "run.policy",
+    ),
 )

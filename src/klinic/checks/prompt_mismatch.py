@@ -1,10 +1,10 @@
 """prompt-mismatch: the sampler received another prompt than the learner scores."""
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, passed
-from klinic.checks.measures import rms_gap
+from klinic.checks.base import Case, Check, Finding, Stage, failed_finding, passed_finding
+from klinic.checks.measures import rms_logp_gap
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag completions that are scored after another prompt than they were sampled from.
 
     Looks for
@@ -19,27 +19,41 @@ def judge(case: Case) -> Finding:
     Confused with
         retokenised (prompts agree, completions do not); misaligned-logp (ids agree).
     """
-    match = case.record.prompt_ids_match
-    assert match is not None  # noqa: S101 - needed
-    differ = int((~match).sum())
-    apart = ""
-    if differ and case.record.logp_sampler is not None and case.record.logp_old is not None:
-        size = rms_gap(case.record, "logp_sampler", "logp_old")
-        apart = f"; sampler and learner are {size:.3g} nats apart"
-    summary = f"{differ} of {len(match)} prompts differ from the sampled ones (limit 0){apart}"
-    return (failed if differ else passed)(summary, share=differ / max(len(match), 1))
+    matches = case.record.prompt_ids_match
+    assert matches is not None  # noqa: S101 - needed
+    num_differing = int((~matches).sum())
+    gap_text = ""
+    if num_differing and case.record.logp_sampler is not None and case.record.logp_old is not None:
+        size = rms_logp_gap(case.record, "logp_sampler", "logp_old")
+        gap_text = f"; sampler and learner are {size:.3g} nats apart"
+    summary = (
+        f"{num_differing} of {len(matches)} prompts differ "
+        f"from the sampled ones (limit 0){gap_text}"
+    )
+    return (failed_finding if num_differing else passed_finding)(
+        summary, share=num_differing / max(len(matches), 1)
+    )
 
 
 CHECK = Check(
     name="prompt-mismatch",
+    description="the sampler received another prompt than the learner scores",
     stage=Stage.ALIGNMENT,
     needs=("record.prompt_ids_match",),
     fix="Send token ids to the engine, not messages or text, and use a chat template that "
     "preserves earlier turns.",
-    judge=judge,
+    judge=judge_case,
     explains=(
         *("misaligned-logp", "retokenised", "imprecise-logp", "temperature-on-one-side"),
         *("hidden-sampling-transform", "stale-sampler", "stale-prefix-cache", "wrong-reference"),
         *("malformed-output", "context-truncated", "broken-sampler"),
+    ),
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "record.logp_sampler",
+        "record.logp_old",
+        "record.prompt_ids",
+        "record.prompt_offsets",
     ),
 )

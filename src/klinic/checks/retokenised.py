@@ -2,15 +2,23 @@
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import row_gaps
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
+from klinic.checks.measures import row_logp_gaps
 
-LARGE = 0.3  # nats, mean of a row: ten times that of bf16 against fp32
-TIMES = 5.0  # times the gap of the surviving rows
-ENOUGH = 2  # rows of each kind
+LARGE_ROW_GAP = 0.3  # nats, mean of a row: ten times that of bf16 against fp32
+MIN_GAP_RATIO = 5.0  # times the gap of the surviving rows
+MIN_ROWS = 2  # rows of each kind
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag gaps on exactly the rows whose ids do not survive decoding and encoding.
 
     Looks for
@@ -28,32 +36,43 @@ def judge(case: Case) -> Finding:
         misaligned-logp (every row); prompt-mismatch (the ids of the prompt differ).
     """
     record = case.record
-    means = row_gaps(record, "logp_sampler", "logp_old")
+    means = row_logp_gaps(record, "logp_sampler", "logp_old")
     assert record.round_trip is not None  # noqa: S101 - needed
-    lost = means[~record.round_trip & np.isfinite(means)]
-    kept = means[record.round_trip & np.isfinite(means)]
-    if not lost.size:
-        return passed(f"all of {record.num_rows} rows survive decoding and encoding")
-    if lost.size < ENOUGH or kept.size < ENOUGH:
-        return no_data(f"{lost.size} rows do not survive, {kept.size} do: {ENOUGH} of each needed")
-    bad, good = float(lost.mean()), float(kept.mean())
-    limit = max(LARGE, TIMES * good)
+    changed = means[~record.round_trip & np.isfinite(means)]
+    surviving = means[record.round_trip & np.isfinite(means)]
+    if not changed.size:
+        return passed_finding(f"all of {record.num_rows} rows survive decoding and encoding")
+    if changed.size < MIN_ROWS or surviving.size < MIN_ROWS:
+        return no_data_finding(
+            f"{changed.size} rows do not survive, {surviving.size} do: {MIN_ROWS} of each needed"
+        )
+    changed_gap, surviving_gap = float(changed.mean()), float(surviving.mean())
+    limit = max(LARGE_ROW_GAP, MIN_GAP_RATIO * surviving_gap)
     summary = (
-        f"{lost.size} of {record.num_rows} rows do not survive decoding and encoding; their gap "
-        f"is {bad:.3g} nats (limit {limit:.3g}), that of the others {good:.3g}"
+        f"{changed.size} of {record.num_rows} rows do not survive decoding and encoding; their gap "
+        f"is {changed_gap:.3g} nats (limit {limit:.3g}), that of the others {surviving_gap:.3g}"
     )
-    return (failed if bad > limit else passed)(summary, gap=bad, others=good)
+    return (failed_finding if changed_gap > limit else passed_finding)(
+        summary, gap=changed_gap, others=surviving_gap
+    )
 
 
 CHECK = Check(
     name="retokenised",
+    description="tokens were decoded to text and encoded again",
     stage=Stage.ALIGNMENT,
     needs=("record.round_trip", "record.logp_sampler", "record.logp_old"),
     fix="Pass the sampled ids from the engine to the learner; encode only new text, such as tool "
     "output.",
-    judge=judge,
+    judge=judge_case,
     explains=(
         *("misaligned-logp", "imprecise-logp", "temperature-on-one-side", "wrong-loss-mask"),
         *("stop-token-fault", "hidden-sampling-transform", "broken-sampler"),
+    ),
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "record.token_ids",
+        "record.emitted_by",
     ),
 )

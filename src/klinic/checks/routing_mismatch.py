@@ -2,15 +2,23 @@
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import difference, known_tokens
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
+from klinic.checks.measures import column_difference, finite_trained_tokens
 
-SHARE = 0.05  # fraction of tokens routed differently in at least one layer
-TIMES = 2.0  # times the gap of tokens routed to the same experts
-ENOUGH = 30  # tokens of each kind
+MIN_MISMATCH_FRACTION = 0.05  # fraction of tokens routed differently in at least one layer
+MIN_GAP_RATIO = 2.0  # times the gap of tokens routed to the same experts
+MIN_TOKENS = 30  # tokens of each kind
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag a gap on tokens that sampler and learner route to different experts.
 
     Looks for
@@ -30,32 +38,51 @@ def judge(case: Case) -> Finding:
     """
     record = case.record
     if case.run["policy"].get("num_experts") == 0:
-        return passed("the model has no experts")
+        return passed_finding("the model has no experts")
     if record.routing_mismatch is None:
-        return no_data("not recorded: `record.routing_mismatch`")
-    known = known_tokens(record, "logp_sampler", "logp_old") & np.isfinite(record.routing_mismatch)
-    apart = np.abs(difference(record, "logp_sampler", "logp_old"))
-    elsewhere = known & (record.routing_mismatch > 0)
-    same = known & (record.routing_mismatch == 0)
-    share = float(elsewhere.sum() / max(int(known.sum()), 1))
-    if share <= SHARE:
-        return passed(f"{share:.1%} of the tokens have experts that differ (limit {SHARE:.0%})")
-    if elsewhere.sum() < ENOUGH or same.sum() < ENOUGH:
-        return no_data(f"{elsewhere.sum()} tokens with other experts, {same.sum()} with the same")
-    bad, good = float(apart[elsewhere].mean()), float(apart[same].mean())
-    summary = (
-        f"{share:.0%} of the tokens have experts that differ (limit {SHARE:.0%}); their gap is "
-        f"{bad:.3g} nats, that of the others {good:.3g} (limit twice)"
+        return no_data_finding("not recorded: `record.routing_mismatch`")
+    mask = finite_trained_tokens(record, "logp_sampler", "logp_old") & np.isfinite(
+        record.routing_mismatch
     )
-    return (failed if bad > TIMES * good else passed)(summary, share=share, gap=bad, others=good)
+    abs_gap = np.abs(column_difference(record, "logp_sampler", "logp_old"))
+    differs = mask & (record.routing_mismatch > 0)
+    same = mask & (record.routing_mismatch == 0)
+    mismatch_fraction = float(differs.sum() / max(int(mask.sum()), 1))
+    if mismatch_fraction <= MIN_MISMATCH_FRACTION:
+        return passed_finding(
+            f"{mismatch_fraction:.1%} of the tokens have experts that "
+            f"differ (limit {MIN_MISMATCH_FRACTION:.0%})"
+        )
+    if differs.sum() < MIN_TOKENS or same.sum() < MIN_TOKENS:
+        return no_data_finding(
+            f"{differs.sum()} tokens with other experts, {same.sum()} with the same"
+        )
+    differing_gap, same_gap = float(abs_gap[differs].mean()), float(abs_gap[same].mean())
+    summary = (
+        f"{mismatch_fraction:.0%} of the tokens have experts that differ "
+        f"(limit {MIN_MISMATCH_FRACTION:.0%}); their gap is "
+        f"{differing_gap:.3g} nats, that of the others {same_gap:.3g} (limit twice)"
+    )
+    return (failed_finding if differing_gap > MIN_GAP_RATIO * same_gap else passed_finding)(
+        summary, share=mismatch_fraction, gap=differing_gap, others=same_gap
+    )
 
 
 CHECK = Check(
     name="routing-mismatch",
+    description="sampler and learner route tokens to different experts",
     stage=Stage.SAMPLER,
     needs=("record.logp_sampler", "record.logp_old", "run.policy"),
     fix="Replay the sampler's experts in the learner, or use ratios of whole completions (gspo).",
-    judge=judge,
+    judge=judge_case,
     change={"learner.loss": "gspo"},
     explains=("imprecise-logp", "stale-sampler"),
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "record.routing_mismatch",
+    ),
+    not_recorded=(
+        "the experts themselves: layers times tokens of them; the share that differs decides"
+    ),
 )

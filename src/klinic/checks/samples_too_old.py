@@ -2,11 +2,19 @@
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import rms_gap
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
+from klinic.checks.measures import rms_logp_gap
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag samples that are older than the run allows.
 
     Looks for
@@ -22,25 +30,36 @@ def judge(case: Case) -> Finding:
     Confused with
         stale-sampler (tokens carry the newest version, and were sampled from older weights).
     """
-    record, version = case.record, case.version
+    record, version = case.record, case.learner_version
     assert record.weight_version is not None and version is not None  # noqa: S101, PT018 - needed
     if not record.loss_mask.any():
-        return no_data("no token is trained on")
+        return no_data_finding("no token is trained on")
     lag = version - int(record.weight_version[record.loss_mask].min())
-    allowed = int(case.run["sampler"].get("max_version_lag") or 0)
-    apart = ""
+    max_lag = int(case.run["sampler"].get("max_version_lag") or 0)
+    gap_text = ""
     if record.logp_sampler is not None and record.logp_old is not None:
-        apart = f", {rms_gap(record, 'logp_sampler', 'logp_old'):.3g} nats from the learner"
-    summary = f"the oldest token is {lag} updates old{apart} (limit {allowed})"
-    return (failed if lag > allowed else passed)(summary, lag=float(np.max(lag)))
+        gap_text = f", {rms_logp_gap(record, 'logp_sampler', 'logp_old'):.3g} nats from the learner"
+    summary = f"the oldest token is {lag} updates old{gap_text} (limit {max_lag})"
+    return (failed_finding if lag > max_lag else passed_finding)(summary, lag=float(np.max(lag)))
 
 
 CHECK = Check(
     name="samples-too-old",
+    description="the learner trains on samples of outdated weights",
     stage=Stage.SAMPLER,
     needs=("record.weight_version", "facts.learner_version", "run.sampler"),
     fix="Bound the lag between sampler and learner, and compute ratios against the sampler's "
     "log-probs.",
-    judge=judge,
+    judge=judge_case,
     explains=("stale-sampler", "stale-prefix-cache", "step-too-big", "kl-tail-dominates"),
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "record.logp_sampler",
+        "record.logp_old",
+        "record.logp",
+        "run.loss",
+        "run.logp_old",
+        "metrics.clip_ratio",
+    ),
 )

@@ -1,15 +1,23 @@
 """stale-prefix-cache: the sampler's prefix cache outlives the weights that filled it."""
 
-from klinic.checks import after_sync
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import difference, known_tokens, rms, row_numbers
+from klinic.checks import sampler_sync
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
+from klinic.checks.measures import column_difference, finite_trained_tokens, rms, row_numbers
 
-FLOOR = 2e-3  # nats: fp32 engines differ by 1e-6, a typical update by more than this
-TIMES = 5.0  # times the gap of rows that no cache served
-ENOUGH = 30  # tokens of each kind
+MIN_GAP = 2e-3  # nats: fp32 engines differ by 1e-6, a typical update by more than this
+MIN_GAP_RATIO = 5.0  # times the gap of rows that no cache served
+MIN_TOKENS = 30  # tokens of each kind
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag gaps on exactly the rows whose prompts were served from a cache.
 
     Looks for
@@ -28,33 +36,47 @@ def judge(case: Case) -> Finding:
     Confused with
         stale-sampler (all rows); imprecise-logp (all rows, and from the first step on).
     """
-    sync = after_sync.named(case.answers.get("sampler_sync"), after_sync.dtype_of(case.run))
-    if sync is not None and sync.cause == after_sync.PREFIX:
-        return failed(sync.summary)
+    sync = sampler_sync.diagnose_sync(
+        case.probe_results.get("sampler_sync"), sampler_sync.sampler_dtype(case.run)
+    )
+    if sync is not None and sync.cause == sampler_sync.PREFIX_CACHE:
+        return failed_finding(sync.summary)
     record = case.record
     assert record.cached_tokens is not None  # noqa: S101 - needed
-    known = known_tokens(record, "logp_sampler", "logp_old")
-    apart = difference(record, "logp_sampler", "logp_old")
-    served = (record.cached_tokens > 0)[row_numbers(record)]
-    cached, fresh = apart[known & served], apart[known & ~served]
+    mask = finite_trained_tokens(record, "logp_sampler", "logp_old")
+    token_gap = column_difference(record, "logp_sampler", "logp_old")
+    is_cached = (record.cached_tokens > 0)[row_numbers(record)]
+    cached, fresh = token_gap[mask & is_cached], token_gap[mask & ~is_cached]
     if not cached.size:
-        return passed("no row was served by a cache")
-    if cached.size < ENOUGH or fresh.size < ENOUGH:
-        return no_data(f"{cached.size} cached and {fresh.size} other tokens: too few")
-    bad, good = rms(cached), rms(fresh)
-    limit = max(FLOOR, TIMES * good)
+        return passed_finding("no row was served by a cache")
+    if cached.size < MIN_TOKENS or fresh.size < MIN_TOKENS:
+        return no_data_finding(f"{cached.size} cached and {fresh.size} other tokens: too few")
+    cached_gap, fresh_gap = rms(cached), rms(fresh)
+    limit = max(MIN_GAP, MIN_GAP_RATIO * fresh_gap)
     summary = (
-        f"the gap is {bad:.3g} nats on rows with cached tokens (limit {limit:.3g}) and {good:.3g} "
+        f"the gap is {cached_gap:.3g} nats on rows with cached "
+        f"tokens (limit {limit:.3g}) and {fresh_gap:.3g} "
         "on the others"
     )
-    return (failed if bad > limit else passed)(summary, cached=bad, fresh=good)
+    return (failed_finding if cached_gap > limit else passed_finding)(
+        summary, cached=cached_gap, fresh=fresh_gap
+    )
 
 
 CHECK = Check(
     name="stale-prefix-cache",
+    description="the sampler's prefix cache outlives the weights that filled it",
     stage=Stage.SAMPLER,
     needs=("record.cached_tokens", "record.logp_sampler", "record.logp_old"),
     fix="Reset the engine's prefix cache and multimodal caches after every weight sync.",
-    judge=judge,
+    judge=judge_case,
     explains=("stale-sampler", "imprecise-logp"),
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "facts.learner_version",
+        "run.sampler",
+        "probes.sampler_sync",
+    ),
+    not_recorded="the age of cached blocks: engines do not report it",
 )

@@ -4,18 +4,26 @@ from dataclasses import replace
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import gap, mean, mean_reward, median
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
+from klinic.checks.measures import logp_gap, mean, mean_reward, median
 
-FAR = 0.3  # nats per token to the reference, if rewards have fallen
-FELL = 4.0  # standard errors by which the reward is below that of the first step
-FAR_FOR_NOTHING = 1.0  # nats per token: learning that moves so far raises the reward
-GAINED = 2.0  # standard errors by which the reward of the last steps is above the first
-STEPS = 3  # last steps whose rewards are averaged
-MEDIAN = 0.02  # nats: the whole policy has moved, not a few tokens
+MAX_KL_IF_FALLEN = 0.3  # nats per token to the reference, if rewards have fallen
+MIN_REWARD_DROP = 4.0  # standard errors by which the reward is below that of the first step
+MAX_KL_WITHOUT_GAIN = 1.0  # nats per token: learning that moves so far raises the reward
+MIN_REWARD_GAIN = 2.0  # standard errors by which the reward of the last steps is above the first
+NUM_STEPS = 3  # last steps whose rewards are averaged
+MIN_MEDIAN_K1 = 0.02  # nats: the whole policy has moved, not a few tokens
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag a policy that drifts away from its reference while its reward falls.
 
     Looks for
@@ -34,44 +42,68 @@ def judge(case: Case) -> Finding:
         everything else: it is named only if every cause that could explain it is ruled out;
         reward-hacking (the reward rises).
     """
-    if case.start is None or case.version == 0:
-        return no_data("the step before the first update and one after it are needed")
-    k1 = gap(case.record, "logp_old", "logp_ref")
-    first, now = case.of(mean_reward, case.start), case.of(mean_reward, case.record)
+    if case.start is None or case.learner_version == 0:
+        return no_data_finding("the step before the first update and one after it are needed")
+    k1 = logp_gap(case.record, "logp_old", "logp_ref")
+    first, now = (
+        case.measure_once(mean_reward, case.start),
+        case.measure_once(mean_reward, case.record),
+    )
     if not k1.size or first is None or now is None:
-        return no_data("no trained tokens, or too few groups with a reward")
-    apart, middle = mean(k1), median(np.abs(k1))
+        return no_data_finding("no trained tokens, or too few groups with a reward")
+    mean_k1, median_k1 = mean(k1), median(np.abs(k1))
     error = float(np.hypot(first[1], now[1]))
     fell = (first[0] - now[0]) / max(error, 1e-9)
-    gained = _gained(case, first)
-    for_nothing = apart > FAR_FOR_NOTHING and gained is not None and gained < GAINED
-    wrong = middle > MEDIAN and ((apart > FAR and fell > FELL) or for_nothing)
-    summary = (
-        f"k1 to the reference is {apart:.3g} nats per token (limit {FAR:g}) and the reward went "
-        f"from {first[0]:.3g} to {now[0]:.3g}: {fell:.1f} standard errors down (limit {FELL:g})"
+    gained = _reward_gain(case, first)
+    without_gain = mean_k1 > MAX_KL_WITHOUT_GAIN and gained is not None and gained < MIN_REWARD_GAIN
+    wrong = median_k1 > MIN_MEDIAN_K1 and (
+        (mean_k1 > MAX_KL_IF_FALLEN and fell > MIN_REWARD_DROP) or without_gain
     )
-    found = (failed if wrong else passed)(summary, kl=apart, fell=fell)
-    return replace(found, never_by=("reward-hacking",)) if fell > FELL else found
+    summary = (
+        f"k1 to the reference is {mean_k1:.3g} nats per token (limit "
+        f"{MAX_KL_IF_FALLEN:g}) and the reward went "
+        f"from {first[0]:.3g} to {now[0]:.3g}: {fell:.1f} standard "
+        f"errors down (limit {MIN_REWARD_DROP:g})"
+    )
+    finding = (failed_finding if wrong else passed_finding)(summary, kl=mean_k1, fell=fell)
+    return replace(finding, excludes=("reward-hacking",)) if fell > MIN_REWARD_DROP else finding
 
 
-def _gained(case: Case, first: tuple[float, float]) -> float | None:
+def _reward_gain(case: Case, first: tuple[float, float]) -> float | None:
     """Return the gain in reward of the last steps over the first, in standard errors."""
-    known = [case.of(mean_reward, record) for record in case.window[-STEPS:]]
-    last = [reward for reward in known if reward is not None]
-    if len(last) < STEPS or case.window[-STEPS].facts.get("learner_version") == 0:
+    rewards = [
+        case.measure_once(mean_reward, record) for record in case.recent_records[-NUM_STEPS:]
+    ]
+    last = [reward for reward in rewards if reward is not None]
+    if len(last) < NUM_STEPS or case.recent_records[-NUM_STEPS].facts.get("learner_version") == 0:
         return None
-    earned = float(np.mean([reward for reward, _ in last]))
-    error = float(np.hypot(first[1], np.mean([e for _, e in last]) / np.sqrt(STEPS)))
-    return (earned - first[0]) / max(error, 1e-9)
+    mean_last = float(np.mean([reward for reward, _ in last]))
+    error = float(np.hypot(first[1], np.mean([e for _, e in last]) / np.sqrt(NUM_STEPS)))
+    return (mean_last - first[0]) / max(error, 1e-9)
 
 
 CHECK = Check(
     name="step-too-big",
+    description="every component is correct and the policy moves too far in a step",
     stage=Stage.DYNAMICS,
     needs=("record.logp_old", "record.logp_ref", "record.reward", "facts.learner_version"),
     fix="Lower the learning rate, raise or adapt kl.coef, remove an entropy bonus, and enable "
     "recovery to roll back.",
-    judge=judge,
+    judge=judge_case,
     change={"kl.controller": "log_pi", "recovery": {}},
     explains=("kl-tail-dominates", "equal-rewards"),
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "record.logp",
+        "facts.kl_coef",
+        "facts.learning_rate",
+        "facts.entropy_coef",
+        "facts.grad_norm",
+        "facts.grad_norm_kl",
+        "facts.update_norm",
+        "metrics.entropy",
+        "metrics.clip_ratio",
+        "run.policy",
+    ),
 )

@@ -5,17 +5,29 @@ from typing import Any
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
 from klinic.checks.measures import row_numbers
 from klinic.evidence.record import EmittedBy, StepRecord
 
-ENOUGH = 8  # rows that ended on their own
-MASKED = 0.5  # max fraction of their last tokens that are not trained on
-MISSED = 0.0  # fraction of rows that continue after an end token, or are truncated at one
-IGNORED = 0.1  # fraction of rows that continue after an end token of the model's files only
+MIN_STOPPED_ROWS = 8  # rows that ended on their own
+MAX_MASKED_FRACTION = 0.5  # max fraction of their last tokens that are not trained on
+MAX_MISSED_FRACTION = (
+    0.0  # fraction of rows that continue after an end token, or are truncated at one
+)
+MAX_IGNORED_FRACTION = (
+    0.1  # fraction of rows that continue after an end token of the model's files only
+)
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag ends of completions that the policy cannot learn from.
 
     Looks for
@@ -43,46 +55,61 @@ def judge(case: Case) -> Finding:
     reason = record.finish_reason[has_tokens]
     is_end = np.isin(record.token_ids, np.asarray(case.run["eos_ids"]))
     stopped = reason == "stop"
-    inner = is_end.copy()
-    inner[last] = False
-    missed = int(inner.sum()) + int((is_end[last] & (reason == "length")).sum())
-    ignored = _ignored(record, case.run)
-    if ignored > IGNORED:
-        return failed(
-            f"{ignored:.0%} of the rows continue after an end token of the model's generation "
-            f"config that the trainer does not use (limit {IGNORED:.0%})",
-            ignored=ignored,
+    inner_ends = is_end.copy()
+    inner_ends[last] = False
+    num_missed = int(inner_ends.sum()) + int((is_end[last] & (reason == "length")).sum())
+    ignored_fraction = _ignored_end_fraction(record, case.run)
+    if ignored_fraction > MAX_IGNORED_FRACTION:
+        return failed_finding(
+            f"{ignored_fraction:.0%} of the rows continue after "
+            "an end token of the model's generation "
+            f"config that the trainer does not use (limit {MAX_IGNORED_FRACTION:.0%})",
+            ignored=ignored_fraction,
         )
-    if stopped.sum() < ENOUGH and not missed:
-        return no_data(f"{stopped.sum()} rows ended on their own, {ENOUGH} needed")
-    masked = float((~record.loss_mask[last[stopped]]).mean()) if stopped.any() else 0.0
-    share = missed / max(len(last), 1)
+    if stopped.sum() < MIN_STOPPED_ROWS and not num_missed:
+        return no_data_finding(
+            f"{stopped.sum()} rows ended on their own, {MIN_STOPPED_ROWS} needed"
+        )
+    masked_fraction = float((~record.loss_mask[last[stopped]]).mean()) if stopped.any() else 0.0
+    missed_fraction = num_missed / max(len(last), 1)
     summary = (
-        f"{masked:.0%} of the end tokens are not trained on (limit {MASKED:.0%}), and {missed} of "
+        f"{masked_fraction:.0%} of the end tokens are not trained on (limit "
+        f"{MAX_MASKED_FRACTION:.0%}), and {num_missed} of "
         f"{len(last)} rows continue after one or are truncated at one (limit 0)"
     )
-    wrong = masked > MASKED or share > MISSED
-    return (failed if wrong else passed)(summary, masked=masked, missed=share)
+    wrong = masked_fraction > MAX_MASKED_FRACTION or missed_fraction > MAX_MISSED_FRACTION
+    return (failed_finding if wrong else passed_finding)(
+        summary, masked=masked_fraction, missed=missed_fraction
+    )
 
 
-def _ignored(record: StepRecord, run: Mapping[str, Any]) -> float:
+def _ignored_end_fraction(record: StepRecord, run: Mapping[str, Any]) -> float:
     """Return the fraction of rows in which the policy continues after an unused end token."""
-    unknown = set(run.get("declared_eos_ids") or ()) - set(run["eos_ids"])
-    if not unknown:
+    unused_ends = set(run.get("declared_eos_ids") or ()) - set(run["eos_ids"])
+    if not unused_ends:
         return 0.0
     row = row_numbers(record)
-    goes_on = np.isin(record.token_ids[:-1], list(unknown)) & (row[1:] == row[:-1])
+    continues = np.isin(record.token_ids[:-1], list(unused_ends)) & (row[1:] == row[:-1])
     if record.emitted_by is not None:  # a tool may reply after a turn ended
-        goes_on &= record.emitted_by[1:] == EmittedBy.POLICY
-    return len(set(row[:-1][goes_on].tolist())) / record.num_rows
+        continues &= record.emitted_by[1:] == EmittedBy.POLICY
+    return len(set(row[:-1][continues].tolist())) / record.num_rows
 
 
 CHECK = Check(
     name="stop-token-fault",
+    description="the end of a completion is masked, missed or trained past",
     stage=Stage.ALIGNMENT,
     needs=("record.finish_reason", "run.eos_ids"),
     fix="Derive masks and ends from lengths and finish reasons, not from token values, and use "
     "every end token of the model.",
-    judge=judge,
+    judge=judge_case,
     explains=("context-truncated",),
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "record.token_ids",
+        "run.pad_id",
+        "run.declared_eos_ids",
+        "run.sampling",
+    ),
 )

@@ -4,20 +4,38 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from klinic.checks import after_sync
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import column, difference, fraction, known_tokens, mean
+from klinic.checks import sampler_sync
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
+from klinic.checks.measures import (
+    column_difference,
+    finite_trained_tokens,
+    float64_column,
+    fraction_true,
+    mean,
+)
 
-SLOPE = 0.05  # of the gap over logp + entropy: a temperature off by 5%
-EXPLAINED = 0.8  # fraction of the gap that the line must explain: other faults scatter
-NOISE = 0.03  # nats: root mean square of bf16 against fp32 (a model of 0.5B, public reports)
-LARGEST = 4.0  # times the temperature, or a quarter: beyond it the sides are unrelated
-BOTH = 0.05  # min fraction of tokens on each side of 0: truncation only raises them
-TRIMMED = 0.25  # fraction of tokens with the largest gaps, excluded from the fit
-ENOUGH = 50  # tokens
+MIN_SLOPE = 0.05  # of the gap over logp + entropy: a temperature off by 5%
+MIN_EXPLAINED_FRACTION = 0.8  # fraction of the gap that the line must explain: other faults scatter
+MAX_NOISE = 0.03  # nats: root mean square of bf16 against fp32 (a model of 0.5B, public reports)
+MAX_TEMPERATURE_RATIO = (
+    4.0  # times the temperature, or a quarter: beyond it the sides are unrelated
+)
+MIN_MINORITY_FRACTION = (
+    0.05  # min fraction of tokens on each side of 0: truncation only raises them
+)
+TRIMMED_FRACTION = 0.25  # fraction of tokens with the largest gaps, excluded from the fit
+MIN_TOKENS = 50  # tokens
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag log-probs of one side that belong to another temperature.
 
     Looks for
@@ -40,31 +58,42 @@ def judge(case: Case) -> Finding:
         hidden-sampling-transform (the gap is on one side of 0 and bounded); stale-sampler (no
         gap before the first update); misaligned-logp (no line, and a shift removes the gap).
     """
-    sync = after_sync.named(case.answers.get("sampler_sync"), after_sync.dtype_of(case.run))
-    if sync is not None and sync.cause == after_sync.TEMPERATURE:
-        return failed(sync.summary)
+    sync = sampler_sync.diagnose_sync(
+        case.probe_results.get("sampler_sync"), sampler_sync.sampler_dtype(case.run)
+    )
+    if sync is not None and sync.cause == sampler_sync.TEMPERATURE:
+        return failed_finding(sync.summary)
     sides = {} if case.record.logp_sampler is None else {"sampler": "logp_sampler"}
     if case.record.facts.get("learner_version") == 0 and case.record.logp_ref is not None:
         sides["reference"] = "logp_ref"
-    found = {side: fit(case, column) for side, column in sides.items()}
-    known = {side: line for side, line in found.items() if line is not None}
-    if not known:
-        return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
-    side = max(known, key=lambda s: abs(known[s].slope))
-    line = known[side]
+    fits = {side: fit_gap_line(case, column) for side, column in sides.items()}
+    lines = {side: line for side, line in fits.items() if line is not None}
+    if not lines:
+        return no_data_finding(
+            f"fewer than {MIN_TOKENS} trained tokens have a log-prob of both sides"
+        )
+    side = max(lines, key=lambda s: abs(lines[s].slope))
+    line = lines[side]
     slope, explained, size = line.slope, line.explained, line.gap
-    likely = 1 / LARGEST < 1 + slope < LARGEST
-    steep = likely and abs(slope) > SLOPE and size > NOISE
-    wrong = steep and explained > EXPLAINED and line.lesser > BOTH
+    is_plausible = 1 / MAX_TEMPERATURE_RATIO < 1 + slope < MAX_TEMPERATURE_RATIO
+    is_steep = is_plausible and abs(slope) > MIN_SLOPE and size > MAX_NOISE
+    wrong = (
+        is_steep
+        and explained > MIN_EXPLAINED_FRACTION
+        and line.minority_fraction > MIN_MINORITY_FRACTION
+    )
     summary = (
-        f"{side} against learner: slope {slope:+.3f} over logp + entropy (limit {SLOPE:g}), which "
+        f"{side} against learner: slope {slope:+.3f} over logp "
+        f"+ entropy (limit {MIN_SLOPE:g}), which "
         f"explains {max(explained, 0):.0%} of a gap of {size:.3g} nats"
     )
-    return (failed if wrong else passed)(summary, slope=slope, explained=explained, gap=size)
+    return (failed_finding if wrong else passed_finding)(
+        summary, slope=slope, explained=explained, gap=size
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class GapLine:
     """A line fitted to the gap over logp + entropy."""
 
     slope: float
@@ -72,36 +101,36 @@ class Line:
     """Fraction of the squared gap that it explains."""
     gap: float
     """Root mean square."""
-    lesser: float
+    minority_fraction: float
     """Fraction of the tokens on the side of 0 with fewer tokens."""
 
 
-def fit(case: Case, name: str) -> Line | None:
+def fit_gap_line(case: Case, name: str) -> GapLine | None:
     """Fit a line to the gap between a column and the learner's log-probs; None if too few."""
     record = case.record
-    known = known_tokens(record, "logp_old", name, "entropy")
-    if np.count_nonzero(known) < ENOUGH:
+    mask = finite_trained_tokens(record, "logp_old", name, "entropy")
+    if np.count_nonzero(mask) < MIN_TOKENS:
         return None
-    gap = difference(record, name, "logp_old")[known]
-    surprise = (column(record, "logp_old") + column(record, "entropy"))[known]
-    usual = np.argsort(np.abs(gap))[: max(1, round((1 - TRIMMED) * gap.size))]
-    gap, surprise = gap[usual], surprise[usual]
+    gap = column_difference(record, name, "logp_old")[mask]
+    surprise = (float64_column(record, "logp_old") + float64_column(record, "entropy"))[mask]
+    kept_indices = np.argsort(np.abs(gap))[: max(1, round((1 - TRIMMED_FRACTION) * gap.size))]
+    gap, surprise = gap[kept_indices], surprise[kept_indices]
     size = float(np.sqrt(mean(gap**2)))
     along = float(np.sum(surprise**2))
     if size == 0 or along == 0:
-        return Line(slope=0.0, explained=0.0, gap=size, lesser=0.0)
-    centre = min(_centre(gap, surprise), 0.0)
-    slope = float(np.sum((gap - centre) * surprise)) / along
-    left = float(np.sum((gap - centre - slope * surprise) ** 2))
-    return Line(
+        return GapLine(slope=0.0, explained=0.0, gap=size, minority_fraction=0.0)
+    intercept = min(_intercept(gap, surprise), 0.0)
+    slope = float(np.sum((gap - intercept) * surprise)) / along
+    residual = float(np.sum((gap - intercept - slope * surprise) ** 2))
+    return GapLine(
         slope=slope,
-        explained=1 - left / float(np.sum(gap**2)),
+        explained=1 - residual / float(np.sum(gap**2)),
         gap=size,
-        lesser=min(fraction(gap > 0), fraction(gap < 0)),
+        minority_fraction=min(fraction_true(gap > 0), fraction_true(gap < 0)),
     )
 
 
-def _centre(gap: np.ndarray, surprise: np.ndarray) -> float:
+def _intercept(gap: np.ndarray, surprise: np.ndarray) -> float:
     """Return the intercept of the least-squares line."""
     spread = float(np.var(surprise))
     if not spread:
@@ -113,11 +142,21 @@ def _centre(gap: np.ndarray, surprise: np.ndarray) -> float:
 
 CHECK = Check(
     name="temperature-on-one-side",
+    description="the temperature divides the logits of one side only",
     stage=Stage.SAMPLER,
     needs=("record.logp_old", "record.entropy"),
     fix="Divide the logits by the same temperature for every log-prob: sampler (processed "
     "log-probs), learner, reference. Never divide log-probs.",
-    judge=judge,
-    also=("record.logp_sampler",),
+    judge=judge_case,
+    optional_needs=("record.logp_sampler",),
     explains=("wrong-reference", "imprecise-logp", "hidden-sampling-transform", "step-too-big"),
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "record.logp_ref",
+        "run.sampling",
+        "run.logprob_mode",
+        "run.sampler",
+        "probes.sampler_sync",
+    ),
 )

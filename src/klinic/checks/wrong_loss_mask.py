@@ -2,16 +2,18 @@
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, passed
+from klinic.checks.base import Case, Check, Finding, Stage, failed_finding, passed_finding
 from klinic.checks.measures import row_numbers
 from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.maths.arrays import segment_sum
 
-FOREIGN = 0.0  # allowed fraction of trained tokens that the policy did not emit
-LEFT_OUT = 0.01  # allowed fraction of emitted tokens, except row ends, that are not trained on
+MAX_FOREIGN_FRACTION = 0.0  # allowed fraction of trained tokens that the policy did not emit
+MAX_LEFT_OUT_FRACTION = (
+    0.01  # allowed fraction of emitted tokens, except row ends, that are not trained on
+)
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag a loss mask that differs from the tokens that the policy emitted.
 
     Looks for
@@ -33,24 +35,26 @@ def judge(case: Case) -> Finding:
     own = record.emitted_by == EmittedBy.POLICY
     trained = record.loss_mask
     foreign = float((trained & ~own).sum() / max(int(trained.sum()), 1))
-    inner = own & ~_last_of_rows(record.row_offsets, len(own)) & _rows_in_use(record)
+    inner = own & ~_last_tokens(record.row_offsets, len(own)) & _tokens_of_trained_rows(record)
     left_out = float((inner & ~trained).sum() / max(int(inner.sum()), 1))
-    wrong = foreign > FOREIGN or left_out > LEFT_OUT
+    wrong = foreign > MAX_FOREIGN_FRACTION or left_out > MAX_LEFT_OUT_FRACTION
     summary = (
         f"{foreign:.2%} of the trained tokens are not the policy's (limit 0%), and {left_out:.2%} "
-        f"of its tokens are left out (limit {LEFT_OUT:.0%})"
+        f"of its tokens are left out (limit {MAX_LEFT_OUT_FRACTION:.0%})"
     )
-    return (failed if wrong else passed)(summary, foreign=foreign, left_out=left_out)
+    return (failed_finding if wrong else passed_finding)(
+        summary, foreign=foreign, left_out=left_out
+    )
 
 
-def _rows_in_use(record: StepRecord) -> np.ndarray:
+def _tokens_of_trained_rows(record: StepRecord) -> np.ndarray:
     """Return a mask of tokens in trained rows: excluding a whole row is a choice."""
     rows = row_numbers(record)
     used = segment_sum(record.loss_mask.astype(np.float64), rows, record.num_rows) > 0
     return np.asarray(used[rows])
 
 
-def _last_of_rows(row_offsets: np.ndarray, num_tokens: int) -> np.ndarray:
+def _last_tokens(row_offsets: np.ndarray, num_tokens: int) -> np.ndarray:
     last = np.zeros(num_tokens, dtype=bool)
     ends = row_offsets[1:][np.diff(row_offsets) > 0] - 1
     last[ends] = True
@@ -59,10 +63,19 @@ def _last_of_rows(row_offsets: np.ndarray, num_tokens: int) -> np.ndarray:
 
 CHECK = Check(
     name="wrong-loss-mask",
+    description="tokens are trained on that the policy did not emit, or the reverse",
     stage=Stage.ALIGNMENT,
     needs=("record.emitted_by",),
     fix="Build the mask from the emitter of each token, and use the same mask for the policy term, "
     "the KL, metrics and denominators.",
-    judge=judge,
+    judge=judge_case,
     explains=("stop-token-fault", "nan-outside-mask", "step-too-big"),
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "record.logp_sampler",
+        "record.logp_old",
+        "record.logp_ref",
+        "facts.loss_mask_from",
+    ),
 )

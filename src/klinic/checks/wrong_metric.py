@@ -4,16 +4,30 @@ import math
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import column, difference, known_tokens, mean, row_means
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
+from klinic.checks.measures import (
+    column_difference,
+    finite_trained_tokens,
+    float64_column,
+    mean,
+    row_means,
+)
 from klinic.evidence.record import StepRecord
 from klinic.maths import kl
 
-OFF = 0.02  # relative: k3 in the other direction is off by more above 0.01 nats
-SMALL = 1e-4  # nats: smaller differences are ignored
+MAX_RELATIVE_ERROR = 0.02  # relative: k3 in the other direction is off by more above 0.01 nats
+MIN_ABSOLUTE_ERROR = 1e-4  # nats: smaller differences are ignored
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag logged metrics that the record does not confirm.
 
     Looks for
@@ -28,56 +42,74 @@ def judge(case: Case) -> Finding:
     Confused with
         every cause that changes the run: there record and curve agree.
     """
-    told = case.metrics.get(case.record.step, {})
+    logged = case.metrics.get(case.record.step, {})
     compared = {
-        name: (float(told[name]), values)
-        for name, values in _computed(case.record).items()
-        if told.get(name) is not None and math.isfinite(float(told[name]))
+        name: (float(logged[name]), values)
+        for name, values in _recomputed_metrics(case.record).items()
+        if logged.get(name) is not None and math.isfinite(float(logged[name]))
     }
     if not compared:
-        return no_data("none of kl, entropy and grad_norm was logged at this step")
-    worst = max(compared, key=lambda name: _off(*compared[name]))
-    said, values = compared[worst]
-    off = _off(said, values)
+        return no_data_finding("none of kl, entropy and grad_norm was logged at this step")
+    worst = max(compared, key=lambda name: _relative_error(*compared[name]))
+    logged_value, values = compared[worst]
+    relative_error = _relative_error(logged_value, values)
     summary = (
-        f"{worst} was logged as {said:.4g} and is {values[0]:.4g} by the record: {off:.1%} off "
-        f"(limit {OFF:.0%})"
+        f"{worst} was logged as {logged_value:.4g} and is {values[0]:.4g} "
+        f"by the record: {relative_error:.1%} off "
+        f"(limit {MAX_RELATIVE_ERROR:.0%})"
     )
-    return (failed if off > OFF else passed)(summary, off=off)
+    return (failed_finding if relative_error > MAX_RELATIVE_ERROR else passed_finding)(
+        summary, off=relative_error
+    )
 
 
-def _off(said: float, values: tuple[float, ...]) -> float:
-    return min(max(abs(said - v) - SMALL, 0.0) / max(abs(v), 1e-12) for v in values)
+def _relative_error(logged_value: float, values: tuple[float, ...]) -> float:
+    return min(
+        max(abs(logged_value - v) - MIN_ABSOLUTE_ERROR, 0.0) / max(abs(v), 1e-12) for v in values
+    )
 
 
-def _computed(record: StepRecord) -> dict[str, tuple[float, ...]]:
+def _recomputed_metrics(record: StepRecord) -> dict[str, tuple[float, ...]]:
     """Return metrics computed from the record: means over tokens, and over rows."""
-    found: dict[str, tuple[float, ...]] = {}
+    recomputed: dict[str, tuple[float, ...]] = {}
     if record.logp_old is not None and record.logp_ref is not None:
-        known = known_tokens(record, "logp_old", "logp_ref")
-        if known.any():
-            everywhere = difference(record, "logp_old", "logp_ref")
-            k3 = kl.k3(logp_p=everywhere, logp_q=np.zeros_like(everywhere))
-            found["kl"] = _means(record, k3, known)
+        mask = finite_trained_tokens(record, "logp_old", "logp_ref")
+        if mask.any():
+            log_ratio = column_difference(record, "logp_old", "logp_ref")
+            k3 = kl.k3(logp_p=log_ratio, logp_q=np.zeros_like(log_ratio))
+            recomputed["kl"] = _token_and_row_means(record, k3, mask)
     if record.entropy is not None and record.loss_mask.any():
-        known = known_tokens(record, "entropy")
-        found["entropy"] = _means(record, column(record, "entropy"), known)
+        mask = finite_trained_tokens(record, "entropy")
+        recomputed["entropy"] = _token_and_row_means(
+            record, float64_column(record, "entropy"), mask
+        )
     grad_norm = record.facts.get("grad_norm")
     if grad_norm is not None and np.isfinite(float(grad_norm)):
-        found["grad_norm"] = (float(grad_norm),)
-    return found
+        recomputed["grad_norm"] = (float(grad_norm),)
+    return recomputed
 
 
-def _means(record: StepRecord, values: np.ndarray, known: np.ndarray) -> tuple[float, float]:
-    of_rows = row_means(record, values, known)
-    return mean(values[known]), mean(of_rows[~np.isnan(of_rows)])
+def _token_and_row_means(
+    record: StepRecord, values: np.ndarray, mask: np.ndarray
+) -> tuple[float, float]:
+    means_by_row = row_means(record, values, mask)
+    return mean(values[mask]), mean(means_by_row[~np.isnan(means_by_row)])
 
 
 CHECK = Check(
     name="wrong-metric",
+    description="the run is healthy and its logged metrics are wrong",
     stage=Stage.REPORTING,
     needs=("metrics.kl", "record.logp_old", "record.logp_ref"),
     fix="Average over trained tokens only, in the direction KL(policy || reference), and state "
     "whether a norm is from before or after clipping.",
-    judge=judge,
+    judge=judge_case,
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "record.entropy",
+        "metrics.entropy",
+        "metrics.grad_norm",
+        "facts.grad_norm",
+    ),
 )

@@ -2,16 +2,26 @@
 
 import numpy as np
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed, no_data, passed
-from klinic.checks.measures import gap, rms_gap
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
+from klinic.checks.measures import logp_gap, rms_logp_gap
 
-SAME_ENGINE = 1e-4  # nats: one function scores both, so equal weights differ by rounding only
-TWO_ENGINES = 0.03  # nats: bf16 against fp32, if the precision of log-probs is unknown
-NOISY = 3.0  # times the gap between sampler and learner, an estimate of the precision
-ENOUGH = 50  # tokens
+MIN_GAP_SAME_ENGINE = (
+    1e-4  # nats: one function scores both, so equal weights differ by rounding only
+)
+MIN_GAP_TWO_ENGINES = 0.03  # nats: bf16 against fp32, if the precision of log-probs is unknown
+MIN_NOISE_RATIO = 3.0  # times the gap between sampler and learner, an estimate of the precision
+MIN_TOKENS = 50  # tokens
 
 
-def judge(case: Case) -> Finding:
+def judge_case(case: Case) -> Finding:
     """Flag a KL above 0 before the first update.
 
     Looks for
@@ -29,32 +39,44 @@ def judge(case: Case) -> Finding:
         temperature-on-one-side (the gap is a line over logp + entropy); misaligned-logp (a
         shift removes it); dropout-in-scoring (the learner does not even agree with itself).
     """
-    if case.version != 0:
-        return no_data("policy and reference must agree only before the first update")
+    if case.learner_version != 0:
+        return no_data_finding("policy and reference must agree only before the first update")
     reference = case.run["reference"]
     if reference.get("wanted") == "path":
-        return passed(f"the recipe sets another reference: {reference.get('source')}")
-    between = gap(case.record, "logp_old", "logp_ref")
-    if between.size < ENOUGH:
-        return no_data(f"fewer than {ENOUGH} trained tokens have a log-prob of both sides")
-    limit = TWO_ENGINES
+        return passed_finding(f"the recipe sets another reference: {reference.get('source')}")
+    token_gap = logp_gap(case.record, "logp_old", "logp_ref")
+    if token_gap.size < MIN_TOKENS:
+        return no_data_finding(
+            f"fewer than {MIN_TOKENS} trained tokens have a log-prob of both sides"
+        )
+    limit = MIN_GAP_TWO_ENGINES
     if case.record.logp_sampler is not None:
-        noise = rms_gap(case.record, "logp_old", "logp_sampler")
-        limit = max(SAME_ENGINE, NOISY * noise)
-    apart = rms_gap(case.record, "logp_old", "logp_ref")
+        noise = rms_logp_gap(case.record, "logp_old", "logp_sampler")
+        limit = max(MIN_GAP_SAME_ENGINE, MIN_NOISE_RATIO * noise)
+    reference_gap = rms_logp_gap(case.record, "logp_old", "logp_ref")
     summary = (
-        f"policy and reference are {apart:.3g} nats apart before the first update (limit "
-        f"{limit:.3g}), a KL of {float(np.mean(between)):.3g} nats per token"
+        f"policy and reference are {reference_gap:.3g} nats apart before the first update (limit "
+        f"{limit:.3g}), a KL of {float(np.mean(token_gap)):.3g} nats per token"
     )
-    return (failed if apart > limit else passed)(summary, gap=apart, limit=limit)
+    return (failed_finding if reference_gap > limit else passed_finding)(
+        summary, gap=reference_gap, limit=limit
+    )
 
 
 CHECK = Check(
     name="wrong-reference",
+    description="the reference is not the policy the run started from",
     stage=Stage.REFERENCE,
     needs=("record.logp_old", "record.logp_ref", "facts.learner_version", "run.reference"),
     fix="Use the start of the policy as the reference: a frozen copy including the adapter (leave "
     "`reference` out), or merge the adapter before training.",
-    judge=judge,
+    judge=judge_case,
     explains=("kl-tail-dominates", "step-too-big"),
+    reads=(
+        "record.loss_mask",
+        "record.row_offsets",
+        "facts.reference_digest",
+        "run.policy",
+        "probes.adapters_off",
+    ),
 )

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from klinic.cli.extras import require
-from klinic.cli.printing import Json, print_json, say
+from klinic.cli.printing import Json, print_json, print_line, require_modules
 from klinic.cli.recorded_code import RunCode, announce_code
 from klinic.errors import ConfigError
 
@@ -18,12 +17,12 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from klinic.lab.ablation.plan import Plan
-    from klinic.lab.ablation.results import Findings
-    from klinic.lab.ablation.trial import Place
+    from klinic.lab.ablation.results import AblationSummary
+    from klinic.lab.ablation.trial import TrialFolder
 
 ABLATIONS = Path("ablations")
 
-What = Annotated[
+RecipeAndOverrides = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="RECIPE [KEY=VALUE ...]",
@@ -64,7 +63,7 @@ Plot = Annotated[bool, typer.Option("--plot", help="Run nothing: redraw from fin
 
 
 def ablate(  # noqa: PLR0913, PLR0917 - options of a command line
-    what: What = None,
+    what: RecipeAndOverrides = None,
     vary: Vary = None,
     seeds: Seeds = 3,
     out: Out = None,
@@ -77,11 +76,16 @@ def ablate(  # noqa: PLR0913, PLR0917 - options of a command line
     json: Json = False,
 ) -> None:
     """Run variants of a recipe over seeds; recommend a value and give the evidence."""
-    require("train", "torch", "transformers", "peft", "safetensors", "datasets")
-    require("plot", "matplotlib")
+    require_modules("train", "torch", "transformers", "peft", "safetensors", "datasets")
+    require_modules("plot", "matplotlib")
     from rich.console import Console
 
-    from klinic.lab.ablation.results import failed, find, finished, read_folders
+    from klinic.lab.ablation.results import (
+        failed_trials,
+        finished_runs,
+        read_folders,
+        summarize_runs,
+    )
 
     if not what:
         raise ConfigError("give a recipe, such as recipes/arithmetic.yaml, or --plot and folders.")
@@ -89,25 +93,25 @@ def ablate(  # noqa: PLR0913, PLR0917 - options of a command line
     if plot:
         folders = [Path(name) for name in what]
         folder = out or folders[0]
-        _announce(folders, run_code=run_code)
-        found = find(read_folders(folders, run_code=run_code), [], baseline)
+        _announce_run_code(folders, run_code=run_code)
+        findings = summarize_runs(read_folders(folders, run_code=run_code), [], baseline)
     else:
-        where = Where(parallel=parallel, address=address)
+        where = TrialPlacement(parallel=parallel, address=address)
         if where.on_ray:
-            require("ray", "ray", "pandas", "fsspec")
-        plan = _planned(what, vary or [], seeds, baseline)
+            require_modules("ray", "ray", "pandas", "fsspec")
+        plan = _make_plan(what, vary or [], seeds, baseline)
         folder = out or ABLATIONS / f"{Path(what[0]).stem}-{plan.digest}"
-        places = _run(folder, plan, prompts, where, console)
-        found = find(finished(places), failed(places), baseline)
-    _write(folder, found)
+        trials = _run_trials(folder, plan, prompts, where, console)
+        findings = summarize_runs(finished_runs(trials), failed_trials(trials), baseline)
+    _write_results(folder, findings)
     if json:
-        print_json("ablate", ok=not found.failures, **_content(folder, found))
+        print_json("ablate", ok=not findings.failures, **_json_content(folder, findings))
     else:
-        _print(folder, found, console)
-    raise typer.Exit(1 if found.failures else 0)
+        _print_results(folder, findings, console)
+    raise typer.Exit(1 if findings.failures else 0)
 
 
-def _announce(folders: list[Path], *, run_code: bool) -> None:
+def _announce_run_code(folders: list[Path], *, run_code: bool) -> None:
     """Print which code of finished runs is executed or skipped."""
     from klinic.evidence.run_facts import RECIPE
     from klinic.lab.ablation.plan import PLAN
@@ -120,7 +124,7 @@ def _announce(folders: list[Path], *, run_code: bool) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
+class TrialPlacement:
     """Where trials run: sequentially in this process, or on Ray."""
 
     parallel: int | None
@@ -132,7 +136,7 @@ class Where:
         return self.parallel is not None or self.address is not None
 
 
-def _planned(what: list[str], vary: list[str], seeds: int, baseline: str | None) -> "Plan":
+def _make_plan(what: list[str], vary: list[str], seeds: int, baseline: str | None) -> "Plan":
     """Return the plan; raise if the baseline is not one of its settings."""
     from klinic.lab.ablation.plan import make_plan
     from klinic.recipe.loading import flags_to_overrides
@@ -144,113 +148,117 @@ def _planned(what: list[str], vary: list[str], seeds: int, baseline: str | None)
     return plan
 
 
-def _run(
-    folder: Path, plan: "Plan", prompts: int | None, where: Where, console: "Console"
-) -> "list[Place]":
+def _run_trials(
+    folder: Path, plan: "Plan", prompts: int | None, where: TrialPlacement, console: "Console"
+) -> "list[TrialFolder]":
     """Run the unfinished trials with progress bars."""
     from klinic.evidence.run_facts import RECIPE
-    from klinic.lab.ablation.plan import open_ablation, overrides_of
-    from klinic.lab.ablation.sequence import bars, run_in_sequence
-    from klinic.lab.ablation.trial import places as make_places
-    from klinic.recipe.loading import load
+    from klinic.lab.ablation.plan import open_ablation, setting_overrides
+    from klinic.lab.ablation.sequence import progress_bars, run_in_sequence
+    from klinic.lab.ablation.trial import create_trial_folders as make_places
+    from klinic.recipe.loading import load_recipe
 
     open_ablation(folder, plan)
-    places = make_places(folder, plan, prompts)
-    recipe = load(folder / RECIPE, overrides_of(plan, plan.settings()[0])).recipe
-    done = sum(place.is_finished for place in places)
-    say(
+    trials = make_places(folder, plan, prompts)
+    recipe = load_recipe(folder / RECIPE, setting_overrides(plan, plan.settings()[0])).recipe
+    done = sum(trial.is_finished for trial in trials)
+    print_line(
         console,
         f"{len(plan.settings())} settings x {plan.seeds} {'seed' if plan.seeds == 1 else 'seeds'} "
-        f"in {folder}" + (f": {done} of {len(places)} trials are already finished" if done else ""),
+        f"in {folder}" + (f": {done} of {len(trials)} trials are already finished" if done else ""),
     )
     try:
-        with bars(places, recipe.loop.max_steps, console):
+        with progress_bars(trials, recipe.loop.max_steps, console):
             if where.on_ray:
                 from klinic.lab.ablation.on_tune import run_on_tune
 
                 run_on_tune(
-                    places,
+                    trials,
                     address=where.address,
-                    at_once=where.parallel or len(places),
+                    max_concurrent=where.parallel or len(trials),
                     num_cpus=recipe.threads or 1,
                     storage=folder,
                 )
             else:
-                run_in_sequence(places)
+                run_in_sequence(trials)
     except KeyboardInterrupt:
-        say(console, "Stopped. Rerun the same command to continue.")
+        print_line(console, "Stopped. Rerun the same command to continue.")
         raise typer.Exit(130) from None
-    return places
+    return trials
 
 
-def _write(folder: Path, found: "Findings") -> None:
+def _write_results(folder: Path, findings: "AblationSummary") -> None:
     """Write plots, page and raw data."""
-    from klinic.lab.ablation.page import Content, write_page
-    from klinic.lab.ablation.plots import draw
+    from klinic.lab.ablation.page import PageContent, write_page
+    from klinic.lab.ablation.plots import write_plots
     from klinic.lab.ablation.results import write_parquet
 
-    if not found.results:
+    if not findings.results:
         return
     folder.mkdir(parents=True, exist_ok=True)
-    write_parquet(folder, found)
-    content = Content(
+    write_parquet(folder, findings)
+    content = PageContent(
         title=f"Ablation: {folder.name}",
         command=shlex.join(["klinic", *sys.argv[1:]]),
-        rows=found.table,
-        verdict=found.verdict,
-        failures=found.failures,
-        baseline=found.baseline,
+        rows=findings.table,
+        verdict=findings.verdict,
+        failures=findings.failures,
+        baseline=findings.baseline,
     )
-    write_page(folder, content, draw(folder, found.table, found.curves, found.learnt))
+    write_page(
+        folder, content, write_plots(folder, findings.table, findings.curves, findings.learnt)
+    )
 
 
-def _content(folder: Path, found: "Findings") -> dict[str, object]:
+def _json_content(folder: Path, findings: "AblationSummary") -> dict[str, object]:
     return {
         "folder": str(folder),
-        "recommended": found.verdict.best,
-        "says": found.verdict.says,
-        "settings": found.table,
-        "trials": found.results,
-        "failures": [{"trial": name, "why": why} for name, why in found.failures],
+        "recommended": findings.verdict.best,
+        "says": findings.verdict.says,
+        "settings": findings.table,
+        "trials": findings.results,
+        "failures": [{"trial": name, "why": why} for name, why in findings.failures],
     }
 
 
-def _print(folder: Path, found: "Findings", console: "Console") -> None:
+def _print_results(folder: Path, findings: "AblationSummary", console: "Console") -> None:
     from klinic.lab.ablation.page import PAGE
-    from klinic.lab.ablation.verdict import closing_lines
+    from klinic.lab.ablation.verdict import summary_lines
 
-    if found.results:
-        console.print(_table(found))
-        for line in closing_lines(found.table, found.verdict):
-            say(console, line)
-        say(console)
-        say(console, found.verdict.says)
-    for name, why in found.failures:
-        say(console, f"Failed: {name}: {why}")
-    if found.failures:
-        say(console, "Rerun the same command to retry failed trials.")
-    if found.results:
-        say(console, f"Page: {folder / PAGE}")
+    if findings.results:
+        console.print(_settings_table(findings))
+        for line in summary_lines(findings.table, findings.verdict):
+            print_line(console, line)
+        print_line(console)
+        print_line(console, findings.verdict.says)
+    for name, why in findings.failures:
+        print_line(console, f"Failed: {name}: {why}")
+    if findings.failures:
+        print_line(console, "Rerun the same command to retry failed trials.")
+    if findings.results:
+        print_line(console, f"Page: {folder / PAGE}")
 
 
-def _table(found: "Findings") -> "Table":
+def _settings_table(findings: "AblationSummary") -> "Table":
     from rich import box
     from rich.table import Table
 
-    from klinic.lab.ablation.page import noise, shown, signed
+    from klinic.lab.ablation.page import classify_noise, format_difference, format_mean
 
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("setting", no_wrap=True)
-    learnt = found.learnt
+    learnt = findings.learnt
     names = list(dict.fromkeys(("accuracy", learnt, "retention", "kl_token")))
     for name in [*names[:-1], "KL/token", f"{learnt} to baseline"]:
         table.add_column(name, justify="right")
-    for row in found.table:
+    for row in findings.table:
         gap = row.differences.get(learnt)
         means = (row.means[name] for name in names)
         table.add_row(
             row.setting,
-            *(shown(mean).replace(" ", "") for mean in means),
-            "baseline" if gap is None else f"{signed(gap).split(' ')[0]} {noise(gap)}".strip(),
+            *(format_mean(mean).replace(" ", "") for mean in means),
+            "baseline"
+            if gap is None
+            else f"{format_difference(gap).split(' ')[0]} {classify_noise(gap)}".strip(),
         )
     return table

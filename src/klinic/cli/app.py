@@ -20,17 +20,17 @@ from klinic.cli.diagnose import diagnose
 from klinic.cli.eval import evaluate
 from klinic.cli.explain import explain
 from klinic.cli.export import export
-from klinic.cli.leaving import leave_without_threads
-from klinic.cli.output import outlive_output, outlive_readers
+from klinic.cli.output import ignore_broken_pipes, ignore_write_errors
+from klinic.cli.process_exit import exit_despite_threads
 from klinic.cli.report import report
 from klinic.cli.train import FLAGS, train
 from klinic.cli.verify import verify
 from klinic.cli.watch import watch
-from klinic.errors import KlinicError, text_of
-from klinic.harmless import harmless
-from klinic.machine_faults import machine_fault
+from klinic.errors import KlinicError, error_text
+from klinic.runtime.machine_faults import as_machine_error
+from klinic.runtime.terminal_text import escape_for_terminal
 
-KEPT = "\n\t"  # whitespace allowed in messages
+ALLOWED_WHITESPACE = "\n\t"  # whitespace allowed in messages
 
 app = typer.Typer(
     name="klinic",
@@ -76,28 +76,28 @@ app.command(rich_help_panel="Look", context_settings=FLAGS)(demo)
 def main() -> None:
     """Run a command; print an error as one sentence and exit with its code."""
     if sys.argv[1:2] != ["watch"]:  # its output is its only purpose
-        outlive_readers()
-    code = _run()
-    outlive_output()  # otherwise Python's final flush could change the exit code
-    leave_without_threads(code)
+        ignore_broken_pipes()
+    code = _run_safely()
+    ignore_write_errors()  # otherwise Python's final flush could change the exit code
+    exit_despite_threads(code)
     sys.exit(code)
 
 
-def _run() -> int:
+def _run_safely() -> int:
     try:
         return _run_command()
     except KlinicError as error:
-        return _fail(f"{type(error).__name__}: {error}", error.exit_code)
+        return _print_error(f"{type(error).__name__}: {error}", error.exit_code)
     except KeyboardInterrupt:  # raised outside typer's own handler
         return 130
     except BaseException as error:  # user code may raise a non-Exception
         if "KLINIC_DEBUG" in os.environ:
             raise
-        fault = machine_fault(error)
+        fault = as_machine_error(error)
         if fault is not None:
-            return _fail(f"{type(fault).__name__}: {fault}", fault.exit_code)
-        return _fail(
-            f"Internal error (a bug in klinic): {type(error).__name__}: {text_of(error)}\n"
+            return _print_error(f"{type(fault).__name__}: {fault}", fault.exit_code)
+        return _print_error(
+            f"Internal error (a bug in klinic): {type(error).__name__}: {error_text(error)}\n"
             "Your input is not the cause. Set KLINIC_DEBUG=1 for the traceback.",
             3,
         )
@@ -108,14 +108,14 @@ def _run_command() -> int:
         app()
     except SystemExit as ended:
         if isinstance(ended.code, str):
-            return _fail(ended.code, 1)
+            return _print_error(ended.code, 1)
         with suppress(ValueError, AttributeError):  # closed or missing stream
             sys.stdout.flush()  # now: unwritten output is a failure
         return ended.code or 0
     return 0
 
 
-def _fail(sentence: str, exit_code: int) -> int:
+def _print_error(sentence: str, exit_code: int) -> int:
     with suppress(OSError):  # standard error may be closed, or its disk full
-        typer.echo(harmless(sentence, keep=KEPT), err=True)
+        typer.echo(escape_for_terminal(sentence, keep=ALLOWED_WHITESPACE), err=True)
     return exit_code

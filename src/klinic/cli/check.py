@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from klinic.cli.extras import require
-from klinic.cli.printing import Json, print_json, say
+from klinic.cli.printing import Json, print_json, print_line, require_modules
 from klinic.cli.recorded_code import RunCode, announce_code
 from klinic.cli.train import Overrides
 from klinic.errors import ConfigError
@@ -14,7 +13,7 @@ from klinic.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from klinic.probe.single_batch import Checked
+    from klinic.replay.single_batch import CheckReport
 
 
 Recipe = Annotated[
@@ -47,23 +46,23 @@ def check(
         )
     if recipe is not None:
         _refuse_recorded_code(recipe, run_code=run_code)
-        found = _checked_recipe(recipe, overrides)
+        result = _check_recipe(recipe, overrides)
     else:
-        found = _checked_trainer(str(trl))
+        result = _check_trainer(str(trl))
     if as_json:
-        _print_json(found)
+        _print_json(result)
     else:
-        _print(found, Console(highlight=False))
-    raise typer.Exit(0 if found.ok else 1)
+        _print_result(result, Console(highlight=False))
+    raise typer.Exit(0 if result.ok else 1)
 
 
 def _refuse_recorded_code(recipe: Path, *, run_code: bool) -> None:
     """Raise if the recipe of a run folder names code: the folder may be untrusted."""
-    from klinic.evidence.run_facts import is_recorded
+    from klinic.evidence.run_facts import is_run_recipe
     from klinic.evidence.schema import refuse_newer
     from klinic.recipe.recorded import list_code, load_recorded
 
-    if not is_recorded(recipe):
+    if not is_run_recipe(recipe):
         return
     refuse_newer(recipe.parent)
     recorded = load_recorded(recipe, run_code=run_code)
@@ -76,54 +75,54 @@ def _refuse_recorded_code(recipe: Path, *, run_code: bool) -> None:
         )
 
 
-def _checked_recipe(recipe: Path, overrides: list[str] | None) -> "Checked":
+def _check_recipe(recipe: Path, overrides: list[str] | None) -> "CheckReport":
     from rich.console import Console
 
-    from klinic.recipe.loading import flags_to_overrides, load
+    from klinic.recipe.loading import flags_to_overrides, load_recipe
 
-    loaded = load(recipe, flags_to_overrides(overrides or []))
-    require("train", "torch", "transformers", "peft", "safetensors", "datasets")
+    loaded = load_recipe(recipe, flags_to_overrides(overrides or []))
+    require_modules("train", "torch", "transformers", "peft", "safetensors", "datasets")
     with Console(stderr=True).status("Loading torch ...") as status:
-        from klinic.probe.single_batch import single_batch
+        from klinic.replay.single_batch import check_single_batch
 
-        return single_batch(loaded.recipe, lambda what: status.update(f"{what} ..."))
+        return check_single_batch(loaded.recipe, lambda what: status.update(f"{what} ..."))
 
 
-def _checked_trainer(target: str) -> "Checked":
+def _check_trainer(target: str) -> "CheckReport":
     from rich.console import Console
 
     from klinic.recipe.function import find_function
 
-    require("trl", "trl", "torch", "transformers", "peft", "safetensors", "datasets")
+    require_modules("trl", "trl", "torch", "transformers", "peft", "safetensors", "datasets")
     with Console(stderr=True).status("Loading torch ...") as status:
-        from klinic.integrations.trl.single_batch import single_batch
+        from klinic.integrations.trl.single_batch import check_trl_trainer
 
         make = find_function(target, example="train.py:make_trainer")
-        return single_batch(make, target, lambda what: status.update(f"{what} ..."))
+        return check_trl_trainer(make, target, lambda what: status.update(f"{what} ..."))
 
 
-def _print_json(found: "Checked") -> None:
-    assert found.diagnosis is not None  # noqa: S101 - set once the batch is done
-    parts = [{"name": p.name, "ok": p.ok, "says": p.says} for p in found.parts]
-    shown = [{"prompt": p, "completion": c, "reward": r} for p, c, r in found.shown]
-    print_json("check", ok=found.ok, parts=parts, completions=shown, **found.diagnosis.to_json())
+def _print_json(result: "CheckReport") -> None:
+    assert result.diagnosis is not None  # noqa: S101 - set once the batch is done
+    parts = [{"name": p.name, "ok": p.ok, "says": p.detail} for p in result.components]
+    shown = [{"prompt": p, "completion": c, "reward": r} for p, c, r in result.samples]
+    print_json("check", ok=result.ok, parts=parts, completions=shown, **result.diagnosis.to_json())
 
 
-def _print(found: "Checked", console: "Console") -> None:
-    for part in found.parts:
-        say(console, f"{'✓' if part.ok else '✗'} {part.name}: {part.says}")
-    say(console)
-    for prompt, completion, reward in found.shown:
-        say(console, f"  {reward:+.3f}  {prompt!r} -> {completion!r}")
-    diagnosis = found.diagnosis
+def _print_result(result: "CheckReport", console: "Console") -> None:
+    for part in result.components:
+        print_line(console, f"{'✓' if part.ok else '✗'} {part.name}: {part.detail}")
+    print_line(console)
+    for prompt, completion, reward in result.samples:
+        print_line(console, f"  {reward:+.3f}  {prompt!r} -> {completion!r}")
+    diagnosis = result.diagnosis
     assert diagnosis is not None  # noqa: S101 - set once the batch is done
     decided = [h for h in diagnosis.hypotheses if h.num_judged]
     failed = [h for h in decided if h.num_failed]
-    say(console)
-    say(console, f"{len(decided)} of {len(diagnosis.hypotheses)} causes could be tested.")
+    print_line(console)
+    print_line(console, f"{len(decided)} of {len(diagnosis.hypotheses)} causes could be tested.")
     for hypothesis in failed:
         summary = "" if hypothesis.finding is None else hypothesis.finding.summary
-        say(console, f"✗ {hypothesis.check.name}: {summary}")
+        print_line(console, f"✗ {hypothesis.check.name}: {summary}")
     if diagnosis.cause is not None:
-        say(console, f"\nCause: {diagnosis.cause}\nFix: {diagnosis.fix}")
-    say(console, "\nReady to train." if found.ok else "\nNot ready to train.")
+        print_line(console, f"\nCause: {diagnosis.cause}\nFix: {diagnosis.fix}")
+    print_line(console, "\nReady to train." if result.ok else "\nNot ready to train.")

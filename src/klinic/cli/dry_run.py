@@ -6,21 +6,20 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from klinic.cli.printing import GB, print_json, size
+from klinic.capacity.memory import GATHERED, KINDS, DeviceMemory, largest_phase, memory_per_device
+from klinic.capacity.throughput import Accelerator
+from klinic.cli.printing import GB, format_bytes, print_json
 from klinic.cli.step_cost import cost_fields, cost_rows, split_fields, split_lines
-from klinic.cluster.placement import Place, placement, sentences
+from klinic.cluster.placement import WorkerPlacement, describe_placements, worker_placements
 from klinic.errors import ConfigError
-from klinic.model.memory import GATHERED, KINDS, Device, largest, per_device
-from klinic.model.scale import Accelerator
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from klinic.loop.cost import Cost
-    from klinic.loop.forecast import Forecast
-    from klinic.model.scale import Split
-    from klinic.recipe.loading import Loaded
+    from klinic.capacity.forecast import Forecast, StepCost
+    from klinic.capacity.throughput import DeviceSplit
+    from klinic.recipe.loading import LoadedRecipe
     from klinic.recipe.recipe import Recipe
 
 STATUS = Path("/proc/self/status")
@@ -43,20 +42,20 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class DryRunResult:
     """Results of a dry run."""
 
-    loaded: "Loaded"
-    found: "Forecast | None"
+    loaded: "LoadedRecipe"
+    forecast: "Forecast | None"
     """None if the model's config is unavailable."""
     overhead: int
     machine: Machine | None
-    cost: "Cost | None" = None
-    device: Device | None = None
-    split: "Split | None" = None
+    cost: "StepCost | None" = None
+    device: DeviceMemory | None = None
+    split: "DeviceSplit | None" = None
 
     @property
-    def unknown(self) -> str:
+    def unknown_reason(self) -> str:
         """Why there is no forecast, and how to get one."""
         return (
             f"the config of {self.loaded.recipe.model.name} (or of reference.path) cannot be read "
@@ -76,55 +75,56 @@ def machine_of(gpus: int | None, gpu_memory: float | None) -> Machine | None:
     return Machine(num=gpus or 1, memory=round(gpu_memory * GB))
 
 
-def dry_run(loaded: "Loaded", machine: Machine | None, *, as_json: bool) -> None:
+def dry_run(loaded: "LoadedRecipe", machine: Machine | None, *, as_json: bool) -> None:
     """Print the forecast of a run; nothing is trained and no weights are loaded."""
     from rich.console import Console
 
     with Console(stderr=True).status("Tracing a step without weights ..."):
-        answer = _answer(loaded, machine)
+        result = _estimate(loaded, machine)
     if as_json:
-        print_json("train --dry-run", ok=True, **_fields(answer))
+        print_json("train --dry-run", ok=True, **_json_fields(result))
     else:
-        _print(answer, Console(highlight=False))
+        _print_result(result, Console(highlight=False))
 
 
-def _answer(loaded: "Loaded", machine: Machine | None) -> Answer:
-    from klinic.loop.cost import cost_of, division
-    from klinic.loop.forecast import forecast
+def _estimate(loaded: "LoadedRecipe", machine: Machine | None) -> DryRunResult:
+    from klinic.capacity.forecast import forecast_memory, split_accelerators, step_cost
 
     if not _is_known(loaded.recipe):
-        return Answer(loaded=loaded, found=None, overhead=0, machine=machine)
-    found = forecast(loaded.recipe)
+        return DryRunResult(loaded=loaded, forecast=None, overhead=0, machine=machine)
+    estimate = forecast_memory(loaded.recipe)
     device = split = None
     if machine is not None:
-        split = division(found, machine.accelerator, num=machine.num)
-        device = per_device(
-            found.phases,
+        split = split_accelerators(estimate, machine.accelerator, num=machine.num)
+        device = memory_per_device(
+            estimate.phases,
             num=machine.num,
             memory=machine.memory,
-            largest_layer=found.largest_layer,
-            num_parameters=found.num_parameters,
+            largest_layer=estimate.largest_layer,
+            num_parameters=estimate.num_parameters,
         )
     # this process has imported everything a run imports, and holds no weights
-    return Answer(
+    return DryRunResult(
         loaded=loaded,
-        found=found,
-        overhead=resident(),
+        forecast=estimate,
+        overhead=resident_bytes(),
         machine=machine,
-        cost=cost_of(loaded.recipe, found),
+        cost=step_cost(loaded.recipe, estimate),
         device=device,
         split=split,
     )
 
 
 def _is_known(recipe: "Recipe") -> bool:
-    from klinic.model.bare import is_reachable
+    from klinic.capacity.meta_policy import is_config_reachable
 
     reference = None if recipe.kl is None else recipe.reference.path
-    return all(is_reachable(name) for name in (recipe.model.name, reference) if name is not None)
+    return all(
+        is_config_reachable(name) for name in (recipe.model.name, reference) if name is not None
+    )
 
 
-def resident() -> int:
+def resident_bytes() -> int:
     """Return the resident memory of this process in bytes; 0 if unavailable (not Linux)."""
     if not STATUS.exists():
         return 0
@@ -132,76 +132,82 @@ def resident() -> int:
     return int(lines["VmRSS"].split()[0]) * 1024
 
 
-def _fields(answer: Answer) -> dict[str, Any]:
-    found, device = answer.found, answer.device
-    recipe = answer.loaded.recipe
+def _json_fields(result: DryRunResult) -> dict[str, Any]:
+    forecast, device = result.forecast, result.device
+    recipe = result.loaded.recipe
     fields = {
         "recipe": recipe.model_dump(mode="json"),
         "sizes": recipe.sizes(),
-        "processes": _places(recipe),
+        "processes": _process_placement(recipe),
     }
-    if found is None or answer.cost is None:
-        return {**fields, "memory": None, "unknown": answer.unknown}
-    highest = largest(found.phases)
+    if forecast is None or result.cost is None:
+        return {**fields, "memory": None, "unknown": result.unknown_reason}
+    highest = largest_phase(forecast.phases)
     return {
         **fields,
-        "num_parameters": found.num_parameters,
-        "num_trainable": found.num_trainable,
-        "prompts": found.lengths,
+        "num_parameters": forecast.num_parameters,
+        "num_trainable": forecast.num_trainable,
+        "prompts": forecast.lengths,
         "memory": {
-            "phases": {phase.name: dict(phase.num_bytes) for phase in found.phases},
-            "overhead": answer.overhead,
-            "peak": {"phase": highest.name, "bytes": highest.total + answer.overhead},
-            "not_counted": _not_counted(recipe, found),
+            "phases": {phase.name: dict(phase.num_bytes) for phase in forecast.phases},
+            "overhead": result.overhead,
+            "peak": {"phase": highest.name, "bytes": highest.total_bytes + result.overhead},
+            "not_counted": _not_counted(recipe, forecast),
         },
-        "step": cost_fields(answer.cost),
+        "step": cost_fields(result.cost),
         "device": None
         if device is None
-        else {"arithmetic": True, **_device_fields(device), "split": split_fields(answer.split)},
+        else {"arithmetic": True, **_device_fields(device), "split": split_fields(result.split)},
     }
 
 
-def _places(recipe: "Recipe") -> list[Place]:
+def _process_placement(recipe: "Recipe") -> list[WorkerPlacement]:
     import torch
 
-    return placement(recipe, gpus=torch.cuda.is_available())
+    return worker_placements(recipe, gpus=torch.cuda.is_available())
 
 
-def _device_fields(device: Device) -> dict[str, Any]:
+def _device_fields(device: DeviceMemory) -> dict[str, Any]:
     return {
         "phase": device.phase.name,
         "bytes": dict(device.phase.num_bytes),
-        "left": device.left,
-        "gpu_memory_utilization": device.sampler_share,
-        "vllm_weights": device.sampler_weights,
+        "left": device.free_bytes,
+        "gpu_memory_utilization": device.sampler_fraction,
+        "vllm_weights": device.sampler_weight_bytes,
     }
 
 
-def _print(answer: Answer, console: "Console") -> None:
-    say = partial(_say, console)
-    found, recipe = answer.found, answer.loaded.recipe
-    say(f"Sizes: {recipe.sizes()}")
-    for line in sentences(recipe, _places(recipe)):
-        say(line)
-    if found is None or answer.cost is None:
-        say(f"Memory: not known, since {answer.unknown}")
+def _print_result(result: DryRunResult, console: "Console") -> None:
+    print_wrapped = partial(_print_wrapped, console)
+    forecast, recipe = result.forecast, result.loaded.recipe
+    print_wrapped(f"Sizes: {recipe.sizes()}")
+    for line in describe_placements(recipe, _process_placement(recipe)):
+        print_wrapped(line)
+    if forecast is None or result.cost is None:
+        print_wrapped(f"Memory: not known, since {result.unknown_reason}")
         return
-    say(f"Parameters: {found.num_parameters:,}, of which {found.num_trainable:,} are trained")
-    counted = "counted" if found.lengths.assumed is None else f"assumed: {found.lengths.assumed}"
-    say(f"Longest prompt: {found.lengths.longest} tokens ({counted})")
-    _print_phases(found, answer.overhead, console)
-    highest = largest(found.phases)
-    say(f"Peak: {size(highest.total + answer.overhead)}, while {highest.name}.")
-    say(f"Not counted: {', '.join(_not_counted(recipe, found))}.")
-    _print_cost(cost_rows(answer.cost, recipe), console)
-    if answer.device is not None and answer.machine is not None:
-        _print_device(answer.device, answer.machine, console)
-        if answer.machine.num > 1 and answer.cost.work is not None:
-            for line in split_lines(answer.split, answer.machine.accelerator):
-                say(line)
+    print_wrapped(
+        f"Parameters: {forecast.num_parameters:,}, of which {forecast.num_trainable:,} are trained"
+    )
+    counted = (
+        "counted" if forecast.lengths.assumed is None else f"assumed: {forecast.lengths.assumed}"
+    )
+    print_wrapped(f"Longest prompt: {forecast.lengths.longest} tokens ({counted})")
+    _print_phases(forecast, result.overhead, console)
+    highest = largest_phase(forecast.phases)
+    print_wrapped(
+        f"Peak: {format_bytes(highest.total_bytes + result.overhead)}, while {highest.name}."
+    )
+    print_wrapped(f"Not counted: {', '.join(_not_counted(recipe, forecast))}.")
+    _print_cost(cost_rows(result.cost, recipe), console)
+    if result.device is not None and result.machine is not None:
+        _print_device(result.device, result.machine, console)
+        if result.machine.num > 1 and result.cost.work is not None:
+            for line in split_lines(result.split, result.machine.accelerator):
+                print_wrapped(line)
 
 
-def _say(console: "Console", text: str) -> None:
+def _print_wrapped(console: "Console", text: str) -> None:
     """Print a line verbatim; on a terminal, wrap it between words."""
     console.print(text, markup=False, soft_wrap=not console.is_terminal)
 
@@ -218,33 +224,40 @@ def _print_cost(rows: Mapping[str, str], console: "Console") -> None:
     console.print(table)
 
 
-def _print_phases(found: "Forecast", overhead: int, console: "Console") -> None:
-    columns = {phase.name: {**phase.num_bytes, OVERHEAD: overhead} for phase in found.phases}
-    console.print(_table(columns))
+def _print_phases(forecast: "Forecast", overhead: int, console: "Console") -> None:
+    columns = {phase.name: {**phase.num_bytes, OVERHEAD: overhead} for phase in forecast.phases}
+    console.print(_bytes_table(columns))
 
 
-def _print_device(device: Device, machine: Machine, console: "Console") -> None:
-    say = partial(_say, console)
-    say(f"By arithmetic, not measured: {machine.num} x {size(machine.memory)} of GPU memory.")
+def _print_device(device: DeviceMemory, machine: Machine, console: "Console") -> None:
+    print_wrapped = partial(_print_wrapped, console)
+    print_wrapped(
+        f"By arithmetic, not measured: {machine.num} x "
+        f"{format_bytes(machine.memory)} of GPU memory."
+    )
     if machine.num > 1:
-        say("Weights, reference, gradients and optimiser are sharded, as by FSDP's full shard.")
+        print_wrapped(
+            "Weights, reference, gradients and optimiser are sharded, as by FSDP's full shard."
+        )
     name = f"{device.phase.name}, on each GPU"
-    console.print(_table({name: device.phase.num_bytes}))
-    if device.left < 0:
-        say(f"It does not fit: {size(-device.left)} more are needed on each GPU.")
+    console.print(_bytes_table({name: device.phase.num_bytes}))
+    if device.free_bytes < 0:
+        print_wrapped(
+            f"It does not fit: {format_bytes(-device.free_bytes)} more are needed on each GPU."
+        )
         return
-    say(f"Left on each GPU: {size(device.left)}, minus the CUDA context.")
-    own = f"its own copy of the model in bf16 takes {size(device.sampler_weights)}"
-    if device.left < device.sampler_weights:
-        say(f"No room for vLLM on the same GPUs: {own}. Use separate GPUs for it.")
+    print_wrapped(f"Left on each GPU: {format_bytes(device.free_bytes)}, minus the CUDA context.")
+    own = f"its own copy of the model in bf16 takes {format_bytes(device.sampler_weight_bytes)}"
+    if device.free_bytes < device.sampler_weight_bytes:
+        print_wrapped(f"No room for vLLM on the same GPUs: {own}. Use separate GPUs for it.")
         return
-    share = f"gpu_memory_utilization={device.sampler_share:.2f}"
-    say(f"vLLM on the same GPUs can use {share} at most, and {own} of it.")
+    share = f"gpu_memory_utilization={device.sampler_fraction:.2f}"
+    print_wrapped(f"vLLM on the same GPUs can use {share} at most, and {own} of it.")
 
 
-def _not_counted(recipe: "Recipe", found: "Forecast") -> list[str]:
+def _not_counted(recipe: "Recipe", forecast: "Forecast") -> list[str]:
     left_out = {
-        f"activations, logits and cache, since {found.left_out}": found.left_out is not None,
+        f"activations, logits and cache, since {forecast.left_out}": forecast.left_out is not None,
         "memory cached by the allocator": True,
         "reward functions": True,
         "the warm start": recipe.warm_start is not None,
@@ -254,7 +267,7 @@ def _not_counted(recipe: "Recipe", found: "Forecast") -> list[str]:
     return [name for name, is_so in left_out.items() if is_so]
 
 
-def _table(columns: Mapping[str, Mapping[str, int]]) -> "Table":
+def _bytes_table(columns: Mapping[str, Mapping[str, int]]) -> "Table":
     """Return a table of bytes with one row per kind present, and totals."""
     from rich import box
     from rich.table import Table
@@ -265,9 +278,9 @@ def _table(columns: Mapping[str, Mapping[str, int]]) -> "Table":
         table.add_column(name, justify="right")
     kinds = dict.fromkeys(kind for column in columns.values() for kind in column)
     for kind in sorted(kinds, key=ORDER.index):
-        held = [column.get(kind, 0) for column in columns.values()]
-        if any(held):
-            table.add_row(kind, *map(size, held))
+        sizes = [column.get(kind, 0) for column in columns.values()]
+        if any(sizes):
+            table.add_row(kind, *map(format_bytes, sizes))
     table.add_section()
-    table.add_row("total", *(size(sum(column.values())) for column in columns.values()))
+    table.add_row("total", *(format_bytes(sum(column.values())) for column in columns.values()))
     return table

@@ -27,11 +27,11 @@ def explain(name: Name = None, every: All = False) -> None:
 
     checks = {check.name: check for check in CHECKS}
     if every:
-        typer.echo("\n".join(_section(check) for check in CHECKS))
+        typer.echo("\n".join(_markdown_section(check) for check in CHECKS))
         return
     if name is None:
         for check in checks.values():
-            typer.echo(f"{check.name}: {check.text.splitlines()[0]}")
+            typer.echo(f"{check.name}: {check.help_text.splitlines()[0]}")
         for number, names in HYPOTHESES.items():
             typer.echo(f"{number}: {', '.join(names)}")
         return
@@ -63,16 +63,16 @@ def _explain_sign(name: str, checks: list[str]) -> None:
 
 
 def _explain_all(checks: "list[Check]") -> None:
-    texts = [f"{check.name}\n\n{check.text}\nFix\n    {check.fix}" for check in checks]
+    texts = [f"{check.name}\n\n{check.help_text}\nFix\n    {check.fix}" for check in checks]
     typer.echo("\n\n".join(texts))
 
 
-def _section(check: "Check") -> str:
+def _markdown_section(check: "Check") -> str:
     """Return a check as a Markdown section."""
-    first, _, rest = check.text.partition("\n\n")
+    first, _, rest = check.help_text.partition("\n\n")
     lines = [f"## {check.name}", "", first, ""]
     for line in rest.splitlines():
         lines.append(line.strip() if line.startswith(" ") else f"\n**{line}**\n")
-    needs = ", ".join(f"`{need}`" for need in check.needs + check.also)
+    needs = ", ".join(f"`{need}`" for need in check.needs + check.optional_needs)
     lines += ["", "**Fix**", "", check.fix, "", f"Needs {needs}.", ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines))

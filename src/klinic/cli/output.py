@@ -13,24 +13,24 @@ from contextlib import suppress
 from typing import IO, Any
 
 NAMES = {1: "standard output", 2: "standard error"}
-_outlived = {errno.EPIPE}
+_ignored_errors = {errno.EPIPE}
 """Write errors that are ignored, together with all later output."""
 
 
-def outlive_readers() -> None:
+def ignore_broken_pipes() -> None:
     """Ignore broken pipes on standard output and standard error."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream: Any = getattr(sys, name)
         if stream is not None and stream is getattr(sys, f"__{name}__"):  # not a test's
-            setattr(sys, name, _lasting(number, stream))
+            setattr(sys, name, _make_lasting(number, stream))
 
 
-def outlive_output() -> None:
+def ignore_write_errors() -> None:
     """Ignore every write error from now on: losing its output must not end a run."""
-    _outlived.update((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF))
+    _ignored_errors.update((errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG, errno.EBADF))
 
 
-def _lasting(number: int, stream: Any) -> IO[str]:
+def _make_lasting(number: int, stream: Any) -> IO[str]:
     stream.flush()
     return io.TextIOWrapper(
         io.BufferedWriter(_LastingFile(number, "wb", closefd=False)),
@@ -49,7 +49,7 @@ class _LastingFile(io.FileIO):
             return super().write(data)
         except OSError as error:
             # a failure of standard error cannot be reported anywhere
-            if error.errno not in _outlived and self.fileno() != 2:
+            if error.errno not in _ignored_errors and self.fileno() != 2:
                 raise
             self._give_up(error)
             return len(data)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from klinic.doctor.examining import Progress
+    from klinic.doctor.examination import Progress
     from klinic.doctor.findings_cache import FindingsCache
 
 NoCache = Annotated[

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from klinic.harmless import harmless
+from klinic.runtime.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
     from klinic.recipe.recorded import NamedCode
@@ -24,12 +24,12 @@ RunCode = Annotated[
 def announce_code(allowed: "Sequence[NamedCode]", refused: "Sequence[NamedCode]") -> None:
     """Print to stderr which code of a recorded recipe is executed and which is skipped."""
     if allowed:
-        _print("Running code that the run's recipe.yaml names:")
+        _print_stderr("Running code that the run's recipe.yaml names:")
         for code in allowed:
-            _print(f"  {code}")
+            _print_stderr(f"  {code}")
     for code in refused:
         left_out = "is ignored" if code.key == MODEL_CODE else "is not run"
-        _print(
+        _print_stderr(
             f"{code} {left_out}: the run's recipe.yaml names it, and code from a run folder is not "
             f"run by default. Pass {FLAG} if you trust the author of the run."
         )
@@ -40,5 +40,5 @@ def model_code(code: "Sequence[NamedCode]") -> "list[NamedCode]":
     return [one for one in code if one.key == MODEL_CODE]
 
 
-def _print(line: str) -> None:
-    typer.echo(harmless(line), err=True)
+def _print_stderr(line: str) -> None:
+    typer.echo(escape_for_terminal(line), err=True)

@@ -5,15 +5,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klinic.cli.extras import require
-from klinic.cli.printing import say
+from klinic.cli.printing import print_line, require_modules
 from klinic.cli.progress import NoCache, findings_cache, show_progress
 from klinic.errors import ConfigError
 from klinic.evidence.writing import refuse_special, write_atomically
-from klinic.harmless import harmless
+from klinic.runtime.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
-    from klinic.report.reading import Story
+    from klinic.report.reading import RunReport
 
 Runs = Annotated[
     list[Path],
@@ -44,13 +43,13 @@ def report(
     """Write one HTML file: diagnosis, curves, log-prob gaps, and the KL of every token."""
     page = out or runs[0] / "report.html"
     if not terminal:
-        require("plot", "matplotlib")
+        require_modules("plot", "matplotlib")
         refuse_special(page)  # before the slow read of the records
     from rich.console import Console
 
-    from klinic.doctor.examining import workers_here
+    from klinic.doctor.examination import default_num_workers
     from klinic.evidence.schema import refuse_newer
-    from klinic.report.reading import read_story
+    from klinic.report.reading import read_run_report
 
     if len(runs) > 2:
         raise ConfigError(f"{len(runs)} runs are given, but a page compares at most two.")
@@ -59,20 +58,20 @@ def report(
             raise ConfigError(f"{run} is not a folder. Give a run folder: runs/arithmetic.")
         refuse_newer(run)
     console = Console(highlight=False)
-    how: dict[str, Any] = {"cache": findings_cache(no_cache), "workers": workers_here()}
+    options: dict[str, Any] = {"cache": findings_cache(no_cache), "workers": default_num_workers()}
     with show_progress("Checking the steps") as progress:
-        stories = [read_story(run, **how, progress=progress) for run in runs]
+        stories = [read_run_report(run, **options, progress=progress) for run in runs]
     for story in stories:
-        say(console, harmless(f"{story.name}: {story.diagnosis.sentence}"))
+        print_line(console, escape_for_terminal(f"{story.name}: {story.diagnosis.sentence}"))
         if terminal:
-            from klinic.report.terminal import print_story
+            from klinic.report.terminal import print_run_report
 
-            print_story(story, console, step)
+            print_run_report(story, console, step)
     if not terminal:
-        say(console, f"Report: {write(stories, page)}")
+        print_line(console, f"Report: {write_page(stories, page)}")
 
 
-def write(stories: "list[Story]", path: Path) -> Path:
+def write_page(stories: "list[RunReport]", path: Path) -> Path:
     """Write the page of one or two runs; return its path."""
     from klinic.report.page import render
 

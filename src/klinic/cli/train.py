@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klinic.cli.extras import require
-from klinic.cli.output import outlive_output
-from klinic.cli.supervise import find_supervisor, supervise
+from klinic.cli.output import ignore_write_errors
+from klinic.cli.printing import require_modules
+from klinic.cli.supervisor import find_supervisor, supervise
 from klinic.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from klinic.loop.train import Start
-    from klinic.recipe.loading import Loaded
+    from klinic.recipe.loading import LoadedRecipe
+    from klinic.training.train import StartMode
 
 Recipe = Annotated[
     Path, typer.Argument(metavar="RECIPE", help="A YAML recipe.", show_default=False)
@@ -83,10 +83,10 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
         raise ConfigError(
             "--resume continues a run and --start-over begins a new one in its folder. Use one."
         )
-    from klinic.recipe.loading import flags_to_overrides, load
+    from klinic.recipe.loading import flags_to_overrides, load_recipe
 
-    loaded = load(recipe, flags_to_overrides(overrides or []))
-    require("train", "torch", "transformers", "peft", "safetensors", "datasets")
+    loaded = load_recipe(recipe, flags_to_overrides(overrides or []))
+    require_modules("train", "torch", "transformers", "peft", "safetensors", "datasets")
     if dry_run:
         from klinic.cli import dry_run as dry
 
@@ -100,67 +100,71 @@ def train(  # noqa: PLR0913, PLR0917 - options of a command line
             "--gpus, --gpu-memory and --json need --dry-run: a run follows its recipe. "
             "Add --dry-run, or omit them."
         )
-    outlive_output()
-    console = _console() if supervisor else _print_recipe(loaded)  # the supervisor printed it
+    ignore_write_errors()
+    console = _make_console() if supervisor else _print_recipe(loaded)  # the supervisor printed it
     if supervisor is None:
         raise typer.Exit(supervise(loaded))
-    _run(loaded, console, "resume" if resume else "over" if start_over else "new")
+    _run_training(loaded, console, "resume" if resume else "over" if start_over else "new")
 
 
-def _console() -> "Console":
+def _make_console() -> "Console":
     from rich.console import Console
 
     return Console(highlight=False)
 
 
-def _print_recipe(loaded: "Loaded") -> "Console":
+def _print_recipe(loaded: "LoadedRecipe") -> "Console":
     """Print the resolved recipe; return the console."""
-    console = _console()
-    for echo in loaded.echoes:
+    console = _make_console()
+    for echo in loaded.notes:
         console.print(echo, markup=False, soft_wrap=True)
-    for line in summary(loaded.recipe.model_dump(mode="json")):
+    for line in recipe_lines(loaded.recipe.model_dump(mode="json")):
         console.print(line, markup=False, style="dim", soft_wrap=not console.is_terminal)
     return console
 
 
-def _run(loaded: "Loaded", console: "Console", start: "Start") -> None:
+def _run_training(loaded: "LoadedRecipe", console: "Console", start: "StartMode") -> None:
     if int(os.environ.get("RANK", "0")) > 0:  # started by torchrun, not rank 0
-        from klinic.loop.follow import main
+        from klinic.training.learner_process import main
 
         raise typer.Exit(main())
     with console.status("Loading torch ..."):
-        from klinic.loop.source import Given
-        from klinic.loop.trackers.console import labels
-        from klinic.loop.train import train as run
+        from klinic.trackers.console import short_labels
+        from klinic.training.source import PythonInputs
+        from klinic.training.train import train as run
 
-    result = run(loaded.recipe, name=loaded.name, given=Given(), start=start, console=console)
+    result = run(
+        loaded.recipe, name=loaded.name, inputs=PythonInputs(), start=start, console=console
+    )
     if result.signal is not None:
         console.print(
             f"Stopped after step {result.step} of {result.folder} and saved. Go on with --resume.",
             soft_wrap=True,
         )
         raise typer.Exit(128 + result.signal)
-    before = labels(result.before)
-    for name, value in labels(result.after).items():
+    before = short_labels(result.before)
+    for name, value in short_labels(result.after).items():
         was = f"{before[name]:.3f} -> " if name in before else ""
         console.print(f"{name}: {was}{value:.3f}")
     console.print(f"Model: {result.model}", soft_wrap=True)
 
 
-def summary(recipe: dict[str, Any]) -> list[str]:
+def recipe_lines(recipe: dict[str, Any]) -> list[str]:
     """Return the resolved recipe, one line per section.
 
-    >>> summary({"seed": 0, "kl": None, "model": {"name": "tiny", "compile": False}})
+    >>> recipe_lines({"seed": 0, "kl": None, "model": {"name": "tiny", "compile": False}})
     ['seed=0 kl=null', 'model: name=tiny compile=false']
     """
     alone = {key: value for key, value in recipe.items() if not isinstance(value, dict)}
     sections = {key: value for key, value in recipe.items() if isinstance(value, dict)}
-    return [_pairs(alone)] + [f"{name}: {_pairs(values)}" for name, values in sections.items()]
+    return [_format_pairs(alone)] + [
+        f"{name}: {_format_pairs(values)}" for name, values in sections.items()
+    ]
 
 
-def _pairs(values: dict[str, Any]) -> str:
-    return " ".join(f"{key}={_shown(value)}" for key, value in values.items())
+def _format_pairs(values: dict[str, Any]) -> str:
+    return " ".join(f"{key}={_format_value(value)}" for key, value in values.items())
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)

@@ -7,18 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from klinic.cli.extras import require
-from klinic.cli.printing import Json, print_json
+from klinic.cli.printing import Json, print_json, require_modules
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
     from klinic.verify.advice import Judgement
-    from klinic.verify.function import Measured
-    from klinic.verify.monte_carlo import Distance
+    from klinic.verify.function import FunctionMeasurement
+    from klinic.verify.monte_carlo import DistanceEstimates
 
-NARROWEST = 80
+MIN_WIDTH = 80
 
 Target = Annotated[
     str | None,
@@ -34,14 +33,14 @@ Target = Annotated[
 
 def verify(target: Target = None, json: Json = False) -> None:
     """Prove which KL and gradient each KL term estimates, by exact enumeration."""
-    require("train", "torch")
+    require_modules("train", "torch")
     _use_one_thread()
     if target is None:
-        ok = _everything(json)
+        ok = _verify_all(json)
     elif target in {"direction", "importance-sampling"}:
-        ok = _monte_carlo(target, json)
+        ok = _verify_monte_carlo(target, json)
     else:
-        ok = _function(target, json)
+        ok = _verify_function(target, json)
     if not ok:
         raise typer.Exit(1)
 
@@ -53,11 +52,11 @@ def _use_one_thread() -> None:
     torch.set_num_threads(1)
 
 
-def _everything(json: bool) -> bool:
+def _verify_all(json: bool) -> bool:
     from klinic.cli.verify_tables import print_proof
     from klinic.verify.proof import prove
 
-    with _working() as status:
+    with _status_line() as status:
         proof = prove(lambda stage: status.update(f"Checking {stage} ..."))
     if json:
         print_json(
@@ -70,45 +69,49 @@ def _everything(json: bool) -> bool:
             advantage=proof.advantage,
         )
     else:
-        print_proof(proof, _console())
+        print_proof(proof, _make_console())
     return proof.ok
 
 
-def _monte_carlo(section: str, json: bool) -> bool:
+def _verify_monte_carlo(section: str, json: bool) -> bool:
     from klinic.cli.verify_tables import print_distances
     from klinic.verify import monte_carlo
 
-    run = monte_carlo.direction if section == "direction" else monte_carlo.importance_sampling
-    with _working():
-        distances: list[Distance] = run()
-    ok = monte_carlo.ok(distances)
+    run = (
+        monte_carlo.measure_direction
+        if section == "direction"
+        else monte_carlo.measure_importance_sampling
+    )
+    with _status_line():
+        distances: list[DistanceEstimates] = run()
+    ok = monte_carlo.all_as_expected(distances)
     if json:
         print_json(f"verify {section}", ok=ok, rows=distances)
     else:
-        print_distances(section, distances, _console())
+        print_distances(section, distances, _make_console())
     return ok
 
 
-def _function(target: str, json: bool) -> bool:
+def _verify_function(target: str, json: bool) -> bool:
     from klinic.cli.verify_tables import print_judgement
     from klinic.verify.advice import judge
     from klinic.verify.function import measure
-    from klinic.verify.loading import load
+    from klinic.verify.loading import load_user_function
 
     # keep user output out of the tables and the JSON object
-    with _working(), redirect_stdout(sys.stderr):
-        measured = measure(load(target))
+    with _status_line(), redirect_stdout(sys.stderr):
+        measured = measure(load_user_function(target))
     judgement = judge(measured)
     ok = judgement.verdict != "wrong"
     if json:
         _print_function_json(target, measured, judgement, ok)
     else:
-        print_judgement(measured, judgement, _console())
+        print_judgement(measured, judgement, _make_console())
     return ok
 
 
 def _print_function_json(
-    target: str, measured: "Measured", judgement: "Judgement", ok: bool
+    target: str, measured: "FunctionMeasurement", judgement: "Judgement", ok: bool
 ) -> None:
     extremes = measured.extremes
     off_policy = measured.off_policy
@@ -126,22 +129,22 @@ def _print_function_json(
         overflows_at=None if extremes is None else extremes.overflows_at,
         cancels_at=None if extremes is None else extremes.cancels_at,
         imprecise_below=None if extremes is None else extremes.imprecise_below,
-        departs_at=None if measured.departure is None else measured.departure.at,
+        departs_at=None if measured.departure is None else measured.departure.departs_at,
         verdict=judgement.verdict,
         advice=judgement.advice,
     )
 
 
-def _working() -> "Status":
+def _status_line() -> "Status":
     """Return a status line on standard error."""
     from rich.console import Console
 
     return Console(stderr=True).status("Enumerating ...")
 
 
-def _console() -> "Console":
+def _make_console() -> "Console":
     from rich.console import Console
 
     console = Console(highlight=False)
-    console.width = max(console.width, NARROWEST)  # a truncated number is worse than a wrapped line
+    console.width = max(console.width, MIN_WIDTH)  # a truncated number is worse than a wrapped line
     return console

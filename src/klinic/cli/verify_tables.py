@@ -6,9 +6,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from klinic.verify.advice import Judgement
-from klinic.verify.estimators import Row
-from klinic.verify.function import Measured
-from klinic.verify.monte_carlo import Distance
+from klinic.verify.estimators import EstimatorRow
+from klinic.verify.function import FunctionMeasurement
+from klinic.verify.monte_carlo import DistanceEstimates
 from klinic.verify.proof import Proof
 
 COLOURS = {"correct": "green", "conditional": "yellow", "wrong": "red"}
@@ -16,7 +16,7 @@ COLOURS = {"correct": "green", "conditional": "yellow", "wrong": "red"}
 
 def print_proof(proof: Proof, console: Console) -> None:
     """Print all estimators, the identities, and the effect of averages and advantages."""
-    console.print(_estimators(proof))
+    console.print(_estimator_table(proof))
     console.print(
         "gradient: which exact sum the expected gradient equals. value: its mean against the KL. "
         "bias, var.: of the gradient, where that of KL(policy || reference) between completions "
@@ -26,11 +26,11 @@ def print_proof(proof: Proof, console: Console) -> None:
         style="dim",
     )
     for row in proof.rows:
-        console.print(f"[bold]{row.name}[/]  {escape(row.sentence)}{_far_away(row)}")
+        console.print(f"[bold]{row.name}[/]  {escape(row.sentence)}{_extremes_text(row)}")
     console.print()
-    console.print(_caps(proof))
-    console.print(_averages(proof))
-    console.print(_advantages(proof))
+    console.print(_cap_table(proof))
+    console.print(_average_table(proof))
+    console.print(_advantage_table(proof))
     console.print(
         "constant: only scales. The means depend on how long the completions came out, so they "
         "also reward changing that. Groups of 8, a verifier's rewards of 0 and 1.\n",
@@ -39,9 +39,9 @@ def print_proof(proof: Proof, console: Console) -> None:
     _print_checks(proof, console)
 
 
-def print_distances(section: str, distances: list[Distance], console: Console) -> None:
+def print_distances(section: str, distances: list[DistanceEstimates], console: Console) -> None:
     """Print Monte Carlo averages against the exact KL."""
-    table = _table(f"k3 and its reversed form: {section}")
+    table = _new_table(f"k3 and its reversed form: {section}")
     for column in ("exact KL", "estimator", "Monte Carlo", "exact mean", "error", ""):
         table.add_column(column, justify="left" if column in {"estimator", ""} else "right")
     for distance in distances:
@@ -52,7 +52,7 @@ def print_distances(section: str, distances: list[Distance], console: Console) -
                 f"{estimate.monte_carlo:.4f}",
                 f"{estimate.expected:.4f}",
                 f"{estimate.error:.4f}",
-                "[green]the KL[/]" if estimate.right else _what_else(estimate.name),
+                "[green]the KL[/]" if estimate.right else _wrong_target(estimate.name),
             )
         table.add_section()
     console.print(table)
@@ -64,7 +64,7 @@ def print_distances(section: str, distances: list[Distance], console: Console) -
     )
 
 
-def print_judgement(measured: Measured, judgement: Judgement, console: Console) -> None:
+def print_judgement(measured: FunctionMeasurement, judgement: Judgement, console: Console) -> None:
     """Print the verdict on a user's function and its explanation."""
     colour = COLOURS[judgement.verdict]
     console.print(f"[bold]{escape(measured.name)}[/]: [{colour}]{judgement.verdict}[/] as a loss")
@@ -75,8 +75,8 @@ def print_judgement(measured: Measured, judgement: Judgement, console: Console) 
     console.print(f"(read as: {escape(read)})", style="dim")
 
 
-def _estimators(proof: Proof) -> Table:
-    table = _table("What each KL term differentiates, by enumeration")
+def _estimator_table(proof: Proof) -> Table:
+    table = _new_table("What each KL term differentiates, by enumeration")
     for column in ("estimator", "gradient", "off policy"):
         table.add_column(column, no_wrap=True)
     for column in ("value", "bias", "var."):
@@ -86,10 +86,10 @@ def _estimators(proof: Proof) -> Table:
         if kind is not None and row.kind != kind:
             table.add_section()
         kind = row.kind
-        off_policy = _coloured(row.verdict_off_policy, row.verdict_off_policy)
+        off_policy = _colour_text(row.verdict_off_policy, row.verdict_off_policy)
         table.add_row(
             row.name if row.ok else f"[red]{row.name} FAILS[/]",
-            _coloured(row.identity, row.verdict),
+            _colour_text(row.identity, row.verdict),
             f"{off_policy} {row.bias_off_policy:.2f}",
             f"{row.value_bias:+.0%}" if abs(row.value_bias) > 1e-9 else "KL",
             f"{row.bias:.2f}" if row.bias > 1e-9 else "0",
@@ -98,8 +98,8 @@ def _estimators(proof: Proof) -> Table:
     return table
 
 
-def _caps(proof: Proof) -> Table:
-    table = _table("What holding the importance weight at 2 changes, by drift of the sampler")
+def _cap_table(proof: Proof) -> Table:
+    table = _new_table("What holding the importance weight at 2 changes, by drift of the sampler")
     table.add_column("mean |log ratio|")
     for drift in proof.rows[0].cap_bias_by_drift if proof.rows else ():
         table.add_column(f"{drift.mean_log_ratio:.2f}", justify="right")
@@ -109,25 +109,25 @@ def _caps(proof: Proof) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
+def _new_table(title: str) -> Table:
     return Table(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=(0, 1, 0, 0))
 
 
-def _far_away(row: Row) -> str:
+def _extremes_text(row: EstimatorRow) -> str:
     if row.extremes is None:
         return ""
-    said = []
+    notes = []
     if row.extremes.overflows_at:
-        said.append(f"overflows in float32 for {row.extremes.overflows_at}")
+        notes.append(f"overflows in float32 for {row.extremes.overflows_at}")
     if row.extremes.saturates_at:
-        said.append(f"no pull for {row.extremes.saturates_at}")
+        notes.append(f"no pull for {row.extremes.saturates_at}")
     if row.extremes.cancels_at:
-        said.append(f"cancels for {row.extremes.cancels_at}")
-    return f" [yellow]({'; '.join(said)})[/]" if said else ""
+        notes.append(f"cancels for {row.extremes.cancels_at}")
+    return f" [yellow]({'; '.join(notes)})[/]" if notes else ""
 
 
-def _averages(proof: Proof) -> Table:
-    table = _table("What an average leaves of the gradient")
+def _average_table(proof: Proof) -> Table:
+    table = _new_table("What an average leaves of the gradient")
     for column in ("estimator", "average"):
         table.add_column(column)
     for column in ("times", "not explained"):
@@ -146,8 +146,8 @@ def _averages(proof: Proof) -> Table:
     return table
 
 
-def _advantages(proof: Proof) -> Table:
-    table = _table("What a coefficient of 1 weighs against the reward")
+def _advantage_table(proof: Proof) -> Table:
+    table = _new_table("What a coefficient of 1 weighs against the reward")
     table.add_column("advantage")
     rates = sorted({row.success_rate for row in proof.advantage})
     for rate in rates:
@@ -162,17 +162,17 @@ def _print_checks(proof: Proof, console: Console) -> None:
     failed = [check for check in proof.checks if not check.ok]
     for check in failed:
         console.print(f"[red]FAILS[/] {check.statement}: error {check.error:.1e}")
-    held = len(proof.checks) - len(failed)
+    num_holding = len(proof.checks) - len(failed)
     colour = "red" if failed else "green"
     console.print(
-        f"[{colour}]{held} of {len(proof.checks)} identities hold[/], the worst to "
+        f"[{colour}]{num_holding} of {len(proof.checks)} identities hold[/], the worst to "
         f"{proof.worst_identity_error:.0e} (limit 1e-9)."
     )
 
 
-def _coloured(text: str, verdict: str) -> str:
+def _colour_text(text: str, verdict: str) -> str:
     return f"[{COLOURS[verdict]}]{text}[/]"
 
 
-def _what_else(name: str) -> str:
+def _wrong_target(name: str) -> str:
     return "[red]chi2 - KL[/]" if "reversed" in name else "[red]not the KL[/]"

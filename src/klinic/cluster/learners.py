@@ -7,55 +7,56 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from klinic.cluster.addresses import free_port, interface_of, own_host
-from klinic.cluster.crew import LOOK_EVERY, Crew
-from klinic.cluster.session import Session
+from klinic.cluster.session import RaySession, free_port, interface_name, local_address
+from klinic.cluster.worker_pool import CHECK_INTERVAL, WorkerPool
 
 
-class RayFollowers:
+class RayLearnerWorkers:
     """The Ray workers of ranks 1 and up, on any node."""
 
-    def __init__(self, crew: Crew, session: Session, files: Path, *, store_name: str) -> None:
-        self._crew = crew
+    def __init__(
+        self, pool: WorkerPool, session: RaySession, files: Path, *, store_name: str
+    ) -> None:
+        self._pool = pool
         self._session = session
         self._store = str(files / "learners")
         self._store_name = store_name
         self._refs: list[Any] = []
-        self._over = threading.Event()
+        self._stopped = threading.Event()
         self._environment: dict[str, str] = {}
 
     def start(self, num: int) -> None:
         """Start ranks 1 to `num - 1` and a thread that checks their heartbeats."""
-        members = self._crew.ready(num=num - 1)
-        if self._session.alone:
+        members = self._pool.wait_ready(num=num - 1)
+        if self._session.is_local:
             meeting = {self._store_name: self._store}
         else:
             port = str(free_port(self._session.host))
             meeting = {"MASTER_ADDR": self._session.host, "MASTER_PORT": port}
         self._environment = {**meeting, "WORLD_SIZE": str(num)}
         for rank, member in enumerate(members, start=1):
-            told = {**self._environment, "RANK": str(rank)}
-            self._refs.append(self._crew.ask(member, "follow", told))
-        self._environment = around(self._environment | {"RANK": "0"})
+            environment = {**self._environment, "RANK": str(rank)}
+            self._refs.append(self._pool.submit(member, "run_rank", environment))
+        self._environment = rendezvous_environment(self._environment | {"RANK": "0"})
         os.environ |= self._environment
-        threading.Thread(target=self._watch, daemon=True, name="klinic-learners").start()
+        threading.Thread(target=self._check_workers, daemon=True, name="klinic-learners").start()
 
     def stop(self) -> None:
         """Shut down the other ranks."""
-        self._over.set()
-        self._crew.close(after=self._refs)
+        self._stopped.set()
+        self._pool.close(after=self._refs)
         for name in self._environment:
             os.environ.pop(name, None)
 
-    def _watch(self) -> None:
+    def _check_workers(self) -> None:
         """Kill a silent worker: the other ranks would wait for it forever."""
-        while not self._over.wait(LOOK_EVERY):
+        while not self._stopped.wait(CHECK_INTERVAL):
             with suppress(Exception):  # the run or Ray has shut down
-                self._crew.look()
+                self._pool.check_heartbeats()
 
 
-def around(meeting: Mapping[str, str]) -> dict[str, str]:
+def rendezvous_environment(rendezvous: Mapping[str, str]) -> dict[str, str]:
     """Return the rendezvous environment of a rank, with the network interface of its node."""
-    if "MASTER_ADDR" not in meeting:
-        return dict(meeting)
-    return {**meeting, "GLOO_SOCKET_IFNAME": interface_of(own_host(alone=False))}
+    if "MASTER_ADDR" not in rendezvous:
+        return dict(rendezvous)
+    return {**rendezvous, "GLOO_SOCKET_IFNAME": interface_name(local_address(is_local=False))}

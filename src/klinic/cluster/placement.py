@@ -9,7 +9,7 @@ SAMPLER, LEARNER, REWARDS = "sampler", "learner", "rewards"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class WorkerPlacement:
     """Kind, number and resources of one worker process."""
 
     kind: str
@@ -18,19 +18,19 @@ class Place:
     gpus: int
 
     @property
-    def bundle(self) -> dict[str, float]:
+    def resource_bundle(self) -> dict[str, float]:
         """The Ray resource bundle to reserve."""
         return {"CPU": float(self.cpus)} | ({"GPU": float(self.gpus)} if self.gpus else {})
 
 
-def sentences(recipe: Recipe, places: list[Place]) -> list[str]:
+def describe_placements(recipe: Recipe, placements: list[WorkerPlacement]) -> list[str]:
     """Describe the processes and their resources, one line per kind; empty without a cluster."""
     if recipe.cluster is None:
         return []
     address = recipe.cluster.address
     where = "this machine" if address is None else f"the Ray at {address}"
-    counts = Counter(place.kind for place in places)
-    room = {place.kind: place.bundle for place in places}
+    counts = Counter(placement.kind for placement in placements)
+    room = {placement.kind: placement.resource_bundle for placement in placements}
     lines = [f"Processes on {where}, in addition to the driver, which runs the loop and rank 0:"]
     for kind, count in counts.items():
         each = " and ".join(f"{amount:.0f} {what}" for what, amount in room[kind].items())
@@ -38,7 +38,7 @@ def sentences(recipe: Recipe, places: list[Place]) -> list[str]:
     return lines
 
 
-def placement(recipe: Recipe, *, gpus: bool) -> list[Place]:
+def worker_placements(recipe: Recipe, *, gpus: bool) -> list[WorkerPlacement]:
     """Return the placements of all workers; learner rank 0 is the driver itself.
 
     `gpus`: whether samplers and learners get one GPU each.
@@ -52,7 +52,7 @@ def placement(recipe: Recipe, *, gpus: bool) -> list[Place]:
         REWARDS: cluster.reward_workers,
     }
     return [
-        Place(
+        WorkerPlacement(
             kind=kind,
             number=number,
             cpus=recipe.threads or 1,

@@ -12,128 +12,134 @@ from typing import Any
 
 from torch import Tensor
 
-from klinic.cluster.addresses import free_port
-from klinic.cluster.crew import Crew, Member, MemberLostError
-from klinic.cluster.links import GroupLostError, Link, open_link
-from klinic.cluster.session import Session
-from klinic.cluster.shares import shared, split
+from klinic.cluster.session import RaySession, free_port
+from klinic.cluster.weight_links import GroupLostError, WeightLink, open_link
+from klinic.cluster.worker_pool import (
+    PooledWorker,
+    PooledWorkerLostError,
+    WorkerPool,
+    map_over_pool,
+    split_evenly,
+)
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.model.weights import Weights
-from klinic.sampler.protocol import Loaded
+from klinic.sampler.protocol import LoadResult
 from klinic.sampler.weight_group import TCP
 
 
-class SharedSampler:
+class PooledSampler:
     """Samples completions with a pool of sampler workers."""
 
     def __init__(
-        self, crew: Crew, tensors: Mapping[str, Tensor], session: Session, files: Path
+        self, pool: WorkerPool, tensors: Mapping[str, Tensor], session: RaySession, files: Path
     ) -> None:
-        self._crew = crew
+        self._pool = pool
         self._tensors = tensors
         self._session = session
         self._files = files
-        self._link: Link | None = None
-        self._joined: list[Member] = []
+        self._link: WeightLink | None = None
+        self._linked_workers: list[PooledWorker] = []
         self._weights: Weights | None = None
 
-    def load(self, weights: Weights) -> Loaded:
+    def load(self, weights: Weights) -> LoadResult:
         """Send the weights to all workers; return the result with the largest deviation."""
         self._weights = weights
         if self._link is None:
-            self._crew.ready(num=self._crew.size)
-        return self._deliver()
+            self._pool.wait_ready(num=self._pool.size)
+        return self._deliver_weights()
 
     def sample(self, prompts: Sequence[Prompt], *, step: int) -> Iterator[list[Rollout]]:
         """Yield the group of each prompt."""
-        for groups in self._all("sample", prompts, step):
+        for groups in self._map_chunks("sample", prompts, step):
             yield from groups
 
     def extend(self, rollouts: Sequence[Rollout], *, step: int) -> list[Rollout]:
         """Continue each rollout after its segments."""
-        return [rollout for part in self._all("extend", rollouts, step) for rollout in part]
+        return [rollout for part in self._map_chunks("extend", rollouts, step) for rollout in part]
 
     def close(self) -> None:
         """End the samplers."""
         self._link = None
-        ready = [member for member in self._crew.members if member.is_ready]
-        self._crew.close(after=[self._crew.ask(member, "close") for member in ready])
+        ready = [member for member in self._pool.workers if member.is_ready]
+        self._pool.close(after=[self._pool.submit(member, "close") for member in ready])
 
-    def _all(self, name: str, items: Sequence[Any], step: int) -> list[Any]:
+    def _map_chunks(self, name: str, items: Sequence[Any], step: int) -> list[Any]:
         # chunks do not depend on which workers are alive, so neither do the completions
-        shares = list(split(items, self._crew.size))
-        return shared(self._crew, name, shares, step, able=self._able)
+        shares = list(split_evenly(items, self._pool.size))
+        return map_over_pool(self._pool, name, shares, step, available=self._workers_with_weights)
 
-    def _able(self) -> list[Member]:
+    def _workers_with_weights(self) -> list[PooledWorker]:
         """Return the workers with the current weights; if none is left, send them to new ones."""
-        if not self._living():
-            self._deliver()
-        return self._living()
+        if not self._live_linked_workers():
+            self._deliver_weights()
+        return self._live_linked_workers()
 
-    def _living(self) -> list[Member]:
-        return [member for member in self._joined if member in self._crew.members]
+    def _live_linked_workers(self) -> list[PooledWorker]:
+        return [member for member in self._linked_workers if member in self._pool.workers]
 
-    def _deliver(self) -> Loaded:
+    def _deliver_weights(self) -> LoadResult:
         while True:
-            members = self._crew.ready()
+            members = self._pool.wait_ready()
             try:
-                if members != self._joined:
-                    self._meet(members)
-                return self._send()
-            except (MemberLostError, GroupLostError):
-                self._link, self._joined = None, []
+                if members != self._linked_workers:
+                    self._open_link_to(members)
+                return self._send_weights()
+            except (PooledWorkerLostError, GroupLostError):
+                self._link, self._linked_workers = None, []
 
-    def _meet(self, members: list[Member]) -> None:
+    def _open_link_to(self, members: list[PooledWorker]) -> None:
         """Open a weight link to these workers."""
-        self._link, self._joined = None, []
+        self._link, self._linked_workers = None, []
         size, host = 1 + len(members), self._session.host
         store = str(self._files / "weights")
-        if not self._session.alone:
+        if not self._session.is_local:
             store = f"{TCP}{host}:{free_port(host)}"
         refs = {
-            self._crew.ask(member, "join", store, rank, size): member
+            self._pool.submit(member, "join", store, rank, size): member
             for rank, member in enumerate(members, start=1)
         }
-        opened = _beside(lambda: open_link(store, self._tensors, rank=0, size=size))
-        self._answers(refs)
-        self._link, self._joined = opened.result(), members
+        opened = _run_in_background(lambda: open_link(store, self._tensors, rank=0, size=size))
+        self._gather_results(refs)
+        self._link, self._linked_workers = opened.result(), members
 
-    def _send(self) -> Loaded:
+    def _send_weights(self) -> LoadResult:
         link, tensors, weights = self._link, self._tensors, self._weights
         if link is None:
             raise GroupLostError("there is no link to send weights to")
-        if self._session.alone:  # shared memory: write before workers read
+        if self._session.is_local:  # shared memory: write before workers read
             link.send(tensors)
         else:
-            _beside(lambda: link.send(tensors))
-        refs = {self._crew.ask(member, "load", weights): member for member in self._joined}
-        told = self._answers(refs)
-        fingerprints = " and ".join(sorted({one.fingerprint for one in told}))
-        worst = max((one.answer for one in told), key=_apart)
-        return Loaded(fingerprint=fingerprints, answer=worst)
+            _run_in_background(lambda: link.send(tensors))
+        refs = {
+            self._pool.submit(member, "load", weights): member for member in self._linked_workers
+        }
+        results = self._gather_results(refs)
+        fingerprints = " and ".join(sorted({one.fingerprint for one in results}))
+        worst = max((one.sync_gaps for one in results), key=_sync_gap)
+        return LoadResult(fingerprint=fingerprints, sync_gaps=worst)
 
-    def _answers(self, refs: dict[Any, Member]) -> list[Any]:
+    def _gather_results(self, refs: dict[Any, PooledWorker]) -> list[Any]:
         """Return all results; if a worker is lost, raise after the others have replied."""
-        left, told, lost = dict(refs), [], None
+        left, results, lost = dict(refs), [], None
         while left:
-            ref = self._crew.first(list(left))
+            ref = self._pool.wait_first(list(left))
             try:
-                told.append(self._crew.answer(left.pop(ref), ref))
-            except (MemberLostError, GroupLostError) as error:
+                results.append(self._pool.get_result(left.pop(ref), ref))
+            except (PooledWorkerLostError, GroupLostError) as error:
                 lost = error
                 self._link = None
                 for member in left.values():  # abort their pending receives
-                    self._crew.tell(member, "leave")
+                    self._pool.call_while_busy(member, "leave")
         if lost is not None:
             raise lost
-        return told
+        return results
 
 
-def _apart(answer: Mapping[str, Any]) -> float:
+def _sync_gap(answer: Mapping[str, Any]) -> float:
     return float(max(answer.get("repeated", 0.0), answer.get("fresh", 0.0)))
 
 
-def _beside(work: Callable[[], Any]) -> "Future[Any]":
+def _run_in_background(work: Callable[[], Any]) -> "Future[Any]":
     """Run `work` in a daemon thread: it may block forever on a dead worker."""
     done: Future[Any] = Future()
 

@@ -17,20 +17,20 @@ class Worker:
     """Holds a component. It imports nothing heavy before `build`."""
 
     def __init__(self) -> None:
-        self._part: Any = None
+        self._component: Any = None
 
     def pulse(self) -> tuple[int, str]:
         """Heartbeat: return the process id and the node id."""
         return os.getpid(), ray.get_runtime_context().get_node_id()
 
-    def build(self, maker: str, told: dict[str, Any]) -> None:
+    def build(self, builder: str, arguments: dict[str, Any]) -> None:
         """Build the component, in the thread that will use it."""
-        module, _, name = maker.partition(":")
-        self._part = getattr(importlib.import_module(module), name)(**told)
+        module, _, name = builder.partition(":")
+        self._component = getattr(importlib.import_module(module), name)(**arguments)
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Call a method of the component."""
-        return getattr(self._part, name)(*arguments)
+        return getattr(self._component, name)(*arguments)
 
 
 # one class per kind: `ps` and Ray's tools show the class name
@@ -49,7 +49,7 @@ class RewardsWorker(Worker):
 KINDS = {SAMPLER: SamplerWorker, LEARNER: LearnerWorker, REWARDS: RewardsWorker}
 
 
-def worker(kind: str, **room: Any) -> Any:
+def start_actor(kind: str, **resources: Any) -> Any:
     """Start a Ray actor of a kind with these resources; return its handle."""
     # one thread for the work, one for heartbeats
-    return ray.remote(concurrency_groups={"work": 1, "pulse": 1}, **room)(KINDS[kind]).remote()
+    return ray.remote(concurrency_groups={"work": 1, "pulse": 1}, **resources)(KINDS[kind]).remote()

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from klinic.checks.base import Case, Check, Finding, no_data
+from klinic.checks.base import Case, Check, Finding, no_data_finding
 from klinic.evidence.verdict import Verdict
 
-WEIGHT = {Verdict.NO_DATA: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.FAIL: 3}
+VERDICT_WEIGHTS = {Verdict.NO_DATA: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.FAIL: 3}
 """Of two findings the one with the higher weight is reported."""
 
 
@@ -52,7 +52,7 @@ class Hypothesis:
     """The finding of that step, else the last of those with the highest weight."""
     status: Status = Status.UNDECIDED
 
-    def hear(self, step: int, finding: Finding) -> None:
+    def add_finding(self, step: int, finding: Finding) -> None:
         """Add the finding of a step."""
         if finding.verdict is not Verdict.NO_DATA:
             self.num_judged += 1
@@ -62,7 +62,9 @@ class Hypothesis:
             self.finding = finding
         self.num_warned += finding.verdict is Verdict.WARN
         self.num_failed += failed
-        if self.first_step is None and (self.finding is None or _says_more(finding, self.finding)):
+        if self.first_step is None and (
+            self.finding is None or _is_stronger(finding, self.finding)
+        ):
             self.finding = finding
 
     def state(self) -> dict[str, Any]:
@@ -85,7 +87,7 @@ class Hypothesis:
         finding = state["finding"]
         self.finding = None if finding is None else Finding.from_json(finding)
 
-    def join(self, later: "Hypothesis") -> None:
+    def merge_later(self, later: "Hypothesis") -> None:
         """Add the findings of the same check in later steps."""
         self.num_judged += later.num_judged
         self.num_warned += later.num_warned
@@ -93,7 +95,7 @@ class Hypothesis:
         if self.first_step is not None or later.finding is None:
             return
         fails = later.first_step is not None
-        if fails or self.finding is None or _says_more(later.finding, self.finding):
+        if fails or self.finding is None or _is_stronger(later.finding, self.finding):
             self.finding, self.first_step = later.finding, later.first_step
 
     def to_json(self) -> dict[str, Any]:
@@ -126,9 +128,9 @@ class Diagnosis:
     first_step: int | None = None
 
     @property
-    def nothing(self) -> str:
+    def no_cause_message(self) -> str:
         """The message if no cause is named: none was found, or the evidence cannot decide."""
-        failed = ", ".join(h.check.name for h in self.of(Status.CONFIRMED))
+        failed = ", ".join(h.check.name for h in self.with_status(Status.CONFIRMED))
         if failed:
             return (
                 f"No cause can be named. Failed: {failed}; the evidence for other explanations was "
@@ -139,14 +141,14 @@ class Diagnosis:
     @property
     def sick(self) -> bool:
         """Whether a check failed, even if the cause cannot be named."""
-        return bool(self.of(Status.CONFIRMED))
+        return bool(self.with_status(Status.CONFIRMED))
 
     @property
     def sentence(self) -> str:
         """The cause with its evidence and its fix, as one message."""
         named = next((h for h in self.hypotheses if h.check.name == self.cause), None)
         if named is None or named.finding is None:
-            return self.nothing
+            return self.no_cause_message
         return f"Cause: {self.cause} ({named.finding.summary}). Fix: {self.fix}"
 
     def to_json(self) -> dict[str, Any]:
@@ -155,14 +157,14 @@ class Diagnosis:
             "cause": self.cause,
             "confidence": self.confidence,
             "findings": [h.to_json() for h in self.hypotheses],
-            "ruled_out": [h.check.name for h in self.of(Status.RULED_OUT)],
+            "ruled_out": [h.check.name for h in self.with_status(Status.RULED_OUT)],
             "missing": list(self.missing),
             "fix": self.fix,
             "change": dict(self.change),
             "first_step": self.first_step,
         }
 
-    def of(self, status: Status) -> list[Hypothesis]:
+    def with_status(self, status: Status) -> list[Hypothesis]:
         """Return the hypotheses with a status."""
         return [h for h in self.hypotheses if h.status is status]
 
@@ -172,14 +174,14 @@ class Examination:
 
     def __init__(self, checks: Sequence[Check]) -> None:
         self.hypotheses = [Hypothesis(check=check) for check in checks]
-        self._last: Case | None = None
-        self._absent: frozenset[str] | None = None
+        self._last_case: Case | None = None
+        self._missing_fields: frozenset[str] | None = None
 
-    def hear(self, case: Case) -> None:
+    def add_case(self, case: Case) -> None:
         """Run every check on a case."""
-        self._last = case
+        self._last_case = case
         for hypothesis in self.hypotheses:
-            hypothesis.hear(case.record.step, judged(hypothesis.check, case))
+            hypothesis.add_finding(case.record.step, run_check(hypothesis.check, case))
 
     def state(self) -> dict[str, Any]:
         """Return the state of every hypothesis by check name, for `restore`."""
@@ -191,58 +193,58 @@ class Examination:
             if hypothesis.check.name in state:
                 hypothesis.restore(state[hypothesis.check.name])
 
-    def join(self, later: "Examination") -> None:
+    def merge_later(self, later: "Examination") -> None:
         """Add an examination of later steps by the same checks."""
         for mine, other in zip(self.hypotheses, later.hypotheses, strict=True):
-            mine.join(other)
-        self._last, self._absent = later._last, later._absent
+            mine.merge_later(other)
+        self._last_case, self._missing_fields = later._last_case, later._missing_fields
 
     @property
-    def absent(self) -> frozenset[str]:
+    def missing_fields(self) -> frozenset[str]:
         """Fields that the checks use and the last case does not have."""
-        if (last := self._last) is not None:
-            needs = dict.fromkeys(need for h in self.hypotheses for need in needs_of(h.check))
-            self.absent = frozenset(last.missing(tuple(needs)))
-        return self._absent or frozenset()
+        if (last := self._last_case) is not None:
+            needs = dict.fromkeys(need for h in self.hypotheses for need in all_needs(h.check))
+            self.missing_fields = frozenset(last.missing_needs(tuple(needs)))
+        return self._missing_fields or frozenset()
 
-    @absent.setter
-    def absent(self, needs: frozenset[str]) -> None:
-        self._last, self._absent = None, needs
+    @missing_fields.setter
+    def missing_fields(self, needs: frozenset[str]) -> None:
+        self._last_case, self._missing_fields = None, needs
 
     @property
-    def failed(self) -> set[str]:
+    def failed_checks(self) -> set[str]:
         """Names of the checks that failed in some step."""
         return {h.check.name for h in self.hypotheses if h.num_failed}
 
     def conclude(self) -> Diagnosis:
         """Return the diagnosis of all cases so far."""
-        _settle(self.hypotheses)
-        return _named(self.hypotheses, self.absent)
+        _assign_statuses(self.hypotheses)
+        return _build_diagnosis(self.hypotheses, self.missing_fields)
 
 
-def needs_of(check: Check) -> tuple[str, ...]:
+def all_needs(check: Check) -> tuple[str, ...]:
     """Return all fields that a check uses."""
-    return check.needs + check.also
+    return check.needs + check.optional_needs
 
 
 def diagnose(cases: Iterable[Case], checks: Sequence[Check]) -> Diagnosis:
     """Run every check on every case and return the diagnosis."""
     examination = Examination(checks)
     for case in cases:
-        examination.hear(case)
+        examination.add_case(case)
     return examination.conclude()
 
 
-def judged(check: Check, case: Case) -> Finding:
+def run_check(check: Check, case: Case) -> Finding:
     """Return the finding of a check; an exception becomes a no-data finding with its message."""
     try:
         return check(case)
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-        return no_data(f"the check failed: {said}")
+        message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        return no_data_finding(f"the check failed: {message}")
 
 
-def _settle(hypotheses: Sequence[Hypothesis]) -> None:
+def _assign_statuses(hypotheses: Sequence[Hypothesis]) -> None:
     confirmed = [h for h in hypotheses if h.num_failed]
     for hypothesis in hypotheses:
         if hypothesis.num_failed:
@@ -252,14 +254,16 @@ def _settle(hypotheses: Sequence[Hypothesis]) -> None:
             hypothesis.status = Status.RULED_OUT
 
 
-def _named(hypotheses: Sequence[Hypothesis], absent: frozenset[str]) -> Diagnosis:
-    first = min((h for h in hypotheses if h.status is Status.CONFIRMED), key=_rank, default=None)
-    others = [h for h in hypotheses if h is not first]
-    looked = others if first is None else [h for h in others if _could_explain(h, first)]
-    undecided = [h for h in looked if h.status is Status.UNDECIDED]
+def _build_diagnosis(hypotheses: Sequence[Hypothesis], absent: frozenset[str]) -> Diagnosis:
+    first = min(
+        (h for h in hypotheses if h.status is Status.CONFIRMED), key=_rank_key, default=None
+    )
+    rest = [h for h in hypotheses if h is not first]
+    alternatives = rest if first is None else [h for h in rest if _could_explain(h, first)]
+    undecided = [h for h in alternatives if h.status is Status.UNDECIDED]
     # a check that warned had its evidence in the steps that it judged
-    missing = _missing([h for h in undecided if not h.num_judged], absent)
-    decided = 1 - len(undecided) / max(len(looked), 1)
+    missing = _missing_evidence([h for h in undecided if not h.num_judged], absent)
+    decided = 1 - len(undecided) / max(len(alternatives), 1)
     if first is None or missing:
         return Diagnosis(
             cause=None,
@@ -278,26 +282,26 @@ def _named(hypotheses: Sequence[Hypothesis], absent: frozenset[str]) -> Diagnosi
     )
 
 
-def ranked(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+def rank_failures(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
     """Return the failed hypotheses: causes, the likeliest first, then effects."""
     failed = [h for h in hypotheses if h.status in (Status.CONFIRMED, Status.EXPLAINED)]
-    return sorted(failed, key=lambda h: (h.status is Status.EXPLAINED, _rank(h)))
+    return sorted(failed, key=lambda h: (h.status is Status.EXPLAINED, _rank_key(h)))
 
 
-def _rank(hypothesis: Hypothesis) -> tuple[int, int, int]:
+def _rank_key(hypothesis: Hypothesis) -> tuple[int, int, int]:
     """Sort key: earlier stage, then earlier and more frequent failures."""
     return hypothesis.check.stage, hypothesis.first_step or 0, -hypothesis.num_failed
 
 
 def _could_explain(hypothesis: Hypothesis, effect: Hypothesis) -> bool:
-    never = () if effect.finding is None else effect.finding.never_by
+    never = () if effect.finding is None else effect.finding.excludes
     return effect.check.name in hypothesis.check.explains and hypothesis.check.name not in never
 
 
-def _missing(undecided: Sequence[Hypothesis], absent: frozenset[str]) -> tuple[str, ...]:
-    fields = [need for h in undecided for need in needs_of(h.check) if need in absent]
+def _missing_evidence(undecided: Sequence[Hypothesis], absent: frozenset[str]) -> tuple[str, ...]:
+    fields = [need for h in undecided for need in all_needs(h.check) if need in absent]
     return tuple(dict.fromkeys(fields))
 
 
-def _says_more(new: Finding, old: Finding) -> bool:
-    return WEIGHT[new.verdict] >= WEIGHT[old.verdict]
+def _is_stronger(new: Finding, old: Finding) -> bool:
+    return VERDICT_WEIGHTS[new.verdict] >= VERDICT_WEIGHTS[old.verdict]

@@ -20,29 +20,29 @@ import numpy as np
 import pyarrow as pa
 
 from klinic import __version__
-from klinic.cache import cache_folder
 from klinic.errors import KlinicError
 from klinic.evidence.writing import write_atomically
+from klinic.runtime.cache import cache_folder
 
 FOLDER = "findings"
 SUFFIX = ".json"
-MOST_BYTES = 1 << 28  # of all files: the findings of a hundred long runs
+MAX_BYTES = 1 << 28  # of all files: the findings of a hundred long runs
 BLOCK = 4096  # bytes that a small file takes on disk
 LONGEST = 1 << 24  # bytes of one file, far above any written here
-JUDGES = ("checks", "maths", "evidence", "doctor", "errors.py")
+FINDING_SOURCES = ("checks", "maths", "evidence", "doctor", "errors.py")
 """The parts of klinic that determine a finding."""
 
 
 class FindingsCache:
     """A size-limited store of JSON values by digest."""
 
-    def __init__(self, folder: Path, most_bytes: int = MOST_BYTES) -> None:
+    def __init__(self, folder: Path, most_bytes: int = MAX_BYTES) -> None:
         self._folder, self._most_bytes = folder, most_bytes
         self._written = False
 
     def get(self, key: str) -> Any:
         """Return the value under a key, or None."""
-        path = self._path(key)
+        path = self._entry_path(key)
         try:
             if path.stat().st_size > LONGEST:
                 return None
@@ -59,7 +59,7 @@ class FindingsCache:
         with suppress(KlinicError, OSError, TypeError, ValueError):
             body = json.dumps(value, separators=(",", ":")).encode()
             digest = hashlib.sha256(body).hexdigest().encode()
-            write_atomically(self._path(key), digest + b"\n" + body)
+            write_atomically(self._entry_path(key), digest + b"\n" + body)
             self._written = True
 
     def trim(self) -> None:
@@ -68,16 +68,16 @@ class FindingsCache:
             return
         self._written = False
         with suppress(OSError):
-            found = [(entry.stat(), entry.path) for entry in os.scandir(self._folder)]
-            found.sort(key=lambda one: one[0].st_mtime_ns)
-            left = sum(max(about.st_size, BLOCK) for about, _ in found)
-            for about, path in found:
+            entries = [(entry.stat(), entry.path) for entry in os.scandir(self._folder)]
+            entries.sort(key=lambda one: one[0].st_mtime_ns)
+            left = sum(max(about.st_size, BLOCK) for about, _ in entries)
+            for about, path in entries:
                 if left <= self._most_bytes:
                     return
                 left -= max(about.st_size, BLOCK)
                 Path(path).unlink(missing_ok=True)
 
-    def _path(self, key: str) -> Path:
+    def _entry_path(self, key: str) -> Path:
         return self._folder / f"{key}{SUFFIX}"
 
 
@@ -90,19 +90,19 @@ def open_cache() -> FindingsCache | None:
 
 
 @cache
-def judges_version() -> str:
+def checks_version() -> str:
     """Return a digest of all source files and library versions that determine a finding."""
     digest = hashlib.sha256()
     about = (__version__, np.__version__, pa.__version__, platform.python_version())
     digest.update(repr((*about, platform.machine())).encode())
-    for name in JUDGES:
-        for path, source in _sources(files("klinic").joinpath(name), name):
+    for name in FINDING_SOURCES:
+        for path, source in _source_files(files("klinic").joinpath(name), name):
             digest.update(f"{path} {hashlib.sha256(source).hexdigest()}\n".encode())
     return digest.hexdigest()
 
 
-def _sources(place: Traversable, name: str) -> list[tuple[str, bytes]]:
-    if place.is_file():
-        return [(name, place.read_bytes())] if name.endswith(".py") else []
-    inside = sorted(place.iterdir(), key=lambda child: child.name)
-    return [found for child in inside for found in _sources(child, f"{name}/{child.name}")]
+def _source_files(node: Traversable, name: str) -> list[tuple[str, bytes]]:
+    if node.is_file():
+        return [(name, node.read_bytes())] if name.endswith(".py") else []
+    inside = sorted(node.iterdir(), key=lambda child: child.name)
+    return [pair for child in inside for pair in _source_files(child, f"{name}/{child.name}")]

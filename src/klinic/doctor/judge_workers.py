@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from klinic.checks import CHECKS
-from klinic.doctor.segments import Segment, judge, to_plain
-from klinic.orphans import die_with
+from klinic.doctor.segments import Segment, judge_segment, to_json_values
+from klinic.runtime.process_tree import die_with_parent
 
-AHEAD = 2  # segments queued per worker, so that it never waits for the next one
+MAX_QUEUED_SEGMENTS = 2  # segments queued per worker, so that it never waits for the next one
 
 
 class JudgeWorker:
@@ -31,43 +31,45 @@ class JudgeWorker:
         # spawned: a forked child would inherit locks held by other threads
         context = get_context("spawn")
         self._pipe, other = context.Pipe()
-        self._process = context.Process(target=_serve, args=(other, os.getpid()), daemon=True)
+        self._process = context.Process(
+            target=_judge_from_pipe, args=(other, os.getpid()), daemon=True
+        )
         self._process.start()
         other.close()
         # a thread, because a pipe to a stopped process fills up and blocks
         self._tasks: SimpleQueue[Segment] = SimpleQueue()
-        Thread(target=self._send, daemon=True, name="klinic-segments").start()
-        self.has: list[int] = []
+        Thread(target=self._send_segments, daemon=True, name="klinic-segments").start()
+        self.pending: list[int] = []
         """Numbers of the segments without a result yet, in order."""
 
-    def give(self, number: int, segment: Segment) -> None:
+    def queue_segment(self, number: int, segment: Segment) -> None:
         """Queue a segment without blocking."""
         self._tasks.put(segment)
-        self.has.append(number)
+        self.pending.append(number)
 
-    def _send(self) -> None:
+    def _send_segments(self) -> None:
         with suppress(OSError, ValueError, TypeError):  # the process exited and the pipe is closed
             while True:
                 self._pipe.send(self._tasks.get())
 
-    def take(self, patience: float) -> tuple[int, Any] | None:
+    def take_result(self, patience: float) -> tuple[int, Any] | None:
         """Return a segment's number and result; None if none arrived within `patience` seconds."""
         try:
-            if not self.has or not self._pipe.poll(patience):
+            if not self.pending or not self._pipe.poll(patience):
                 return None
             answer = self._pipe.recv()
         except (EOFError, OSError):
             return None
-        return self.has.pop(0), answer
+        return self.pending.pop(0), answer
 
     @property
-    def alive(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether the process exists, running or stopped."""
         return self._process.is_alive()
 
-    def end(self) -> None:
+    def kill(self) -> None:
         """Kill the process; its segments must be judged elsewhere."""
-        self.has.clear()
+        self.pending.clear()
         with suppress(OSError, ValueError):
             self._process.kill()
             self._process.join(timeout=1.0)
@@ -84,7 +86,7 @@ def start_workers(num: int) -> Iterator[list[JudgeWorker]]:
         yield workers
     finally:
         for worker in workers:
-            worker.end()
+            worker.kill()
 
 
 def usable_cores() -> int:
@@ -94,16 +96,16 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def _serve(pipe: Connection, parent: int) -> None:
+def _judge_from_pipe(pipe: Connection, parent: int) -> None:
     """Judge segments from the pipe until it closes, also when the parent dies."""
-    die_with(parent)
+    die_with_parent(parent)
     np.seterr(all="ignore")  # as in the parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent kills this process
     with suppress(EOFError, OSError):
         while True:
             segment = pipe.recv()
             try:
-                answer = to_plain(judge(segment, CHECKS))
+                answer = to_json_values(judge_segment(segment, CHECKS))
             except Exception:  # the parent judges it again and raises the error
                 answer = None
             pipe.send(answer)

@@ -17,11 +17,11 @@ from klinic.doctor.findings_cache import FindingsCache
 from klinic.errors import EvidenceError
 from klinic.evidence import store
 
-RACY = 2_000_000_000  # nanoseconds: a younger file may change without a new time stamp
+RACY_NS = 2_000_000_000  # nanoseconds: a younger file may change without a new time stamp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
+class StepFileState:
     """The files of a step: names, stat digest and content digest."""
 
     names: tuple[str, ...]
@@ -35,7 +35,7 @@ class Seen:
     """Whether the files match the digests of the manifest."""
 
 
-UNREADABLE = Seen(names=(), stamp=None, digest="", starts=False, verified=False)
+UNREADABLE = StepFileState(names=(), stamp=None, digest="", starts=False, verified=False)
 
 
 class RecordIndex:
@@ -43,87 +43,90 @@ class RecordIndex:
 
     def __init__(self, run: Path, cache: FindingsCache | None) -> None:
         self._run, self._cache = run, cache
-        self._place = str(run.resolve())
+        self._run_path = str(run.resolve())
 
-    def look(self, number: int, steps: Sequence[int]) -> dict[int, Seen]:
+    def inspect_steps(self, number: int, steps: Sequence[int]) -> dict[int, StepFileState]:
         """Return the files of a segment's steps; reads only new or changed manifests."""
-        value = None if self._cache is None else self._cache.get(self._key(number))
-        kept = value if isinstance(value, dict) else {}
-        return {step: self._known(step, kept.get(str(step))) or self._read(step) for step in steps}
+        value = None if self._cache is None else self._cache.get(self._cache_key(number))
+        cached = value if isinstance(value, dict) else {}
+        return {
+            step: self._from_cache(step, cached.get(str(step))) or self._read_state(step)
+            for step in steps
+        }
 
-    def keep(self, number: int, seen: Mapping[int, Seen]) -> None:
+    def cache_steps(self, number: int, states: Mapping[int, StepFileState]) -> None:
         """Cache the steps of a segment whose records are verified."""
         if self._cache is not None:
-            usable = {step: one for step, one in seen.items() if one.stamp is not None}
+            usable = {step: one for step, one in states.items() if one.stamp is not None}
             entries = {s: [o.names, o.stamp, o.digest, o.starts] for s, o in usable.items()}
-            self._cache.put(self._key(number), entries)
+            self._cache.put(self._cache_key(number), entries)
 
-    def verify(self, seen: Mapping[int, Seen]) -> bool:
+    def verify(self, states: Mapping[int, StepFileState]) -> bool:
         """Verify the files that are not yet verified; return whether all are intact."""
-        unsure = {step: one for step, one in seen.items() if not one.verified}
+        unsure = {step: one for step, one in states.items() if not one.verified}
         try:
             for step in unsure:
                 store.verify_parts(self._run, step, store.read_step_files(self._run, step).parts)
         except (EvidenceError, OSError):
             return False
-        return self.unchanged(unsure)
+        return self.is_unchanged(unsure)
 
-    def unchanged(self, seen: Mapping[int, Seen]) -> bool:
+    def is_unchanged(self, states: Mapping[int, StepFileState]) -> bool:
         """Whether the files of all steps are unchanged."""
-        again = (self._read(s) if o.stamp is None else o for s, o in seen.items())
+        again = (self._read_state(s) if o.stamp is None else o for s, o in states.items())
         return all(
             now.digest == one.digest
-            and (one.stamp is None or _stamp(self._folder(step), one.names) == one.stamp)
-            for (step, one), now in zip(seen.items(), again, strict=True)
+            and (one.stamp is None or _stat_digest(self._step_folder(step), one.names) == one.stamp)
+            for (step, one), now in zip(states.items(), again, strict=True)
         )
 
-    def _known(self, step: int, entry: Any) -> Seen | None:
+    def _from_cache(self, step: int, entry: Any) -> StepFileState | None:
         try:
             names, stamp, digest, starts = entry
         except (TypeError, ValueError):
             return None
-        if _stamp(self._folder(step), names) != stamp:
+        if _stat_digest(self._step_folder(step), names) != stamp:
             return None
-        return Seen(
+        return StepFileState(
             names=tuple(names), stamp=stamp, digest=str(digest), starts=bool(starts), verified=True
         )
 
-    def _read(self, step: int) -> Seen:
-        folder = self._folder(step)
-        first = _stamp(folder, (store.MANIFEST,))
+    def _read_state(self, step: int) -> StepFileState:
+        folder = self._step_folder(step)
+        first = _stat_digest(folder, (store.MANIFEST,))
         try:
             files = store.read_step_files(self._run, step)
         except (EvidenceError, OSError):
             return UNREADABLE  # judging the step raises the error
         names = (store.MANIFEST, *(part.file for part in files.parts))
-        same = first is not None and first == _stamp(folder, (store.MANIFEST,))
-        return Seen(
+        same = first is not None and first == _stat_digest(folder, (store.MANIFEST,))
+        return StepFileState(
             names=names,
-            stamp=_stamp(folder, names) if same else None,
+            stamp=_stat_digest(folder, names) if same else None,
             digest=files.digest,
             starts=files.facts.get("learner_version") == 0,
             verified=False,
         )
 
-    def _folder(self, step: int) -> str:
+    def _step_folder(self, step: int) -> str:
         return str(store.step_folder(self._run, step))
 
-    def _key(self, number: int) -> str:
-        place = os.fsencode(self._place)
-        return hashlib.sha256(b"records 1\n%d\n%s" % (number, place)).hexdigest()
+    def _cache_key(self, number: int) -> str:
+        encoded_path = os.fsencode(self._run_path)
+        return hashlib.sha256(b"records 1\n%d\n%s" % (number, encoded_path)).hexdigest()
 
 
-def _stamp(folder: str, names: Sequence[str]) -> str | None:
+def _stat_digest(folder: str, names: Sequence[str]) -> str | None:
     """Return a digest of the stat data of files; None if one is missing or too young."""
     now = time.time_ns()
     digest = hashlib.blake2b(digest_size=16)
     for name in names:
         try:
-            about = os.stat(f"{folder}/{name}")  # noqa: PTH116 - a path object takes thrice as long
+            status = os.stat(f"{folder}/{name}")  # noqa: PTH116 - a path object takes thrice as long
         except OSError:
             return None
-        changed = about.st_mtime_ns, about.st_ctime_ns
-        if now - max(changed) < RACY:
+        changed = status.st_mtime_ns, status.st_ctime_ns
+        if now - max(changed) < RACY_NS:
             return None
-        digest.update(repr((*changed, about.st_size, about.st_ino, about.st_dev)).encode())
+        digest.update(repr((*changed, status.st_size, status.st_ino, status.st_dev)).encode())
     return digest.hexdigest()

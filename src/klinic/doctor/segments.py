@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from klinic.checks.base import Check
+from klinic.doctor.cases import WINDOW, CaseBuilder, MetricHistory, RunInputs, build_cases
 from klinic.doctor.diagnosis import Examination
-from klinic.doctor.reading import WINDOW, Cases, Inputs, KeptMetrics, cases_of
 from klinic.evidence import store
 
 LENGTH = 500  # steps, at fixed boundaries: a new step changes no other segment
@@ -27,25 +27,25 @@ class Segment:
     """Earlier steps whose records checks may read: a window, and the latest start."""
     starts: frozenset[int]
     """Of `steps` and `before`, those that no update precedes."""
-    inputs: Inputs
+    inputs: RunInputs
     """With the metrics and probe results of these steps only."""
-    kept: KeptMetrics
+    metrics: MetricHistory
     """Metrics of earlier steps."""
 
-    def behind(self, num: int) -> "Segment":
+    def without_first(self, num: int) -> "Segment":
         """Return the segment without its first `num` steps."""
-        kept = self.kept.copy()
+        metrics = self.metrics.copy()
         lines = list(self.inputs.lines.items())
         for step, line in lines:
             if step <= self.steps[num - 1]:
-                kept.tell(step, line)
+                metrics.add_metrics(step, line)
         left = {step: line for step, line in lines if step > self.steps[num - 1]}
         return replace(
             self,
             steps=self.steps[num:],
-            before=_seen_from((*self.before, *self.steps[:num]), self.starts),
+            before=_window_before((*self.before, *self.steps[:num]), self.starts),
             inputs=replace(self.inputs, lines=left),
-            kept=kept,
+            metrics=metrics,
         )
 
 
@@ -59,17 +59,19 @@ def group_steps(steps: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
         yield number, list(group)
 
 
-def cut(run: Path, steps: Sequence[int], inputs: Inputs, starts: frozenset[int]) -> list[Segment]:
+def split_run(
+    run: Path, steps: Sequence[int], inputs: RunInputs, starts: frozenset[int]
+) -> list[Segment]:
     """Split a run into segments."""
-    kept, lines = KeptMetrics(), deque(inputs.lines.items())
+    metrics, lines = MetricHistory(), deque(inputs.lines.items())
     before: tuple[int, ...] = ()
     segments = []
     for _, group in group_steps(steps):
         now = tuple(group)
-        told = {}
+        segment_lines = {}
         while lines and lines[0][0] <= now[-1]:
             step, line = lines.popleft()
-            told[step] = line
+            segment_lines[step] = line
         answers = {step: inputs.answers[step] for step in now if step in inputs.answers}
         segments.append(
             Segment(
@@ -77,66 +79,66 @@ def cut(run: Path, steps: Sequence[int], inputs: Inputs, starts: frozenset[int])
                 steps=now,
                 before=before,
                 starts=starts.intersection((*before, *now)),
-                inputs=Inputs(facts=inputs.facts, lines=told, answers=answers),
-                kept=kept.copy(),
+                inputs=RunInputs(facts=inputs.facts, lines=segment_lines, answers=answers),
+                metrics=metrics.copy(),
             )
         )
-        before = _seen_from((*before, *now), starts)
-        for step, line in told.items():
-            kept.tell(step, line)
+        before = _window_before((*before, *now), starts)
+        for step, line in segment_lines.items():
+            metrics.add_metrics(step, line)
     return segments
 
 
-def _seen_from(steps: Sequence[int], starts: frozenset[int]) -> tuple[int, ...]:
+def _window_before(steps: Sequence[int], starts: frozenset[int]) -> tuple[int, ...]:
     """Return the earlier steps that checks of the next segment may read, in order."""
     start = next((step for step in reversed(steps) if step in starts), None)
     window = tuple(steps[-WINDOW:])
     return window if start is None or start in window else (start, *window)
 
 
-def keys_of(segment: Segment, digests: Mapping[int, str], version: str) -> list[str]:
+def cache_keys(segment: Segment, digests: Mapping[int, str], version: str) -> list[str]:
     """Return for each step a digest of all inputs of the findings up to it."""
     digest = hashlib.sha256()
 
-    def add(value: Any) -> None:
+    def add_json(value: Any) -> None:
         digest.update(json.dumps(value, sort_keys=True).encode() + b"\n")
 
-    add([version, WINDOW, segment.inputs.facts, segment.kept.lines])
-    add([digests[step] for step in segment.before])
+    add_json([version, WINDOW, segment.inputs.facts, segment.metrics.lines])
+    add_json([digests[step] for step in segment.before])
     lines, keys = deque(segment.inputs.lines.items()), []
     for step in segment.steps:
-        told = []
+        new_lines = []
         while lines and lines[0][0] <= step:
-            told.append(lines.popleft())
-        add([step, digests[step], told, segment.inputs.answers.get(step)])
+            new_lines.append(lines.popleft())
+        add_json([step, digests[step], new_lines, segment.inputs.answers.get(step)])
         keys.append(digest.hexdigest())
     return keys
 
 
-def judge(segment: Segment, checks: Sequence[Check]) -> Examination:
+def judge_segment(segment: Segment, checks: Sequence[Check]) -> Examination:
     """Run every check on the steps of a segment."""
-    cases = Cases(segment.inputs.facts, segment.kept.copy())
+    cases = CaseBuilder(segment.inputs.facts, segment.metrics.copy())
     for step in segment.before:
-        cases.remember(store.read_record(segment.run, step))
+        cases.add_record(store.read_record(segment.run, step))
     examination = Examination(checks)
-    for case in cases_of(segment.run, segment.steps, segment.inputs, cases):
-        examination.hear(case)
+    for case in build_cases(segment.run, segment.steps, segment.inputs, cases):
+        examination.add_case(case)
     return examination
 
 
-def to_plain(examination: Examination) -> dict[str, Any]:
+def to_json_values(examination: Examination) -> dict[str, Any]:
     """Return an examination as JSON values."""
-    return {"absent": sorted(examination.absent), "hypotheses": examination.state()}
+    return {"absent": sorted(examination.missing_fields), "hypotheses": examination.state()}
 
 
-def from_plain(value: Any, checks: Sequence[Check]) -> Examination | None:
+def from_json_values(value: Any, checks: Sequence[Check]) -> Examination | None:
     """Return an examination from JSON values; None if they are not one by these checks."""
     examination = Examination(checks)
     try:
         if value["hypotheses"].keys() != {check.name for check in checks}:
             return None
         examination.restore(value["hypotheses"])
-        examination.absent = frozenset(value["absent"])
+        examination.missing_fields = frozenset(value["absent"])
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
     return examination

@@ -1,7 +1,6 @@
 """The on-disk evidence of a run: an open format that any trainer may write and the doctor reads.
 
     record.py       StepRecord: the tokens, rows and facts of one step
-    rows.py         selects rows of a record
     rollout.py      sampled completions, and their conversion to a record
     columns.py      converts a record to an Arrow table and back
     store.py        records on disk: one folder per step, valid once its manifest exists
@@ -15,9 +14,8 @@
     writing.py      atomic and durable writes that never follow symbolic links
     facts.py        lossless JSON for floats, including NaN and infinity
     numbers.py      parses numbers and steps of journal entries
+    verdict.py      verdicts of a check: pass, warn, fail, no data
     fields.py       names and meanings of facts, run keys, metrics and probes
-    verdict.py      Verdict: pass, warn, fail, no data
-    causes.py       fields that distinguish each cause
     readers/        logs and exports of other trainers, one file per format
 
 Nothing here imports torch.

@@ -29,47 +29,47 @@ FLOATS = (
 )
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 REQUIRED = ("token_ids", "group")
-NAMES = frozenset({*ROW_FIELDS, *TOKEN_FIELDS, "prompt_ids"})
-LONGEST_REASON = 64  # characters of a finish reason
+COLUMN_NAMES = frozenset({*ROW_FIELDS, *TOKEN_FIELDS, "prompt_ids"})
+MAX_REASON_LENGTH = 64  # characters of a finish reason
 
 
-def is_read(name: str) -> bool:
+def is_known_column(name: str) -> bool:
     """Whether a column is read; other columns are never decoded."""
-    return name in NAMES or name.startswith(REWARD_PART)
+    return name in COLUMN_NAMES or name.startswith(REWARD_PART)
 
 
 def to_table(record: StepRecord) -> Any:
     """Return the record as an Arrow table; a field that is None has no column."""
-    columns = {name: _row_column(getattr(record, name)) for name in ROW_FIELDS}
+    columns = {name: _array_column(getattr(record, name)) for name in ROW_FIELDS}
     for name, part in record.reward_parts.items():
-        columns[REWARD_PART + name] = _row_column(part)
-    columns["prompt_ids"] = _lists(record.prompt_offsets, record.prompt_ids)
+        columns[REWARD_PART + name] = _array_column(part)
+    columns["prompt_ids"] = _list_column(record.prompt_offsets, record.prompt_ids)
     for name in TOKEN_FIELDS:
-        columns[name] = _lists(record.row_offsets, getattr(record, name))
+        columns[name] = _list_column(record.row_offsets, getattr(record, name))
     return pa.table({name: column for name, column in columns.items() if column is not None})
 
 
 def from_table(table: Any, *, step: int, facts: Mapping[str, Fact], source: str) -> StepRecord:
     """Return the record in an Arrow table. Unknown columns are ignored, missing ones are None."""
-    columns = _Columns(table, source)
-    offsets = columns.offsets("token_ids", None)
+    columns = _TableColumns(table, source)
+    offsets = columns.list_offsets("token_ids", None)
     if offsets is None or "group" not in columns:
         raise EvidenceError(
             f"{source}: has no column `{'token_ids' if offsets is None else 'group'}`, and every "
             "check needs it. Write it, one entry per completion."
         )
-    tokens = {name: columns.tokens(name, offsets) for name in TOKEN_FIELDS}
-    rows = {name: columns.values(name) for name in ROW_FIELDS}
+    tokens = {name: columns.token_values(name, offsets) for name in TOKEN_FIELDS}
+    rows = {name: columns.row_values(name) for name in ROW_FIELDS}
     facts = dict(facts)
     if tokens["loss_mask"] is None:
         tokens["loss_mask"] = _mask_from(tokens["emitted_by"], source)
         facts["loss_mask_from"] = "emitted_by"
-    prompt_offsets = columns.offsets("prompt_ids", None)
+    prompt_offsets = columns.list_offsets("prompt_ids", None)
     return StepRecord(
         step=step,
         row_offsets=offsets,
         prompt_offsets=prompt_offsets,
-        prompt_ids=columns.tokens("prompt_ids", prompt_offsets),
+        prompt_ids=columns.token_values("prompt_ids", prompt_offsets),
         reward_parts=columns.reward_parts(),
         facts=facts,
         **tokens,
@@ -77,7 +77,7 @@ def from_table(table: Any, *, step: int, facts: Mapping[str, Fact], source: str)
     )
 
 
-class _Columns:
+class _TableColumns:
     """Typed access to the columns of an untrusted Arrow table."""
 
     def __init__(self, table: Any, source: str) -> None:
@@ -91,104 +91,106 @@ class _Columns:
         if len(self._columns) < len(columns):
             names = table.column_names
             doubles = sorted({name for name in names if names.count(name) > 1})
-            raise self._broken(doubles[0], "occurs twice", "Write it once")
+            raise self._column_error(doubles[0], "occurs twice", "Write it once")
 
     def __contains__(self, name: str) -> bool:
         # some writers encode "not recorded" as a column of nulls
         return name in self._types and not pa.types.is_null(self._types[name])
 
-    def values(self, name: str) -> Any:
+    def row_values(self, name: str) -> Any:
         """Return a field with one entry per row, or None."""
-        return self._numpy(name, self._column(name)) if name in self else None
+        return self._to_numpy(name, self._single_chunk(name)) if name in self else None
 
     def reward_parts(self) -> dict[str, Any]:
         """Return the rewards of each reward function."""
         names = [name for name in self._columns if name.startswith(REWARD_PART)]
-        return {n.removeprefix(REWARD_PART): self.values(n) for n in names if n in self}
+        return {n.removeprefix(REWARD_PART): self.row_values(n) for n in names if n in self}
 
-    def offsets(self, name: str, expected: Any) -> Any:
+    def list_offsets(self, name: str, expected: Any) -> Any:
         """Return the list offsets of a column, or None; raise if they differ from `expected`."""
         if name not in self:
             return None
         kind = self._types[name]
         if not any(is_kind(kind) for is_kind in LISTS):
-            raise self._broken(name, f"holds {kind}, not lists", "Write one list per completion")
-        found = self._starts(name, self._column(name))
-        if expected is not None and not np.array_equal(found, expected):
-            row = int(np.argmax(np.diff(found) != np.diff(expected)))
-            raise self._broken(
+            raise self._column_error(
+                name, f"holds {kind}, not lists", "Write one list per completion"
+            )
+        starts = self._list_starts(name, self._single_chunk(name))
+        if expected is not None and not np.array_equal(starts, expected):
+            row = int(np.argmax(np.diff(starts) != np.diff(expected)))
+            raise self._column_error(
                 name,
-                f"has {int(np.diff(found)[row])} entries in row {row}, but `token_ids` has "
+                f"has {int(np.diff(starts)[row])} entries in row {row}, but `token_ids` has "
                 f"{int(np.diff(expected)[row])}",
                 "Write one entry per token",
             )
-        return found
+        return starts
 
-    def _starts(self, name: str, lists: Any) -> Any:
+    def _list_starts(self, name: str, lists: Any) -> Any:
         """Return the start of each list of a column, and the end of the last."""
-        if _in_one_piece(lists):
+        if _is_contiguous(lists):
             starts = lists.offsets.to_numpy().astype(np.int64)
             return starts - starts[0]
         lengths = pc.list_value_length(lists).fill_null(-1).to_numpy()
         if (lengths < 0).any():
             row = int(np.argmax(lengths < 0))
-            raise self._broken(name, f"has no list in row {row}", "Write a list in every row")
+            raise self._column_error(name, f"has no list in row {row}", "Write a list in every row")
         return np.cumsum([0, *lengths], dtype=np.int64)
 
-    def tokens(self, name: str, offsets: Any) -> Any:
+    def token_values(self, name: str, offsets: Any) -> Any:
         """Return a field with one entry per token, or None."""
-        if self.offsets(name, offsets) is None:
+        if self.list_offsets(name, offsets) is None:
             return None
-        lists = self._column(name)
-        if not _in_one_piece(lists):
-            return self._numpy(name, lists.flatten())
+        lists = self._single_chunk(name)
+        if not _is_contiguous(lists):
+            return self._to_numpy(name, lists.flatten())
         ends = lists.offsets
         first, last = ends[0].as_py(), ends[-1].as_py()
-        return self._numpy(name, lists.values.slice(first, last - first))
+        return self._to_numpy(name, lists.values.slice(first, last - first))
 
-    def _numpy(self, name: str, array: Any) -> Any:
+    def _to_numpy(self, name: str, array: Any) -> Any:
         wanted = _arrow_type(name, array.type)
         try:
             array = array if array.type.equals(wanted) else array.cast(wanted)
         except pa.ArrowException as error:
-            raise self._broken(
+            raise self._column_error(
                 name, f"cannot be read ({error})", "Write numbers of the documented type"
             ) from error
         if name == "finish_reason":
-            return self._texts(name, array.fill_null("") if array.null_count else array)
+            return self._to_strings(name, array.fill_null("") if array.null_count else array)
         if array.null_count and not pa.types.is_floating(array.type):
-            raise self._broken(name, f"has {array.null_count} nulls", "Fill them")
+            raise self._column_error(name, f"has {array.null_count} nulls", "Fill them")
         return array.to_numpy(zero_copy_only=False)
 
-    def _texts(self, name: str, array: Any) -> Any:
+    def _to_strings(self, name: str, array: Any) -> Any:
         try:
             # NumPy pads every row to the longest
-            short = pc.utf8_slice_codeunits(array, 0, LONGEST_REASON)
+            short = pc.utf8_slice_codeunits(array, 0, MAX_REASON_LENGTH)
             return np.array(short.to_pylist(), np.str_)
         except (pa.ArrowException, UnicodeDecodeError) as error:
-            raise self._broken(name, f"is not text ({error})", "Write UTF-8") from error
+            raise self._column_error(name, f"is not text ({error})", "Write UTF-8") from error
 
-    def _column(self, name: str) -> Any:
+    def _single_chunk(self, name: str) -> Any:
         column = self._columns[name]
         return column.chunk(0) if column.num_chunks else pa.array([], column.type)
 
-    def _broken(self, name: str, found: str, advice: str) -> EvidenceError:
+    def _column_error(self, name: str, problem: str, advice: str) -> EvidenceError:
         instead = "" if name in REQUIRED else ", or leave the column out"
-        return EvidenceError(f"{self._source}: column `{name}` {found}. {advice}{instead}.")
+        return EvidenceError(f"{self._source}: column `{name}` {problem}. {advice}{instead}.")
 
 
-def _in_one_piece(lists: Any) -> bool:
+def _is_contiguous(lists: Any) -> bool:
     """Whether the values of a list column are contiguous, as its offsets require."""
     return len(lists) > 0 and not lists.null_count and not pa.types.is_fixed_size_list(lists.type)
 
 
-def _arrow_type(name: str, found: Any) -> Any:
+def _arrow_type(name: str, stored_type: Any) -> Any:
     if name == "finish_reason":
         return pa.string()
     if name in BOOLEANS:
         return pa.bool_()
     if name in FLOATS or name.startswith(REWARD_PART):
-        return found if pa.types.is_floating(found) else pa.float64()
+        return stored_type if pa.types.is_floating(stored_type) else pa.float64()
     return pa.int8() if name == "emitted_by" else pa.int64()
 
 
@@ -201,13 +203,13 @@ def _mask_from(emitted_by: Any, source: str) -> Any:
     return emitted_by == EmittedBy.POLICY
 
 
-def _row_column(values: Any) -> Any:
+def _array_column(values: Any) -> Any:
     if values is None:
         return None
     return pa.array(values.tolist(), pa.string()) if values.dtype.kind in "UO" else pa.array(values)
 
 
-def _lists(offsets: Any, values: Any) -> Any:
+def _list_column(offsets: Any, values: Any) -> Any:
     if values is None:
         return None
     return pa.LargeListArray.from_arrays(pa.array(offsets.astype(np.int64)), pa.array(values))

@@ -1,6 +1,6 @@
 """Names and meanings of facts, run keys, metrics and probes: all evidence besides record fields.
 
-A writer may omit any of them and add others; `causes.py` lists the causes that need each.
+A writer may omit any of them and add others; `klinic.checks` lists the causes that need each.
 """
 
 FACTS = {

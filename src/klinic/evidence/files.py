@@ -11,13 +11,13 @@ from typing import IO, Any
 
 from klinic.errors import EvidenceError, UnreadableError
 from klinic.evidence.writing import open_log, refuse_link, write_atomically
-from klinic.regular_file import CHUNK, NotRegularError, open_regular
+from klinic.runtime.regular_file import BUFFER_BYTES, NotRegularError, open_regular
 
 LARGEST = 1 << 23  # bytes of a JSON file of a run; parsed it may take twenty times as many
 LONGEST = 1 << 24  # bytes of a line of tokens: a completion of 170,000 tokens in six columns
 LONGEST_ENTRY = 1 << 20  # bytes of any other line: a step's metrics have a few thousand
 MOST_CONTAINERS = 1 << 18  # lists and objects of a JSON text: 3 bytes each as text, 64 parsed
-REFUSED = {errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
+MACHINE_ERRNOS = {errno.EACCES, errno.EPERM, errno.EIO, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 SMALL = 1 << 16  # bytes; smaller files are not checked for holes
 
 
@@ -25,7 +25,7 @@ def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(BUFFER_BYTES):
             digest.update(chunk)
     return digest.hexdigest()
 
@@ -59,12 +59,12 @@ def parse_json(data: bytes, *, most_containers: int = MOST_CONTAINERS) -> Any:
 def read_bytes(path: Path, *, largest: int) -> bytes:
     """Return the bytes of a file; raise `EvidenceError` if it is too large or sparse."""
     with open_file(path) as file:
-        refuse_holes(file, path)
-        size = max(CHUNK, os.fstat(file.fileno()).st_size)  # files in /proc report size 0
+        refuse_sparse(file, path)
+        size = max(BUFFER_BYTES, os.fstat(file.fileno()).st_size)  # files in /proc report size 0
         try:
             data = file.read(min(size, largest) + 1) or b""
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise unreadable_error(path, error) from error
     if len(data) > largest:
         raise EvidenceError(
             f"{path}: is larger than {largest / 2**20:,.0f} MB, the limit for this file of a run. "
@@ -82,17 +82,19 @@ def open_file(path: Path) -> IO[bytes]:
             f"{path}: is not a regular file. Put the file of a run there, or remove it."
         ) from error
     except (OSError, ValueError) as error:
-        raise unreadable(path, error) from error
+        raise unreadable_error(path, error) from error
 
 
-def unreadable(path: Path, error: Exception) -> EvidenceError:
+def unreadable_error(path: Path, error: Exception) -> EvidenceError:
     """Return the error for an unreadable file: `UnreadableError` if the machine is at fault."""
-    said = getattr(error, "strerror", None) or str(error)
-    kind = UnreadableError if getattr(error, "errno", None) in REFUSED else EvidenceError
-    return kind(f"{path}: cannot be read ({said}). Check that it exists and that you may read it.")
+    reason = getattr(error, "strerror", None) or str(error)
+    kind = UnreadableError if getattr(error, "errno", None) in MACHINE_ERRNOS else EvidenceError
+    return kind(
+        f"{path}: cannot be read ({reason}). Check that it exists and that you may read it."
+    )
 
 
-def refuse_holes(file: IO[bytes], path: Path) -> None:
+def refuse_sparse(file: IO[bytes], path: Path) -> None:
     """Raise `EvidenceError` for a sparse file: a tiny one can read as gigabytes of zeros."""
     size = os.fstat(file.fileno()).st_size
     if size <= SMALL or not hasattr(os, "SEEK_HOLE"):
@@ -109,7 +111,7 @@ def refuse_holes(file: IO[bytes], path: Path) -> None:
         )
 
 
-def lines_of(path: Path, *, longest: int | None = None) -> Iterator[tuple[int, bytes]]:
+def numbered_lines(path: Path, *, longest: int | None = None) -> Iterator[tuple[int, bytes]]:
     """Yield (line number, line) of a file; raise `EvidenceError` for a line that is too long."""
     longest = LONGEST if longest is None else longest
     with open_file(path) as file:
@@ -119,13 +121,13 @@ def lines_of(path: Path, *, longest: int | None = None) -> Iterator[tuple[int, b
             else:
                 yield from _long_lines(file, path, longest)
         except OSError as error:
-            raise unreadable(path, error) from error
+            raise unreadable_error(path, error) from error
 
 
 def _long_lines(file: IO[bytes], path: Path, longest: int) -> Iterator[tuple[int, bytes]]:
     pieces: list[bytes] = []
     size, number = 0, 1
-    while piece := file.readline(CHUNK):
+    while piece := file.readline(BUFFER_BYTES):
         pieces.append(piece)
         size += len(piece)
         # a hole in a file reads as zeros
@@ -148,7 +150,7 @@ def json_bytes(value: Mapping[Any, Any]) -> bytes:
     >>> json_bytes({"loss": float("nan"), "step": np.int64(3)})
     b'{"loss": null, "step": 3}'
     """
-    return json.dumps(_plain(value), allow_nan=False).encode()
+    return json.dumps(_to_json_value(value), allow_nan=False).encode()
 
 
 class Journal:
@@ -157,23 +159,23 @@ class Journal:
     def __init__(self, path: Path, *, longest: int = LONGEST_ENTRY) -> None:
         self.path = path
         self._longest = longest
-        self._mended = False
+        self._tail_is_whole = False
 
     def append(self, entry: dict[str, Any]) -> None:
         """Add an entry with a single write, so that a reader sees at most one torn line."""
         line = json_bytes(entry) + b"\n"
-        if not self._mended:
-            self._mend()
-        self._mended = False  # a failed write, as on a full disk, also leaves a torn line
+        if not self._tail_is_whole:
+            self._repair_tail()
+        self._tail_is_whole = False  # a failed write, as on a full disk, also leaves a torn line
         with open_log(self.path) as file:
             file.write(line)
-        self._mended = True
+        self._tail_is_whole = True
 
     def entries(self) -> Iterator[dict[str, Any]]:
         """Yield the entries. Skips a torn last line; raises on a broken line before it."""
         if not self.path.exists():
             return
-        for number, line in lines_of(self.path, longest=self._longest):
+        for number, line in numbered_lines(self.path, longest=self._longest):
             entry = parse_line(line)
             if entry is not None:
                 yield entry
@@ -187,10 +189,10 @@ class Journal:
         """Rewrite the file with the entries that `keep` accepts; drops a torn last line."""
         if not self.path.exists():
             return
-        kept = [json_bytes(entry) + b"\n" for entry in self.entries() if keep(entry)]
-        write_atomically(self.path, b"".join(kept))
+        lines = [json_bytes(entry) + b"\n" for entry in self.entries() if keep(entry)]
+        write_atomically(self.path, b"".join(lines))
 
-    def _mend(self) -> None:
+    def _repair_tail(self) -> None:
         """Repair a torn last line of a killed writer, so that the next entry starts a new line."""
         refuse_link(self.path)
         if not self.path.exists():
@@ -213,11 +215,11 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) else None
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     if hasattr(value, "tolist"):  # NumPy, without importing it
         value = value.tolist()
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_json_value(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_to_json_value(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -11,28 +11,32 @@ from klinic.maths import kl
 from klinic.maths.arrays import row_of_token, segment_sum
 from klinic.maths.ratio import effective_sample_size, sequence_log_ratio
 
-TAIL = 0.001  # fraction of tokens in `top_share`
-FAR = 1.0  # nats: the token is e times as likely under one policy as under the other
+TAIL_FRACTION = 0.001  # fraction of tokens in `top_share`
+LARGE_TOKEN_KL = 1.0  # nats: the token is e times as likely under one policy as under the other
 
 
 def step_metrics(record: StepRecord) -> dict[str, float]:
     """Return every metric that the record has the columns for."""
-    metrics = {**_completions(record), **_advantages(record), **_policy(record)}
+    metrics = {
+        **_completion_metrics(record),
+        **_advantage_metrics(record),
+        **_policy_metrics(record),
+    }
     metrics |= kl_metrics(record)
-    return metrics | _sampler(record)
+    return metrics | _sampler_metrics(record)
 
 
 def kl_metrics(record: StepRecord) -> dict[str, float]:
     """Return k3 as `kl`, and the distributions of k3, k1 and the exact KL."""
     if record.logp_ref is None or record.logp_old is None or not record.loss_mask.any():
         return {}
-    both = {"logp_p": _wide(record.logp_old), "logp_q": _wide(record.logp_ref)}
+    both = {"logp_p": _to_float64(record.logp_old), "logp_q": _to_float64(record.logp_ref)}
     k3, k1 = kl.k3(**both), kl.k1(**both)
     metrics = {"kl": float(k3[record.loss_mask].mean())}
-    metrics |= _spread("kl_k3", k3, record) | _spread("kl_k1", k1, record)
+    metrics |= _kl_distribution("kl_k3", k3, record) | _kl_distribution("kl_k1", k1, record)
     if record.kl_exact is not None:
-        metrics |= _spread("kl_exact", _wide(record.kl_exact), record)
-    metrics["logp_ref"] = float(_wide(record.logp_ref)[record.loss_mask].mean())
+        metrics |= _kl_distribution("kl_exact", _to_float64(record.kl_exact), record)
+    metrics["logp_ref"] = float(_to_float64(record.logp_ref)[record.loss_mask].mean())
     return metrics
 
 
@@ -40,7 +44,7 @@ def mean_k1(record: StepRecord) -> float | None:
     """Return `kl_k1/mean`, the input of KL controllers; None if it was not measured."""
     if record.logp_ref is None or record.logp_old is None:
         return None
-    k1 = kl.k1(logp_p=_wide(record.logp_old), logp_q=_wide(record.logp_ref))
+    k1 = kl.k1(logp_p=_to_float64(record.logp_old), logp_q=_to_float64(record.logp_ref))
     tokens = k1[record.loss_mask & ~np.isnan(k1)]
     return float(tokens.mean()) if tokens.size else None
 
@@ -49,9 +53,9 @@ def penalized_reward(record: StepRecord, kl_coef: float) -> dict[str, float]:
     """Return the mean of the reward minus `kl_coef` times the completion's summed k1."""
     if record.reward is None or record.logp_ref is None or record.logp_old is None:
         return {}
-    k1 = kl.k1(logp_p=_wide(record.logp_old), logp_q=_wide(record.logp_ref))
-    penalized = record.reward - kl_coef * _per_row(np.where(record.loss_mask, k1, 0.0), record)
-    return {"reward/penalized": float(np.nanmean(penalized))} if _any(penalized) else {}
+    k1 = kl.k1(logp_p=_to_float64(record.logp_old), logp_q=_to_float64(record.logp_ref))
+    penalized = record.reward - kl_coef * _row_sums(np.where(record.loss_mask, k1, 0.0), record)
+    return {"reward/penalized": float(np.nanmean(penalized))} if _any_finite(penalized) else {}
 
 
 def clip_metrics(
@@ -66,7 +70,7 @@ def clip_metrics(
         return {}
     if not trained.any():
         return {}
-    both = {"logp": _wide(record.logp), "logp_old": _wide(record.logp_old)}
+    both = {"logp": _to_float64(record.logp), "logp_old": _to_float64(record.logp_old)}
     log_ratio = both["logp"] - both["logp_old"]
     clipped = log_ratio
     if by_sequence:
@@ -91,11 +95,11 @@ def update_kl(record: StepRecord) -> float:
     trained = record.loss_mask
     if record.logp is None or record.logp_old is None or not trained.any():
         return 0.0
-    new, old = _wide(record.logp)[trained], _wide(record.logp_old)[trained]
+    new, old = _to_float64(record.logp)[trained], _to_float64(record.logp_old)[trained]
     return float((np.exp(new - old) * kl.k3(logp_p=new, logp_q=old)).mean())
 
 
-def _completions(record: StepRecord) -> dict[str, float]:
+def _completion_metrics(record: StepRecord) -> dict[str, float]:
     lengths = np.diff(record.row_offsets)
     metrics = {
         "completions/mean_length": float(lengths.mean()),
@@ -111,12 +115,13 @@ def _completions(record: StepRecord) -> dict[str, float]:
     return metrics
 
 
-def _advantages(record: StepRecord) -> dict[str, float]:
-    if record.reward is None or not _any(record.reward):
+def _advantage_metrics(record: StepRecord) -> dict[str, float]:
+    if record.reward is None or not _any_finite(record.reward):
         return {}
     numbers = [record.reward[record.group == group] for group in np.unique(record.group)]
     equal = [
-        _any(rewards) and float(np.nanmax(rewards) - np.nanmin(rewards)) == 0 for rewards in numbers
+        _any_finite(rewards) and float(np.nanmax(rewards) - np.nanmin(rewards)) == 0
+        for rewards in numbers
     ]
     metrics = {"frac_reward_zero_std": float(np.mean(equal))}
     if record.advantage is not None:
@@ -124,25 +129,25 @@ def _advantages(record: StepRecord) -> dict[str, float]:
     return metrics
 
 
-def _policy(record: StepRecord) -> dict[str, float]:
+def _policy_metrics(record: StepRecord) -> dict[str, float]:
     metrics = {}
     trained = record.loss_mask
     if not trained.any():
         return {}
     if record.logp_old is not None:
-        metrics["logp"] = float(_wide(record.logp_old)[trained].mean())
+        metrics["logp"] = float(_to_float64(record.logp_old)[trained].mean())
     if record.entropy is not None:
-        metrics["entropy"] = float(_wide(record.entropy)[trained].mean())
+        metrics["entropy"] = float(_to_float64(record.entropy)[trained].mean())
     return metrics
 
 
-def _sampler(record: StepRecord) -> dict[str, float]:
+def _sampler_metrics(record: StepRecord) -> dict[str, float]:
     if record.logp_sampler is None or record.logp_old is None:
         return {}
-    known = record.loss_mask & np.isfinite(record.logp_sampler)
-    if not known.any():
+    reported = record.loss_mask & np.isfinite(record.logp_sampler)
+    if not reported.any():
         return {}
-    gap = (_wide(record.logp_old) - _wide(record.logp_sampler))[known]
+    gap = (_to_float64(record.logp_old) - _to_float64(record.logp_sampler))[reported]
     return {
         "sampling/sampling_logp_difference/mean": float(np.abs(gap).mean()),
         "sampling/sampling_logp_difference/max": float(np.abs(gap).max()),
@@ -150,14 +155,14 @@ def _sampler(record: StepRecord) -> dict[str, float]:
     }
 
 
-def _spread(name: str, values: np.ndarray, record: StepRecord) -> dict[str, float]:
+def _kl_distribution(name: str, values: np.ndarray, record: StepRecord) -> dict[str, float]:
     """Return mean, extremes and tail of a per-token KL, and its mean and max per completion."""
     trained = record.loss_mask & ~np.isnan(values)
     if not trained.any():
         return {}
     tokens = values[trained]
     size = np.sort(np.abs(tokens))
-    tail = size[-max(1, round(TAIL * size.size)) :].sum() / max(size.sum(), 1e-300)
+    tail = size[-max(1, round(TAIL_FRACTION * size.size)) :].sum() / max(size.sum(), 1e-300)
     rows = row_of_token(record.row_offsets)[trained]
     sums = segment_sum(tokens, rows, record.num_rows)[np.unique(rows)]
     return {
@@ -166,20 +171,20 @@ def _spread(name: str, values: np.ndarray, record: StepRecord) -> dict[str, floa
         f"{name}/max": float(tokens.max()),
         f"{name}/p99": float(np.quantile(tokens, 0.99)),
         f"{name}/top_share": float(tail),
-        f"{name}/share_above": float((np.abs(tokens) > FAR).mean()),
+        f"{name}/share_above": float((np.abs(tokens) > LARGE_TOKEN_KL).mean()),
         f"{name}/per_sequence": float(sums.mean()),
         f"{name}/per_sequence_max": float(sums.max()),
     }
 
 
-def _per_row(values: np.ndarray, record: StepRecord) -> np.ndarray:
+def _row_sums(values: np.ndarray, record: StepRecord) -> np.ndarray:
     sums: np.ndarray = segment_sum(values, row_of_token(record.row_offsets), record.num_rows)
     return sums
 
 
-def _wide(values: np.ndarray) -> np.ndarray:
+def _to_float64(values: np.ndarray) -> np.ndarray:
     return np.asarray(values, dtype=np.float64)
 
 
-def _any(values: np.ndarray) -> bool:
+def _any_finite(values: np.ndarray) -> bool:
     return bool(np.isfinite(values).any())

@@ -18,7 +18,7 @@ MOST_PARTS = 4_096  # ranks that write one step
 MOST_ROWS = 1 << 17  # completions of one step
 LARGEST_FOOTER = 1 << 18  # bytes; klinic writes 5,000
 LARGEST_STEP = 1 << 30  # bytes of all parts of a step
-LEAST_MEMORY = 2 << 20  # bytes that any step may decode to; 20 steps are in memory at once
+MIN_MEMORY = 2 << 20  # bytes that any step may decode to; 20 steps are in memory at once
 EXPANSION = 64  # times the size on disk; log-probs hardly compress: real steps stay below 10
 MOST_PAGES = 1 << 14  # per step; Arrow writes one per megabyte of a column
 FOOTER_END = 8  # bytes after the footer: its length and the magic number
@@ -41,7 +41,7 @@ PLAIN = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class PageHeader:
     """The header of a page."""
 
     size: int
@@ -56,17 +56,17 @@ class MemoryBudget:
     """The memory that the parts of one step may still take."""
 
     def __init__(self, folder: Path, files: Sequence[str]) -> None:
-        sizes = _sizes(folder, files)
+        sizes = _file_sizes(folder, files)
         if sum(sizes) > LARGEST_STEP:
             raise EvidenceError(
                 f"{folder}: the parts have {sum(sizes) >> 20:,} MB, and those of a step at most "
                 f"{LARGEST_STEP >> 20:,} MB. Check that the files are records; write fewer tokens "
                 "per step."
             )
-        self._left = LEAST_MEMORY + EXPANSION * sum(sizes)
+        self._left = MIN_MEMORY + EXPANSION * sum(sizes)
         self._pages_left = MOST_PAGES
 
-    def admit(
+    def charge_columns(
         self, parquet: Any, data: bytes, *, rows: int, is_read: Callable[[str], bool]
     ) -> None:
         """Deduct the decoded size of the columns that are read; raise if the budget is exceeded."""
@@ -77,19 +77,21 @@ class MemoryBudget:
                 "per completion."
             )
         groups = _row_groups(data)
-        if not num_rows == sum(_whole(group, GROUP_ROWS) for group in groups) == rows:
+        if not num_rows == sum(_unsigned_field(group, GROUP_ROWS) for group in groups) == rows:
             raise EvidenceError(
                 f"has {num_rows} rows, which differs from its manifest ({rows}) or its row "
                 "groups. Write the step again."
             )
         columns = parquet.metadata.schema
-        for place in range(len(columns)):
-            column = columns.column(place)
+        for column_index in range(len(columns)):
+            column = columns.column(column_index)
             if is_read(column.path.split(".")[0]):
                 for group in groups:
-                    self._take(_decoded(list(self._pages(data, group, place)), column))
+                    self._spend_memory(
+                        _decoded_bytes(list(self._column_pages(data, group, column_index)), column)
+                    )
 
-    def _take(self, memory: int) -> None:
+    def _spend_memory(self, memory: int) -> None:
         self._left -= memory
         if self._left < 0:
             raise EvidenceError(
@@ -97,10 +99,10 @@ class MemoryBudget:
                 "of any record. Write the step again."
             )
 
-    def _pages(self, data: bytes, group: Fields, place: int) -> Iterator[Page]:
+    def _column_pages(self, data: bytes, group: Fields, column_index: int) -> Iterator[PageHeader]:
         """Yield the pages of a column that Arrow may read."""
-        column = group[CHUNKS][place][COLUMN]
-        start, length = _whole(column, DATA_AT), _whole(column, LENGTH)
+        column = group[CHUNKS][column_index][COLUMN]
+        start, length = _unsigned_field(column, DATA_AT), _unsigned_field(column, LENGTH)
         if DICTIONARY_AT in column and 0 < column[DICTIONARY_AT] < start:
             start = column[DICTIONARY_AT]
         end = min(start + length, len(data))
@@ -109,8 +111,8 @@ class MemoryBudget:
             if self._pages_left < 0:
                 raise EvidenceError(f"has more than {MOST_PAGES:,} pages. Write larger pages.")
             header, start = read_struct(data, start)
-            yield _page(header)
-            start += _whole(header, COMPRESSED_SIZE, LARGEST_I32)
+            yield _parse_page(header)
+            start += _unsigned_field(header, COMPRESSED_SIZE, LARGEST_I32)
 
 
 def check_footer(data: bytes, path: Path) -> None:
@@ -127,7 +129,7 @@ def _footer_length(data: bytes) -> int:
     return int.from_bytes(data[-FOOTER_END : -FOOTER_END // 2], "little")
 
 
-def _sizes(folder: Path, files: Sequence[str]) -> list[int]:
+def _file_sizes(folder: Path, files: Sequence[str]) -> list[int]:
     """Return the sizes of a step's files; raise if two names refer to one file."""
     sizes: dict[tuple[int, int], int] = {}
     for name in files:
@@ -154,17 +156,19 @@ def _row_groups(data: bytes) -> list[Fields]:
     return list(groups)
 
 
-def _page(header: Fields) -> Page:
+def _parse_page(header: Fields) -> PageHeader:
     kinds = {kind: header[kind] for kind in ENCODING if kind in header}
-    return Page(
-        size=_whole(header, SIZE, LARGEST_I32),
-        num_values=max((_whole(k, NUM_VALUES, LARGEST_I32) for k in kinds.values()), default=0),
+    return PageHeader(
+        size=_unsigned_field(header, SIZE, LARGEST_I32),
+        num_values=max(
+            (_unsigned_field(k, NUM_VALUES, LARGEST_I32) for k in kinds.values()), default=0
+        ),
         is_plain=all(kinds[kind].get(ENCODING[kind]) == PLAIN for kind in kinds),
         is_dictionary=DICTIONARY in kinds,
     )
 
 
-def _whole(fields: Fields, key: int, limit: int = 1 << 62) -> int:
+def _unsigned_field(fields: Fields, key: int, limit: int = 1 << 62) -> int:
     """Return a non-negative integer field; raise if it is missing or exceeds its width."""
     value = fields.get(key, -1)
     if not 0 <= value < limit:
@@ -172,7 +176,7 @@ def _whole(fields: Fields, key: int, limit: int = 1 << 62) -> int:
     return int(value)
 
 
-def _decoded(pages: Sequence[Page], column: Any) -> int:
+def _decoded_bytes(pages: Sequence[PageHeader], column: Any) -> int:
     """Return the decoded size of a column in bytes."""
     size = sum(page.size for page in pages)
     values = [page for page in pages if not page.is_dictionary]

@@ -1,8 +1,8 @@
 """StepRecord: the evidence of one step as flat token arrays, per-row arrays and step facts."""
 
 import numbers
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from enum import IntEnum
 from typing import Any
 
@@ -64,7 +64,7 @@ class StepRecord:
     """
 
     step: int
-    """The update, counted from 1."""
+    """The training step, counted from 1."""
 
     group: Int[np.ndarray, "B"]
     """Index of the prompt within the step; advantages compare rows of one group."""
@@ -164,14 +164,15 @@ class StepRecord:
         array = getattr(self, name)
         if array is not None and array.shape != (self.num_tokens,):
             raise EvidenceError(
-                f"step {self.step}: `{name}` has {_size(array)} tokens, but `row_offsets` ends at "
+                f"step {self.step}: `{name}` has {_shape_text(array)} "
+                "tokens, but `row_offsets` ends at "
                 f"{self.num_tokens}. Record every token array over the same rows, concatenated."
             )
 
     def _check_row_array(self, name: str, array: Any) -> None:
         if array is not None and array.shape != (self.num_rows,):
             raise EvidenceError(
-                f"step {self.step}: `{name}` has {_size(array)} entries, but `row_offsets` "
+                f"step {self.step}: `{name}` has {_shape_text(array)} entries, but `row_offsets` "
                 f"describes {self.num_rows} rows. Record one entry per completion."
             )
 
@@ -188,7 +189,8 @@ class StepRecord:
         self._check_row_array("prompt_offsets", offsets[1:])
         if ids.shape != (int(offsets[-1]),):
             raise EvidenceError(
-                f"step {self.step}: `prompt_ids` has {_size(ids)} tokens, but `prompt_offsets` "
+                f"step {self.step}: `prompt_ids` has {_shape_text(ids)} "
+                "tokens, but `prompt_offsets` "
                 f"ends at {offsets[-1]}. Record the prompts of all rows, concatenated."
             )
 
@@ -201,5 +203,38 @@ class StepRecord:
                 )
 
 
-def _size(array: Any) -> str:
+def _shape_text(array: Any) -> str:
     return "x".join(map(str, array.shape))
+
+
+def first_rows(record: StepRecord, num: int) -> StepRecord:
+    """Return a record of the first `num` completions."""
+    return record if num >= record.num_rows else select_rows(record, range(num))
+
+
+def select_rows(record: StepRecord, rows: Sequence[int]) -> StepRecord:
+    """Return a record of the completions at these row indices, in this order."""
+    picked = np.asarray(rows, dtype=np.int64)
+    tokens, offsets = entry_indices(record.row_offsets, picked)
+    columns: dict[str, Any] = {"row_offsets": offsets}
+    columns |= {name: _select_entries(record, name, picked) for name in ROW_FIELDS}
+    columns |= {name: _select_entries(record, name, tokens) for name in TOKEN_FIELDS}
+    columns["reward_parts"] = {name: part[picked] for name, part in record.reward_parts.items()}
+    if record.prompt_offsets is not None and record.prompt_ids is not None:
+        within, columns["prompt_offsets"] = entry_indices(record.prompt_offsets, picked)
+        columns["prompt_ids"] = record.prompt_ids[within]
+    assert columns.keys() <= {field.name for field in fields(record)}  # noqa: S101 - all are columns
+    return replace(record, **columns)
+
+
+def entry_indices(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the indices of the rows' entries, and the offsets of the rows among them."""
+    lengths = np.diff(offsets)[rows]
+    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(offsets.dtype)
+    within = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths)
+    return np.repeat(offsets[:-1][rows], lengths) + within, ends
+
+
+def _select_entries(record: StepRecord, name: str, indices: np.ndarray) -> Any:
+    array = getattr(record, name)
+    return None if array is None else array[indices]

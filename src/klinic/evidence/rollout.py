@@ -69,7 +69,7 @@ class Rollout:
     """The decoded completion, without special tokens."""
     messages: tuple[Message, ...] = ()
     """The turns after a chat prompt: those of the policy and of tools."""
-    sent: Int[np.ndarray, "P"] | None = None
+    sent_prompt_ids: Int[np.ndarray, "P"] | None = None
     """Prompt ids as the sampler received them; None if it does not report them."""
     cached_tokens: int | None = None
     """Prompt tokens read from a persistent prefix cache; None if the sampler reports none."""
@@ -77,7 +77,7 @@ class Rollout:
     @property
     def token_ids(self) -> Int[np.ndarray, "N"]:
         """The tokens of all segments, concatenated."""
-        return end_to_end((s.token_ids for s in self.segments), np.int64)
+        return concatenate_arrays((s.token_ids for s in self.segments), np.int64)
 
     @property
     def num_policy_tokens(self) -> int:
@@ -85,13 +85,13 @@ class Rollout:
         return sum(len(s.token_ids) for s in self.segments if s.emitted_by is EmittedBy.POLICY)
 
 
-def flatten(rollouts: Sequence[Rollout], *, step: int) -> StepRecord:
+def flatten_rollouts(rollouts: Sequence[Rollout], *, step: int) -> StepRecord:
     """Return the rollouts as a record, in order; the loss mask selects the policy's tokens.
 
     >>> prompt = Prompt(index=7, text="1+1=", token_ids=np.array([5, 6]), columns={})
     >>> answer = Segment(token_ids=np.array([2]), emitted_by=EmittedBy.POLICY,
     ...     logp_sampler=np.array([-0.1], np.float32), weight_version=0)
-    >>> flatten([Rollout(prompt=prompt, sample=0, segments=(answer,), finish_reason="stop",
+    >>> flatten_rollouts([Rollout(prompt=prompt, sample=0, segments=(answer,), finish_reason="stop",
     ...     text="2")], step=1).row_offsets
     array([0, 1])
     """
@@ -101,16 +101,18 @@ def flatten(rollouts: Sequence[Rollout], *, step: int) -> StepRecord:
     number = {index: group for group, index in enumerate(indices)}
     return StepRecord(
         step=step,
-        row_offsets=offsets_of([sum(len(s.token_ids) for s in r.segments) for r in rollouts]),
+        row_offsets=offsets_from_lengths(
+            [sum(len(s.token_ids) for s in r.segments) for r in rollouts]
+        ),
         group=np.array([number[r.prompt.index] for r in rollouts], np.int64),
         prompt_index=np.array([r.prompt.index for r in rollouts], np.int64),
         sample=np.array([r.sample for r in rollouts], np.int64),
-        prompt_offsets=offsets_of([len(r.prompt.token_ids) for r in rollouts]),
-        prompt_ids=end_to_end((r.prompt.token_ids for r in rollouts), np.int64),
+        prompt_offsets=offsets_from_lengths([len(r.prompt.token_ids) for r in rollouts]),
+        prompt_ids=concatenate_arrays((r.prompt.token_ids for r in rollouts), np.int64),
         finish_reason=np.array([r.finish_reason for r in rollouts], np.str_),
         prompt_ids_match=_prompt_ids_match(rollouts),
         cached_tokens=_cached_tokens(rollouts),
-        token_ids=end_to_end((s.token_ids for s in segments), np.int64),
+        token_ids=concatenate_arrays((s.token_ids for s in segments), np.int64),
         emitted_by=emitted_by,
         loss_mask=emitted_by == EmittedBy.POLICY,
         logp_sampler=_logp_sampler(segments),
@@ -119,15 +121,17 @@ def flatten(rollouts: Sequence[Rollout], *, step: int) -> StepRecord:
 
 
 def _prompt_ids_match(rollouts: Sequence[Rollout]) -> np.ndarray | None:
-    known = [(r.sent, r.prompt.token_ids) for r in rollouts if r.sent is not None]
-    if len(known) < len(rollouts):
+    id_pairs = [
+        (r.sent_prompt_ids, r.prompt.token_ids) for r in rollouts if r.sent_prompt_ids is not None
+    ]
+    if len(id_pairs) < len(rollouts):
         return None
-    return np.array([np.array_equal(*both) for both in known], np.bool_)
+    return np.array([np.array_equal(*both) for both in id_pairs], np.bool_)
 
 
 def _cached_tokens(rollouts: Sequence[Rollout]) -> np.ndarray | None:
-    known = [r.cached_tokens for r in rollouts if r.cached_tokens is not None]
-    return np.array(known, np.int64) if len(known) == len(rollouts) else None
+    counts = [r.cached_tokens for r in rollouts if r.cached_tokens is not None]
+    return np.array(counts, np.int64) if len(counts) == len(rollouts) else None
 
 
 def _logp_sampler(segments: Sequence[Segment]) -> np.ndarray | None:
@@ -135,8 +139,8 @@ def _logp_sampler(segments: Sequence[Segment]) -> np.ndarray | None:
         return None
     unknown = (np.full(len(s.token_ids), np.nan, np.float32) for s in segments)
     pairs = zip(segments, unknown, strict=True)
-    known = [nan if s.logp_sampler is None else s.logp_sampler for s, nan in pairs]
-    joined: np.ndarray = np.concatenate(known)
+    filled = [nan if s.logp_sampler is None else s.logp_sampler for s, nan in pairs]
+    joined: np.ndarray = np.concatenate(filled)
     return joined
 
 
@@ -145,12 +149,12 @@ def _per_token(segments: Sequence[Segment], values: Sequence[int], dtype: Any) -
     return np.repeat(np.array(values, dtype), lengths)
 
 
-def offsets_of(lengths: Sequence[int]) -> np.ndarray:
+def offsets_from_lengths(lengths: Sequence[int]) -> np.ndarray:
     """Return the offsets of concatenated rows of these lengths, with the end."""
     return np.cumsum([0, *lengths], dtype=np.int64)
 
 
-def end_to_end(arrays: Iterable[np.ndarray], dtype: Any) -> np.ndarray:
+def concatenate_arrays(arrays: Iterable[np.ndarray], dtype: Any) -> np.ndarray:
     """Return the arrays concatenated as `dtype`."""
     joined: np.ndarray = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)
     return joined

@@ -1,13 +1,17 @@
 """File names of a run folder, and run.json and tokens.json: the facts of the whole run."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from klinic.errors import EvidenceError
 from klinic.evidence.files import json_bytes, read_json
 from klinic.evidence.record import SCHEMA
 from klinic.evidence.writing import write_atomically
+
+if TYPE_CHECKING:
+    from klinic.recipe.recipe import Recipe
 
 RUN_FACTS = "run.json"
 TOKENS = "tokens.json"
@@ -19,13 +23,25 @@ DIAGNOSIS = "diagnosis.json"  # the latest diagnosis of the live doctor
 RECOVERY = "recovery.json"  # the recovery plan
 STOPPED = "stopped"  # the event of a run that saved and exited on a stop signal
 ENDED = "ended"  # the event of a finished run of another trainer
+TENSORBOARD = "tensorboard"
 LOCK = ".lock"  # held by the training process
 LONGEST_ID = 20  # digits
 LARGEST_TOKENS, MOST_TOKENS = 1 << 24, 1 << 19  # bytes, entries; large vocabularies have half
-SHARED = "shared with logp"  # `logp_old` of run.json if one forward pass serves both
+SHARED_FORWARD = "shared with logp"  # `logp_old` of run.json if one forward pass serves both
 
 
-def is_recorded(recipe: Path) -> bool:
+def display_path(folder: Path, recipe: "Recipe") -> Path:
+    """Return the run folder as the recipe names it, so that records hold no machine-specific path.
+
+    Valid only while the working directory is the one in which the run started.
+    """
+    chosen = recipe.output.dir
+    if chosen is not None and Path(chosen).expanduser().is_absolute():
+        return folder
+    return Path(os.path.relpath(folder))
+
+
+def is_run_recipe(recipe: Path) -> bool:
     """Whether a recipe file is the copy in a run folder, and not a user's own file."""
     beside = (RUN_FACTS, METRICS, "records", "checkpoints")
     return recipe.name == RECIPE and any((recipe.parent / name).exists() for name in beside)

@@ -18,9 +18,9 @@ def refuse_newer(run: Path) -> None:
     manifest = max((run / "records").glob("step=*/complete.json"), default=None)
     newest = {} if manifest is None else {manifest: SCHEMA}
     states = (run / CHECKPOINTS).glob(f"step=*/{STATE}")
-    known = {run / RUN_FACTS: SCHEMA, **newest, **dict.fromkeys(states, CHECKPOINT_SCHEMA)}
-    for path, newest_known in known.items():
-        schema = schema_of(path)
+    newest_by_path = {run / RUN_FACTS: SCHEMA, **newest, **dict.fromkeys(states, CHECKPOINT_SCHEMA)}
+    for path, newest_known in newest_by_path.items():
+        schema = read_schema(path)
         if schema is not None and schema > newest_known:
             raise EvidenceError(
                 f"{path}: has schema {schema}, but this klinic reads up to {newest_known}: a newer "
@@ -29,7 +29,7 @@ def refuse_newer(run: Path) -> None:
             )
 
 
-def schema_of(path: Path) -> int | None:
+def read_schema(path: Path) -> int | None:
     """Return the schema of a JSON file; None if it is unreadable or has none."""
     try:
         if path.stat().st_size > LARGEST:

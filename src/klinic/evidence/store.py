@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from klinic.errors import EvidenceError
-from klinic.evidence.columns import from_table, is_read, to_table
+from klinic.evidence.columns import from_table, is_known_column, to_table
 from klinic.evidence.facts import fact_from_json, fact_to_json
 from klinic.evidence.files import json_bytes, read_bytes, read_json
 from klinic.evidence.part_limits import (
@@ -35,7 +35,7 @@ from klinic.evidence.writing import remove_tree, write_atomically, write_durably
 
 MANIFEST = "complete.json"
 MANIFEST_KEYS = {"schema", "step", "parts", "facts"}
-WAITING = 4
+MAX_QUEUED = 4
 """Records that may be queued for writing before `RecordWriter.put` blocks."""
 
 
@@ -68,13 +68,13 @@ def write_part(run: Path, record: StepRecord, rank: int) -> Part:
     )
     data = sink.getvalue().to_pybytes()
     folder = step_folder(run, record.step)
-    _make(folder)
+    _make_step_folder(folder)
     name = part_name(rank)
     write_durably(folder / name, data)  # valid once the manifest holds its hash
     return Part(file=name, rows=record.num_rows, sha256=hashlib.sha256(data).hexdigest())
 
 
-def _make(folder: Path) -> None:
+def _make_step_folder(folder: Path) -> None:
     """Create the folder of a step, but not that of its run, which may have been moved."""
     try:
         folder.mkdir(exist_ok=True)
@@ -112,11 +112,11 @@ def read_record(run: Path, step: int) -> StepRecord:
     """Return the record of a complete step; raise `EvidenceError` if it is damaged or missing."""
     folder = step_folder(run, step)
     manifest = _read_manifest(folder / MANIFEST, step)
-    parts = _parts_of(manifest, folder / MANIFEST)
+    parts = _parse_parts(manifest, folder / MANIFEST)
     budget = MemoryBudget(folder, [part.file for part in parts])
     tables = [_read_part(folder, part, budget) for part in parts]
     facts = {name: fact_from_json(value) for name, value in manifest["facts"].items()}
-    return from_table(_join(tables, folder), step=step, facts=facts, source=str(folder))
+    return from_table(_concat_parts(tables, folder), step=step, facts=facts, source=str(folder))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,19 +136,19 @@ def read_step_files(run: Path, step: int) -> StepFiles:
     return StepFiles(
         digest=manifest_digest(manifest),
         facts={name: fact_from_json(value) for name, value in manifest["facts"].items()},
-        parts=tuple(_parts_of(manifest, path)),
+        parts=tuple(_parse_parts(manifest, path)),
     )
 
 
 def verify_parts(run: Path, step: int, parts: Sequence[Part]) -> None:
     """Raise `EvidenceError` if a part of a step differs from its digest in the manifest."""
     for part in parts:
-        _part_bytes(step_folder(run, step), part)
+        _read_part_bytes(step_folder(run, step), part)
 
 
-def steps(run: Path) -> list[int]:
+def complete_steps(run: Path) -> list[int]:
     """Return the complete steps, in order."""
-    return sorted(s for s, folder in _folders(run).items() if (folder / MANIFEST).is_file())
+    return sorted(s for s, folder in _step_folders(run).items() if (folder / MANIFEST).is_file())
 
 
 def has_record(run: Path, step: int) -> bool:
@@ -156,10 +156,10 @@ def has_record(run: Path, step: int) -> bool:
     return (step_folder(run, step) / MANIFEST).is_file()
 
 
-def forget_after(run: Path, step: int) -> None:
+def remove_records_after(run: Path, step: int) -> None:
     """Remove records after `step` and incomplete ones; the run resumes from `step`."""
-    for found, folder in _folders(run).items():
-        if found > step or not (folder / MANIFEST).is_file():
+    for recorded_step, folder in _step_folders(run).items():
+        if recorded_step > step or not (folder / MANIFEST).is_file():
             # the manifest first, so that an interrupted removal leaves an invalid step
             if not folder.is_symlink():
                 (folder / MANIFEST).unlink(missing_ok=True)
@@ -181,17 +181,17 @@ class RecordWriter:
 
     def put(self, record: StepRecord) -> None:
         """Queue a record; block while more than `MAX_QUEUED` others are queued."""
-        self._settle(at_most=WAITING)
+        self._await_writes(at_most=MAX_QUEUED)
         self._pending.append(self._pool.submit(write_record, self._run, record, self._rank))
 
     def flush(self) -> None:
         """Wait until every queued record is written."""
-        self._settle(at_most=0)
+        self._await_writes(at_most=0)
 
     def close(self) -> None:
         """Wait until every record is written; raise the first error."""
         self._pool.shutdown(wait=True)
-        self._settle(at_most=0)
+        self._await_writes(at_most=0)
 
     def __enter__(self) -> "RecordWriter":
         return self
@@ -199,7 +199,7 @@ class RecordWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _settle(self, *, at_most: int) -> None:
+    def _await_writes(self, *, at_most: int) -> None:
         while self._pending and (self._pending[0].done() or len(self._pending) > at_most):
             self._pending.popleft().result()
 
@@ -209,8 +209,8 @@ def step_folder(run: Path, step: int) -> Path:
     return run / "records" / f"step={step:06d}"
 
 
-def _folders(run: Path) -> dict[int, Path]:
-    found = {}
+def _step_folders(run: Path) -> dict[int, Path]:
+    folders = {}
     for folder in sorted((run / "records").glob("step=*")):
         digits = re.fullmatch(r"step=([0-9]+)", folder.name)
         if digits is None:
@@ -221,8 +221,8 @@ def _folders(run: Path) -> dict[int, Path]:
                 f"{folder}: steps have six digits, so no reader finds this folder. "
                 f"Rename it to {step_folder(run, step).name}."
             )
-        found[step] = folder
-    return found
+        folders[step] = folder
+    return folders
 
 
 def _read_manifest(path: Path, step: int) -> dict[str, Any]:
@@ -246,7 +246,7 @@ def _read_manifest(path: Path, step: int) -> dict[str, Any]:
     return manifest
 
 
-def _parts_of(manifest: Mapping[str, Any], path: Path) -> list[Part]:
+def _parse_parts(manifest: Mapping[str, Any], path: Path) -> list[Part]:
     entries = manifest["parts"]
     if isinstance(entries, list) and len(entries) > MOST_PARTS:
         raise EvidenceError(
@@ -268,7 +268,7 @@ def _parts_of(manifest: Mapping[str, Any], path: Path) -> list[Part]:
     return parts
 
 
-def _part_bytes(folder: Path, part: Part) -> bytes:
+def _read_part_bytes(folder: Path, part: Part) -> bytes:
     path = folder / part.file
     try:
         data = read_bytes(path, largest=LARGEST_STEP)
@@ -284,12 +284,12 @@ def _part_bytes(folder: Path, part: Part) -> bytes:
 
 def _read_part(folder: Path, part: Part, budget: MemoryBudget) -> Any:
     path = folder / part.file
-    data = _part_bytes(folder, part)
+    data = _read_part_bytes(folder, part)
     check_footer(data, path)
     try:
         parquet = pq.ParquetFile(pa.BufferReader(data), **THRIFT)
-        budget.admit(parquet, data, rows=part.rows, is_read=is_read)
-        names = [name for name in parquet.schema_arrow.names if is_read(name)]
+        budget.charge_columns(parquet, data, rows=part.rows, is_read=is_known_column)
+        names = [name for name in parquet.schema_arrow.names if is_known_column(name)]
         # An Arrow thread that releases `data` at interpreter exit would abort the process.
         return parquet.read(names, use_threads=False)
     except EvidenceError as error:
@@ -298,7 +298,7 @@ def _read_part(folder: Path, part: Part, budget: MemoryBudget) -> Any:
         raise EvidenceError(f"{path}: is not Parquet ({error}). Write the step again.") from error
 
 
-def _join(tables: Sequence[Any], folder: Path) -> Any:
+def _concat_parts(tables: Sequence[Any], folder: Path) -> Any:
     if len(tables) == 1:  # the usual case
         return tables[0]
     names = [set(table.column_names) for table in tables]

@@ -16,19 +16,19 @@ from typing import IO
 
 from klinic.errors import EvidenceError
 
-OWN = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))
-NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | OWN
+SAFE_FLAGS = sum(getattr(os, name, 0) for name in ("O_NOFOLLOW", "O_CLOEXEC", "O_BINARY"))
+CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | SAFE_FLAGS
 # opening a pipe without a reader fails instead of blocking
-GROWING = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | OWN
+APPEND_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_APPEND | getattr(os, "O_NONBLOCK", 0) | SAFE_FLAGS
 MODE = 0o666  # before the user's umask
-SHOWN = 32  # leading characters of a name in its temporary file
+NAME_PREFIX_LENGTH = 32  # leading characters of a name in its temporary file
 
 
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file atomically: complete or not at all, also after a power cut."""
     refuse_special(path)
     # a random name: unique per writer, and no link can be placed there in advance
-    temporary = path.with_name(f".{path.name[:SHOWN]}.{secrets.token_hex(8)}.tmp")
+    temporary = path.with_name(f".{path.name[:NAME_PREFIX_LENGTH]}.{secrets.token_hex(8)}.tmp")
     try:
         _write_new(temporary, data)
         temporary.replace(path)
@@ -48,15 +48,15 @@ def write_durably(path: Path, data: bytes) -> None:
 def open_log(path: Path) -> IO[bytes]:
     """Open a file for appending; raise `EvidenceError` for a link, a pipe or a device."""
     try:
-        handle = os.open(path, GROWING, MODE)
+        handle = os.open(path, APPEND_FLAGS, MODE)
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.EMLINK, errno.ENXIO, errno.EISDIR}:
-            raise EvidenceError(_not_a_file(path)) from error
+            raise EvidenceError(_not_a_file_message(path)) from error
         raise
     file = os.fdopen(handle, "ab")
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         file.close()
-        raise EvidenceError(_not_a_file(path))
+        raise EvidenceError(_not_a_file_message(path))
     return file
 
 
@@ -68,13 +68,13 @@ def refuse_special(path: Path) -> None:
         except OSError:  # missing, or a broken link
             continue
         if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
-            raise EvidenceError(_not_a_file(path))
+            raise EvidenceError(_not_a_file_message(path))
 
 
 def refuse_link(path: Path) -> None:
     """Raise `EvidenceError` for a symbolic link, before a file is changed in place."""
     if path.is_symlink():
-        raise EvidenceError(_not_a_file(path))
+        raise EvidenceError(_not_a_file_message(path))
 
 
 def make_fresh_folder(path: Path) -> None:
@@ -94,7 +94,7 @@ def remove_tree(path: Path) -> None:
 def refuse_links_out(run: Path) -> None:
     """Raise `EvidenceError` if a run folder contains a link that points outside of it."""
     inside = run.resolve()
-    for link in _links(run):
+    for link in _find_links(run):
         # W&B creates this link to its own log, and does not write through it
         if link.match("wandb/*/logs/debug-core.log"):
             continue
@@ -117,7 +117,7 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def _links(run: Path) -> Iterator[Path]:
+def _find_links(run: Path) -> Iterator[Path]:
     """Yield the links in a run folder, at any depth but in `records`, whose files are replaced."""
     for folder, folders, files in os.walk(run):
         yield from (Path(folder, name) for name in (*folders, *files) if _is_link(folder, name))
@@ -130,13 +130,13 @@ def _is_link(folder: str, name: str) -> bool:
 
 
 def _write_new(path: Path, data: bytes) -> None:
-    with os.fdopen(os.open(path, NEW, MODE), "wb") as file:
+    with os.fdopen(os.open(path, CREATE_FLAGS, MODE), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _not_a_file(path: Path) -> str:
+def _not_a_file_message(path: Path) -> str:
     kind = "a symbolic link" if path.is_symlink() else "a folder, a pipe or a device"
     return (
         f"{path}: is {kind}, and klinic writes only to regular files of its own. Remove "

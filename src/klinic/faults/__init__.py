@@ -1,10 +1,10 @@
-"""Injected faults, one mechanism per file, for the scoreboard and the demo.
+"""Injected faults for the scoreboard and the demo: one file per cause.
 
-base            `Fault`, its severity, and the helper that patches an attribute
-in_trl          faults of a TRL trainer
-vllm_traps      faults of a real vLLM engine
-second          a second mechanism for most causes
-<cause>         the first mechanism of that cause, with `FAULT`
+base.py             `Fault`, its severity, and the helper that patches an attribute
+sampler_patches.py  helpers that patch training samples and leave evaluation unchanged
+in_trl.py           faults of a TRL trainer
+vllm_traps.py       faults of a real vLLM engine
+<cause>.py          `FAULT`, a mechanism of that cause; `SECOND_FAULT`, an independent second one
 """
 
 from klinic.faults import (
@@ -81,6 +81,40 @@ FAULTS: tuple[Fault, ...] = (
     malformed_output.FAULT,
     cliff_rewards.FAULT,
 )
-"""In the order of `evidence.causes`; routing-mismatch has none, since no model here has experts."""
+"""In the order of `klinic.checks.CHECKS`. Without routing-mismatch: no model here has experts."""
 
-__all__ = ["FAULTS", "Fault", "Severity"]
+SECOND_FAULTS: tuple[Fault, ...] = (
+    stale_sampler.SECOND_FAULT,
+    temperature_on_one_side.SECOND_FAULT,
+    wrong_reference.SECOND_FAULT,
+    misaligned_logp.SECOND_FAULT,
+    retokenised.SECOND_FAULT,
+    wrong_loss_mask.SECOND_FAULT,
+    kl_gradient_wrong.SECOND_FAULT,
+    kl_not_applied.SECOND_FAULT,
+    kl_sign_flipped.SECOND_FAULT,
+    kl_tail_dominates.SECOND_FAULT,
+    nan_outside_mask.SECOND_FAULT,
+    stale_prefix_cache.SECOND_FAULT,
+    hidden_sampling_transform.SECOND_FAULT,
+    stop_token_fault.SECOND_FAULT,
+    advantage_explodes.SECOND_FAULT,
+    wrong_groups.SECOND_FAULT,
+    equal_rewards.SECOND_FAULT,
+    loss_scaled_wrong.SECOND_FAULT,
+    imprecise_logp.SECOND_FAULT,
+    dropout_in_scoring.SECOND_FAULT,
+    layout_changes_logp.SECOND_FAULT,
+    prompt_mismatch.SECOND_FAULT,
+    step_too_big.SECOND_FAULT,
+    policy_does_not_move.SECOND_FAULT,
+    broken_reward.SECOND_FAULT,
+    reward_hacking.SECOND_FAULT,
+    moved_reference.SECOND_FAULT,
+    samples_too_old.SECOND_FAULT,
+    broken_sampler.SECOND_FAULT,
+    wrong_metric.SECOND_FAULT,
+)
+"""In the same order."""
+
+__all__ = ["FAULTS", "SECOND_FAULTS", "Fault", "Severity"]

@@ -24,7 +24,7 @@ class Fault:
     """One mechanism of one cause."""
 
     cause: str
-    """A cause of `evidence.causes`."""
+    """The name of a check."""
     mechanism: str
     """The defect, in a few words."""
     inject: Callable[[Severity], AbstractContextManager[None]]
@@ -35,25 +35,25 @@ class Fault:
 
 
 @contextmanager
-def patched(owner: Any, name: str, change: Callable[..., Any]) -> Iterator[None]:
+def patch_attribute(owner: Any, name: str, change: Callable[..., Any]) -> Iterator[None]:
     """Replace an attribute of a module or class by `change(real, *args, **kwargs)`."""
     real = getattr(owner, name)
-    _refuse_others(real, change)
+    _check_signature(real, change)
 
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def call_change(*args: Any, **kwargs: Any) -> Any:
         return change(real, *args, **kwargs)
 
-    setattr(owner, name, wrapped)
+    setattr(owner, name, call_change)
     try:
         yield
     finally:
         setattr(owner, name, real)
 
 
-def _refuse_others(real: Callable[..., Any], change: Callable[..., Any]) -> None:
+def _check_signature(real: Callable[..., Any], change: Callable[..., Any]) -> None:
     """Raise if `change` cannot be called with the arguments of the function it replaces."""
-    given = signature(real).parameters.values()
+    parameters = signature(real).parameters.values()
     first = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
-    needed = [None for p in given if p.kind in first and p.default is Parameter.empty]
-    by_name = {p.name: None for p in given if p.kind is Parameter.KEYWORD_ONLY}
+    needed = [None for p in parameters if p.kind in first and p.default is Parameter.empty]
+    by_name = {p.name: None for p in parameters if p.kind is Parameter.KEYWORD_ONLY}
     signature(change).bind(real, *needed, **by_name)

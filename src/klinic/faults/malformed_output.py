@@ -4,30 +4,32 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from klinic.faults.base import Fault, Severity, patched
+from klinic.faults.base import Fault, Severity, patch_attribute
 from klinic.model.chat import PromptEncoder
 
-EVERY = {Severity.MILD: 2, Severity.NORMAL: 1}  # prompts; one in so many is affected
+CHANGED_PROMPT_EVERY = {Severity.MILD: 2, Severity.NORMAL: 1}  # prompts; one in so many is affected
 
 
 @contextmanager
-def inject(severity: Severity) -> Iterator[None]:
+def change_prompt_format(severity: Severity) -> Iterator[None]:
     """Pose another task than the reward grades."""
 
-    def other(real: Any, self: Any, prompt: Any, tools: Any = None) -> Any:
-        hit = isinstance(prompt, str) and sum(map(ord, prompt)) % EVERY[severity] == 0
-        return real(self, _compare(prompt) if hit else prompt, tools)
+    def encode_other_format(real: Any, self: Any, prompt: Any, tools: Any = None) -> Any:
+        is_affected = (
+            isinstance(prompt, str) and sum(map(ord, prompt)) % CHANGED_PROMPT_EVERY[severity] == 0
+        )
+        return real(self, _comparison_prompt(prompt) if is_affected else prompt, tools)
 
-    with patched(PromptEncoder, "__call__", other):
+    with patch_attribute(PromptEncoder, "__call__", encode_other_format):
         yield
 
 
-def _compare(prompt: str) -> str:
+def _comparison_prompt(prompt: str) -> str:
     return f"compare {prompt.rstrip('=').replace('+', ' ')}="
 
 
 FAULT = Fault(
     cause="malformed-output",
     mechanism="prompts in the format of another skill",
-    inject=inject,
+    inject=change_prompt_format,
 )

@@ -1,4 +1,7 @@
-"""policy-does-not-move: weights are stored in bf16, and updates are lost to rounding."""
+"""policy-does-not-move: weights are stored in bf16, and updates are lost to rounding.
+
+Second mechanism: the graph is cut after a layer, so earlier adapters have no gradient.
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -6,43 +9,44 @@ from typing import Any
 
 import torch
 
-from klinic.faults.base import Fault, Severity, patched
+from klinic.faults.base import Fault, Severity, patch_attribute
+from klinic.learner.local import LocalLearner
 from klinic.learner.update import LearningRate
-from klinic.loop import train
+from klinic.training import train
 
-SHRUNK = {Severity.MILD: 0.03, Severity.NORMAL: 0.001}  # factor of the learning rate
+RATE_FACTOR = {Severity.MILD: 0.03, Severity.NORMAL: 0.001}  # factor of the learning rate
 
 
 @contextmanager
-def inject(severity: Severity) -> Iterator[None]:
+def round_weights_to_bf16(severity: Severity) -> Iterator[None]:
     """Load the weights in bf16, and round them after every small update."""
 
-    begun: list[bool] = []
+    loaded_policies: list[bool] = []
 
-    def rounded(real: Any, self: Any, *given: Any, **how: Any) -> Any:
-        found = real(self, *given, **how)
-        if begun:  # not during the warm start
-            _round(p for group in self.param_groups for p in group["params"])
-        return found
+    def step_and_round(real: Any, self: Any, *args: Any, **options: Any) -> Any:
+        loss = real(self, *args, **options)
+        if loaded_policies:  # not during the warm start
+            _round_to_bf16(p for group in self.param_groups for p in group["params"])
+        return loss
 
-    def loaded(real: Any, *given: Any) -> Any:
-        policy, where = real(*given)
-        _round(policy.lm.parameters())
-        begun.append(True)
+    def load_rounded(real: Any, *args: Any) -> Any:
+        policy, where = real(*args)
+        _round_to_bf16(policy.lm.parameters())
+        loaded_policies.append(True)
         return policy, where
 
-    def smaller(real: Any, self: Any, num_updates: int) -> float:
-        return SHRUNK[severity] * float(real(self, num_updates))
+    def smaller_rate(real: Any, self: Any, num_updates: int) -> float:
+        return RATE_FACTOR[severity] * float(real(self, num_updates))
 
     with ExitStack() as stack:
-        stack.enter_context(patched(torch.optim.AdamW, "step", rounded))
-        stack.enter_context(patched(train, "start_policy", loaded))
-        stack.enter_context(patched(LearningRate, "at", smaller))
+        stack.enter_context(patch_attribute(torch.optim.AdamW, "step", step_and_round))
+        stack.enter_context(patch_attribute(train, "start_policy", load_rounded))
+        stack.enter_context(patch_attribute(LearningRate, "at", smaller_rate))
         yield
 
 
 @torch.no_grad()
-def _round(parameters: Iterable[Any]) -> None:
+def _round_to_bf16(parameters: Iterable[Any]) -> None:
     for p in parameters:
         p.copy_(p.bfloat16())
 
@@ -50,5 +54,32 @@ def _round(parameters: Iterable[Any]) -> None:
 FAULT = Fault(
     cause="policy-does-not-move",
     mechanism="updates below bf16 rounding",
-    inject=inject,
+    inject=round_weights_to_bf16,
+)
+
+
+CUT_LAYER = {Severity.MILD: 1, Severity.NORMAL: -1}  # the last layer without a gradient
+
+
+@contextmanager
+def detach_layer_output(severity: Severity) -> Iterator[None]:
+    """Block the gradient, as checkpointing does if its inputs require none."""
+
+    def cut_gradient(_module: Any, _args: Any, output: torch.Tensor) -> torch.Tensor:
+        return output.detach() + 0.0 * output if output.requires_grad else output
+
+    def init_with_hook(real: Any, learner: Any, policy: Any, *args: Any, **options: Any) -> None:
+        real(learner, policy, *args, **options)
+        policy.lm.get_decoder().layers[CUT_LAYER[severity]].register_forward_hook(cut_gradient)
+
+    with patch_attribute(LocalLearner, "__init__", init_with_hook):
+        yield
+
+
+SECOND_FAULT = Fault(
+    cause="policy-does-not-move",
+    mechanism="the graph is cut, and adapters have no gradient",
+    inject=detach_layer_output,
+    settings={"model.lora_rank": 8, "learner.learning_rate": 3e-3},
+    visible_at_start=True,
 )

@@ -6,33 +6,37 @@ from typing import Any
 
 import torch
 
-from klinic.faults.base import Fault, Severity, patched
-from klinic.loop import train
+from klinic.faults.base import Fault, Severity, patch_attribute
+from klinic.training import train
 
-LOST = {Severity.MILD: 0.5, Severity.NORMAL: 1.0}  # fraction of the trained weights that is lost
+# fraction of the trained weights that is lost
+LOST_FRACTION = {
+    Severity.MILD: 0.5,
+    Severity.NORMAL: 1.0,
+}
 
 
 @contextmanager
-def inject(severity: Severity) -> Iterator[None]:
+def randomise_weights(severity: Severity) -> Iterator[None]:
     """Replace the loaded weights by small random values."""
 
-    def unloaded(real: Any, *given: Any) -> Any:
-        policy, where = real(*given)
+    def start_with_random(real: Any, *args: Any) -> Any:
+        policy, source = real(*args)
         random = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for p in policy.lm.parameters():
                 if p.ndim > 1:
                     fresh = 0.02 * torch.randn(p.shape, generator=random)
-                    p.lerp_(fresh, LOST[severity])
-        return policy, where
+                    p.lerp_(fresh, LOST_FRACTION[severity])
+        return policy, source
 
-    with patched(train, "start_policy", unloaded):
+    with patch_attribute(train, "start_policy", start_with_random):
         yield
 
 
 FAULT = Fault(
     cause="random-weights",
     mechanism="weights are not loaded",
-    inject=inject,
+    inject=randomise_weights,
     visible_at_start=True,
 )

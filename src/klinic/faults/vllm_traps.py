@@ -9,13 +9,13 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from klinic.faults.base import patched
-from klinic.sampler import vllm
-from klinic.sampler.vllm_engine import OwnEngine, Start
+from klinic.faults.base import patch_attribute
+from klinic.sampler.vllm import sampler
+from klinic.sampler.vllm.engine import EngineConfig, SubprocessEngine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trap:
+class VllmTrap:
     """A defect that raises no error."""
 
     cause: str
@@ -26,52 +26,50 @@ class Trap:
 
 
 @contextmanager
-def head_not_packed() -> Iterator[None]:
+def skip_head_packing() -> Iterator[None]:
     """Keep the old packed copy of a tied head, as vLLM's own lifecycle does on a CPU."""
 
-    def plain(real: Any, *given: Any, **options: Any) -> Any:
-        return real(*given, **options, pack_head=False)
+    def send_unpacked(real: Any, *args: Any, **options: Any) -> Any:
+        return real(*args, **options, pack_head=False)
 
-    with patched(vllm, "WeightSender", plain):
+    with patch_attribute(sampler, "WeightSender", send_unpacked):
         yield
 
 
 @contextmanager
-def prefix_cache_kept() -> Iterator[None]:
+def keep_prefix_cache() -> Iterator[None]:
     """Do not reset the prefix cache after a sync."""
-    with patched(OwnEngine, "forget_prefixes", lambda *_: None):
+    with patch_attribute(SubprocessEngine, "reset_prefix_cache", lambda *_: None):
         yield
 
 
 @contextmanager
-def adapter_not_delivered() -> Iterator[None]:
+def drop_adapter() -> Iterator[None]:
     """Load every adapter, and select none when sampling."""
 
-    def without(real: Any, engine: Any, asked: Any, _adapter: Any) -> Any:
-        return real(engine, asked, None)
+    def generate_without_adapter(real: Any, engine: Any, requests: Any, _adapter: Any) -> Any:
+        return real(engine, requests, None)
 
-    with patched(OwnEngine, "generate", without):
+    with patch_attribute(SubprocessEngine, "generate", generate_without_adapter):
         yield
 
 
 @contextmanager
-def raw_log_probs() -> Iterator[None]:
+def report_raw_logps() -> Iterator[None]:
     """Report log-probs of the unprocessed logits, vLLM's default."""
 
-    def raw(real: Any, start: Start) -> Any:
+    def raw_arguments(real: Any, start: EngineConfig) -> Any:
         return {**real(start), "logprobs_mode": "raw_logprobs"}
 
-    with patched(Start, "arguments", raw):
+    with patch_attribute(EngineConfig, "engine_arguments", raw_arguments):
         yield
 
 
-TRAPS = {
-    "head not packed": Trap(cause="stale-sampler", inject=head_not_packed),
-    "prefix cache kept": Trap(cause="stale-prefix-cache", inject=prefix_cache_kept),
-    "adapter not delivered": Trap(
-        cause="stale-sampler", inject=adapter_not_delivered, needs="adapter"
-    ),
-    "raw log-probs": Trap(
-        cause="temperature-on-one-side", inject=raw_log_probs, needs="temperature"
+VLLM_TRAPS = {
+    "head not packed": VllmTrap(cause="stale-sampler", inject=skip_head_packing),
+    "prefix cache kept": VllmTrap(cause="stale-prefix-cache", inject=keep_prefix_cache),
+    "adapter not delivered": VllmTrap(cause="stale-sampler", inject=drop_adapter, needs="adapter"),
+    "raw log-probs": VllmTrap(
+        cause="temperature-on-one-side", inject=report_raw_logps, needs="temperature"
     ),
 }

@@ -1,32 +1,76 @@
-"""wrong-metric: the KL is logged in the other direction."""
+"""wrong-metric: the KL is logged in the other direction, or averaged over padding."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from klinic.evidence import metrics
-from klinic.faults.base import Fault, Severity, patched
-from klinic.loop import step_metrics
-from klinic.maths import kl
+import numpy as np
 
-SHARE = {Severity.MILD: 0.3, Severity.NORMAL: 1.0}  # interpolation towards the wrong value
+from klinic.evidence import metrics
+from klinic.faults.base import Fault, Severity, patch_attribute
+from klinic.maths import kl
+from klinic.training import step_metrics
+
+# interpolation towards the wrong value
+SWAPPED_FRACTION = {
+    Severity.MILD: 0.3,
+    Severity.NORMAL: 1.0,
+}
 
 
 @contextmanager
-def inject(severity: Severity) -> Iterator[None]:
+def swap_logged_kl(severity: Severity) -> Iterator[None]:
     """Swap policy and reference in the logged KL."""
 
-    def swapped(real: Any, record: Any) -> Any:
-        told = real(record)
+    def metrics_with_swapped_kl(real: Any, record: Any) -> Any:
+        logged = real(record)
         if record.logp_ref is None or record.logp_old is None:
-            return told
-        both = {"logp_p": metrics._wide(record.logp_ref), "logp_q": metrics._wide(record.logp_old)}
+            return logged
+        both = {
+            "logp_p": metrics._to_float64(record.logp_ref),
+            "logp_q": metrics._to_float64(record.logp_old),
+        }
         wrong = float(kl.k3(**both)[record.loss_mask].mean())
-        mixed = (1 - SHARE[severity]) * told["kl"] + SHARE[severity] * wrong
-        return {**told, "kl": mixed}
+        mixed = (1 - SWAPPED_FRACTION[severity]) * logged["kl"] + SWAPPED_FRACTION[severity] * wrong
+        return {**logged, "kl": mixed}
 
-    with patched(step_metrics, "step_metrics", swapped):
+    with patch_attribute(step_metrics, "step_metrics", metrics_with_swapped_kl):
         yield
 
 
-FAULT = Fault(cause="wrong-metric", mechanism="the KL in the other direction", inject=inject)
+FAULT = Fault(
+    cause="wrong-metric", mechanism="the KL in the other direction", inject=swap_logged_kl
+)
+
+
+AVERAGED_METRICS = ("kl", "kl_k3/mean", "kl_k1/mean", "entropy")
+# padded row length; None: the longest row
+PADDED_WIDTH = {
+    Severity.MILD: None,
+    Severity.NORMAL: 16,
+}
+
+
+@contextmanager
+def average_over_padding(severity: Severity) -> Iterator[None]:
+    """Divide sums over tokens by the size of the padded batch."""
+
+    def metrics_over_padding(real: Any, record: Any) -> Any:
+        metrics = real(record)
+        width = PADDED_WIDTH[severity] or int(np.diff(record.row_offsets).max())
+        trained_fraction = record.loss_mask.sum() / (record.num_rows * width)
+        return metrics | {
+            n: float(trained_fraction * metrics[n]) for n in AVERAGED_METRICS if n in metrics
+        }
+
+    with patch_attribute(step_metrics, "step_metrics", metrics_over_padding):
+        yield
+
+
+SECOND_FAULT = Fault(
+    cause="wrong-metric",
+    mechanism="KL and entropy are averaged over padding too",
+    inject=average_over_padding,
+    settings={"sampling.max_new_tokens": 16},
+    visible_at_start=True,
+)

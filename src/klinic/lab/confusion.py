@@ -6,32 +6,32 @@ from pathlib import Path
 
 import numpy as np
 
-from klinic.evidence.causes import CAUSES
+from klinic.checks import CHECKS
 from klinic.evidence.writing import write_atomically
-from klinic.lab.outcome import HEALTHY, Outcome
+from klinic.lab.scoreboard_outcome import HEALTHY, Outcome
 
-NOBODY = "nothing named"
+NO_CAUSE = "nothing named"
 
 
-def counts(outcomes: Sequence[Outcome]) -> tuple[list[str], list[str], np.ndarray]:
+def count_outcomes(outcomes: Sequence[Outcome]) -> tuple[list[str], list[str], np.ndarray]:
     """Return row names (injected), column names (named), and the count matrix."""
-    order = [cause.name for cause in CAUSES]
+    order = [check.name for check in CHECKS]
     rows = [name for name in order if any(o.cause == name for o in outcomes)] + [HEALTHY]
-    columns = [*order, NOBODY]
+    columns = [*order, NO_CAUSE]
     table = np.zeros((len(rows), len(columns)))
     for o in outcomes:
-        table[rows.index(o.cause), columns.index(o.named or NOBODY)] += 1
+        table[rows.index(o.cause), columns.index(o.named or NO_CAUSE)] += 1
     return rows, columns, table
 
 
-def draw(outcomes: Sequence[Outcome], path: Path) -> None:
+def plot_confusion(outcomes: Sequence[Outcome], path: Path) -> None:
     """Write the plot as PNG."""
     import matplotlib as mpl
 
     mpl.use("agg")
     import matplotlib.pyplot as plt
 
-    rows, columns, table = counts(outcomes)
+    rows, columns, table = count_outcomes(outcomes)
     share = table / np.maximum(table.sum(1, keepdims=True), 1)
     figure, axes = plt.subplots(figsize=(12, 11), layout="constrained")
     axes.imshow(share, cmap="Blues", vmin=0, vmax=1, aspect="auto")

@@ -5,10 +5,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from klinic.lab.outcome import HEALTHY, Outcome
+from klinic.lab.scoreboard_outcome import HEALTHY, Outcome
 
 
-def show(figures: dict[str, Any], outcomes: dict[int, list[Outcome]], console: Console) -> None:
+def print_scoreboard(
+    figures: dict[str, Any], outcomes: dict[int, list[Outcome]], console: Console
+) -> None:
     """Print one line per cause with the causes named instead, and the overall figures."""
     table = Table("cause", "normal", "mild", "second", "second, mild", "named instead")
     for cause, rates in figures["by_cause"].items():

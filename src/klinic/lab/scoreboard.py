@@ -23,14 +23,20 @@ from rich.progress import track
 
 from klinic.evidence.files import json_bytes
 from klinic.evidence.writing import open_log
-from klinic.faults import FAULTS, Severity
+from klinic.faults import FAULTS, SECOND_FAULTS, Severity
 from klinic.faults.base import Fault
-from klinic.faults.second import SECOND
-from klinic.lab import healthy
-from klinic.lab.outcome import HEALTHY, WITHOUT, Outcome, look, named_without, proved
-from klinic.lab.trial import make
+from klinic.lab import healthy_recipes
+from klinic.lab.scoreboard_outcome import (
+    HEALTHY,
+    REMOVED_COLUMNS,
+    Outcome,
+    causes_without_columns,
+    confirm_by_replay,
+    diagnose_run,
+)
+from klinic.lab.scoreboard_run import train_trial
 
-MECHANISMS: dict[int, tuple[Fault, ...]] = {1: FAULTS, 2: SECOND}
+MECHANISMS: dict[int, tuple[Fault, ...]] = {1: FAULTS, 2: SECOND_FAULTS}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +50,7 @@ class Trial:
     seed: int
 
 
-def trials(only: Sequence[str], seeds: int, severities: Sequence[str]) -> Iterator[Trial]:
+def list_trials(only: Sequence[str], seeds: int, severities: Sequence[str]) -> Iterator[Trial]:
     """Yield the trials of the scoreboard, or of the causes in `only`."""
     for number, faults in MECHANISMS.items():
         for fault in faults:
@@ -54,22 +60,22 @@ def trials(only: Sequence[str], seeds: int, severities: Sequence[str]) -> Iterat
                 for seed in range(seeds):
                     yield Trial(cause=fault.cause, mechanism=number, severity=severity, seed=seed)
     if not only or HEALTHY in only:
-        for name, seed, _ in healthy.runs():
+        for name, seed, _ in healthy_recipes.healthy_runs():
             yield Trial(cause=HEALTHY, mechanism=0, severity=name, seed=seed)
 
 
-def outcome(trial: Trial) -> Outcome:
+def run_trial(trial: Trial) -> Outcome:
     """Train the run of a trial and diagnose it."""
     began = time.monotonic()
-    fault = _fault(trial)
-    settings = healthy.VARIANTS[trial.severity] if fault is None else {}
+    fault = _find_fault(trial)
+    settings = healthy_recipes.VARIANTS[trial.severity] if fault is None else {}
     folder = Path(tempfile.mkdtemp(prefix="klinic-trial-"))
     try:
         severity = Severity.NORMAL if fault is None else Severity(trial.severity)
-        make(folder / "run", fault, severity=severity, seed=trial.seed, **settings)
-        found, failed = look(folder / "run")
-        without = named_without(folder / "run")
-        proof = proved(folder / "run", found) if _to_prove(trial) else None
+        train_trial(folder / "run", fault, severity=severity, seed=trial.seed, **settings)
+        diagnosis, failed = diagnose_run(folder / "run")
+        without = causes_without_columns(folder / "run")
+        proof = confirm_by_replay(folder / "run", diagnosis) if _needs_proof(trial) else None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return Outcome(
@@ -77,10 +83,10 @@ def outcome(trial: Trial) -> Outcome:
         mechanism="" if fault is None else fault.mechanism,
         severity=trial.severity,
         seed=trial.seed,
-        named=found.cause,
+        named=diagnosis.cause,
         ranked=failed,
-        missing=found.missing,
-        first_step=found.first_step,
+        missing=diagnosis.missing,
+        first_step=diagnosis.first_step,
         without=without,
         seconds=time.monotonic() - began,
         visible_at_start=fault is not None and fault.visible_at_start,
@@ -88,9 +94,9 @@ def outcome(trial: Trial) -> Outcome:
     )
 
 
-def thrown(trial: Trial, error: BaseException) -> Outcome:
+def failed_outcome(trial: Trial, error: BaseException) -> Outcome:
     """Return the outcome of a failed trial, which counts neither as right nor as abstained."""
-    fault = _fault(trial)
+    fault = _find_fault(trial)
     return Outcome(
         cause=trial.cause,
         mechanism="" if fault is None else fault.mechanism,
@@ -100,23 +106,23 @@ def thrown(trial: Trial, error: BaseException) -> Outcome:
         ranked=(),
         missing=(),
         first_step=None,
-        without=dict.fromkeys(WITHOUT),
+        without=dict.fromkeys(REMOVED_COLUMNS),
         seconds=float("nan"),
         error=" ".join(f"{type(error).__name__}: {error}".split())[:300],
     )
 
 
-def _to_prove(trial: Trial) -> bool:
+def _needs_proof(trial: Trial) -> bool:
     """Return whether to confirm a trial by replay: one seed per cause is enough."""
     return trial.mechanism == 1 and trial.seed == 0 and trial.severity == Severity.NORMAL
 
 
-def _fault(trial: Trial) -> Fault | None:
+def _find_fault(trial: Trial) -> Fault | None:
     faults = MECHANISMS.get(trial.mechanism, ())
     return next((fault for fault in faults if fault.cause == trial.cause), None)
 
 
-def summary(outcomes: dict[int, list[Outcome]]) -> dict[str, Any]:
+def summarize_outcomes(outcomes: dict[int, list[Outcome]]) -> dict[str, Any]:
     """Return the figures of the scoreboard, as fractions."""
     first = [o for o in outcomes[1] if o.severity == Severity.NORMAL]
     second = [o for o in outcomes[2] if o.severity == Severity.NORMAL]
@@ -124,42 +130,46 @@ def summary(outcomes: dict[int, list[Outcome]]) -> dict[str, Any]:
     return {
         "trainer": "klinic",
         "cases": sum(len(outcomes[number]) for number in (1, 2)),
-        **_rates(first),
-        "mild_top1": _rates([o for o in outcomes[1] if o.severity == Severity.MILD])["top1"],
+        **_outcome_rates(first),
+        "mild_top1": _outcome_rates([o for o in outcomes[1] if o.severity == Severity.MILD])[
+            "top1"
+        ],
         "errors": sum(o.error is not None for each in outcomes.values() for o in each),
         "healthy_runs": len(well),
         "false_alarms": sum(o.named is not None for o in well),
-        "second_mechanism_top1": _rates(second)["top1"],
-        "second_mechanism": _rates(second),
-        "before_first_commit": _share(o.first_step == 1 for o in first if o.visible_at_start),
-        "without": {name: _degraded(first + second, name) for name in WITHOUT},
-        "proved": _share(o.proved for o in outcomes[1] if o.proved is not None),
-        "by_cause": {o.cause: _of_cause(o.cause, outcomes) for o in outcomes[1]},
+        "second_mechanism_top1": _outcome_rates(second)["top1"],
+        "second_mechanism": _outcome_rates(second),
+        "before_first_commit": _true_fraction(
+            o.first_step == 1 for o in first if o.visible_at_start
+        ),
+        "without": {name: _rates_without_column(first + second, name) for name in REMOVED_COLUMNS},
+        "proved": _true_fraction(o.proved for o in outcomes[1] if o.proved is not None),
+        "by_cause": {o.cause: _cause_rates(o.cause, outcomes) for o in outcomes[1]},
     }
 
 
-def _rates(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def _outcome_rates(outcomes: Sequence[Outcome]) -> dict[str, float]:
     return {
-        "top1": _share(o.right for o in outcomes),
-        "top3": _share(o.right or o.cause in o.ranked[:3] for o in outcomes),
-        "abstained": _share(o.abstained for o in outcomes),
-        "wrong": _share(o.wrong for o in outcomes),
+        "top1": _true_fraction(o.is_right for o in outcomes),
+        "top3": _true_fraction(o.is_right or o.cause in o.ranked[:3] for o in outcomes),
+        "abstained": _true_fraction(o.is_abstention for o in outcomes),
+        "wrong": _true_fraction(o.is_wrong for o in outcomes),
     }
 
 
-def _degraded(outcomes: Sequence[Outcome], column: str) -> dict[str, float]:
+def _rates_without_column(outcomes: Sequence[Outcome], column: str) -> dict[str, float]:
     named = [(o.cause, o.without[column]) for o in outcomes if o.error is None]
     return {
-        "top1": _share(cause == name for cause, name in named),
-        "abstained": _share(name is None for _, name in named),
-        "wrong": _share(name is not None and name != cause for cause, name in named),
+        "top1": _true_fraction(cause == name for cause, name in named),
+        "abstained": _true_fraction(name is None for _, name in named),
+        "wrong": _true_fraction(name is not None and name != cause for cause, name in named),
     }
 
 
-def _of_cause(cause: str, outcomes: dict[int, list[Outcome]]) -> dict[str, Any]:
+def _cause_rates(cause: str, outcomes: dict[int, list[Outcome]]) -> dict[str, Any]:
     def rate(number: int, severity: str) -> float:
-        return _share(
-            o.right for o in outcomes[number] if (o.cause, o.severity) == (cause, severity)
+        return _true_fraction(
+            o.is_right for o in outcomes[number] if (o.cause, o.severity) == (cause, severity)
         )
 
     return {
@@ -178,9 +188,9 @@ def _of_cause(cause: str, outcomes: dict[int, list[Outcome]]) -> dict[str, Any]:
     }
 
 
-def _share(values: Iterable[bool]) -> float:
-    known = list(values)
-    return sum(known) / len(known) if known else float("nan")
+def _true_fraction(values: Iterable[bool]) -> float:
+    flags = list(values)
+    return sum(flags) / len(flags) if flags else float("nan")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -193,44 +203,46 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--out", type=Path, help="folder for outcomes.jsonl and confusion.png")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     wanted = [
         trial
-        for trial in trials(given.only, given.seeds, given.severities)
-        if trial.mechanism in given.mechanisms
+        for trial in list_trials(options.only, options.seeds, options.severities)
+        if trial.mechanism in options.mechanisms
     ]
-    outcomes = measured(wanted, given.processes, given.out)
-    figures = summary(outcomes)
-    if given.json:
+    outcomes = run_trials(wanted, options.processes, options.out)
+    figures = summarize_outcomes(outcomes)
+    if options.json:
         sys.stdout.write(json.dumps({"command": "scoreboard", **figures}) + "\n")
     else:
-        from klinic.lab.score_table import show
+        from klinic.lab.score_table import print_scoreboard
 
-        show(figures, outcomes, Console())
-    if given.out is not None:
-        from klinic.lab.confusion import draw
+        print_scoreboard(figures, outcomes, Console())
+    if options.out is not None:
+        from klinic.lab.confusion import plot_confusion
 
         looked = [o for n in (1, 2, 0) for o in outcomes[n] if o.error is None]
-        draw(looked, given.out / "confusion.png")
+        plot_confusion(looked, options.out / "confusion.png")
 
 
-def measured(wanted: Sequence[Trial], processes: int, out: Path | None) -> dict[int, list[Outcome]]:
+def run_trials(
+    wanted: Sequence[Trial], processes: int, out: Path | None
+) -> dict[int, list[Outcome]]:
     """Run all trials in a process pool; return the outcomes by mechanism."""
-    found: dict[Trial, Outcome] = {}
+    outcomes: dict[Trial, Outcome] = {}
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        jobs = {pool.submit(outcome, trial): trial for trial in wanted}
+        jobs = {pool.submit(run_trial, trial): trial for trial in wanted}
         done = track(as_completed(jobs), total=len(jobs), console=Console(stderr=True))
         for job in done:
             trial = jobs[job]
             error = job.exception()
-            found[trial] = job.result() if error is None else thrown(trial, error)
+            outcomes[trial] = job.result() if error is None else failed_outcome(trial, error)
             if out is not None:
                 with open_log(out / "outcomes.jsonl") as file:
-                    entry = {"number": trial.mechanism, **found[trial].to_json()}
+                    entry = {"number": trial.mechanism, **outcomes[trial].to_json()}
                     file.write(json_bytes(entry) + b"\n")
-    return {number: [found[t] for t in wanted if t.mechanism == number] for number in (0, 1, 2)}
+    return {number: [outcomes[t] for t in wanted if t.mechanism == number] for number in (0, 1, 2)}
 
 
 if __name__ == "__main__":

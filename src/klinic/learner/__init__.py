@@ -5,16 +5,14 @@ Files:
     protocol        the interface between the loop and a learner
     local           `LocalLearner`: the learner in one process, alone or as one rank
     fsdp            `FsdpLearner`: the same, with weights sharded by FSDP2
-    ranks           rank 0 broadcasts each learner call to the other ranks
-    team            the process group: rank, size and all-reduce
+    rpc             rank 0 broadcasts each learner call to the other ranks
+    process_group   the process group: rank, size and all-reduce
     packing         micro-batches of rows of similar length
     objective       the loss: policy term and KL term with per-token weights
     update          optimizer, learning-rate schedule, clipping
-    findings        per-token results, metrics and finiteness of a step
-    looks           schedule of the expensive diagnostics
-    gradient_share  the KL term's fraction of the gradient
-    questions       active probes of the live learner
-    comparing       comparison of gradients and log-probs
+    step_results    per-token results, metrics and finiteness of a step
+    diagnostics     schedule of the expensive diagnostics; the KL term's fraction of the gradient
+    probes          active probes of the live learner, and comparison of gradients and log-probs
     checkpoint      weights and optimizer state as files
     sharded_files   the same as distributed checkpoints
     rank_records    each rank writes its rows of a record

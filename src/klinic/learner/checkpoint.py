@@ -14,48 +14,48 @@ from torch import Tensor
 
 from klinic.errors import CheckpointError
 from klinic.model.adapter_files import save_adapter
-from klinic.model.adapters import TRAINED, is_adapted, restore
-from klinic.model.loading import Policy, quiet
+from klinic.model.adapters import TRAINED_ADAPTER, has_adapter, load_adapter_weights
+from klinic.model.loading import Policy, hide_progress_bars
 from klinic.model.moving_reference import MovingReference
 from klinic.model.reference import Reference
-from klinic.model.weights import trained
+from klinic.model.weights import trainable_tensors
 
-MODEL = "model"
-OPTIMIZER = "optimizer.safetensors"
-SHARDS = "shards"
-REFERENCE = "reference.safetensors"
+MODEL_DIR = "model"
+OPTIMIZER_FILE = "optimizer.safetensors"
+SHARDS_DIR = "shards"
+REFERENCE_FILE = "reference.safetensors"
 
 
-def save(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+def save_learner(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
     """Write the model, its tokenizer and the optimizer state."""
-    save_model(folder / MODEL, policy)
-    save_file(_optimizer_tensors(policy, optimizer), folder / OPTIMIZER)
+    save_model(folder / MODEL_DIR, policy)
+    save_file(_optimizer_tensors(policy, optimizer), folder / OPTIMIZER_FILE)
 
 
 def save_model(folder: Path, policy: Policy) -> None:
     """Write a model, or only its adapter, and its tokenizer for `from_pretrained`."""
-    with quiet():
-        if is_adapted(policy.lm):
-            save_adapter(policy.lm, folder, adapter=TRAINED)
+    with hide_progress_bars():
+        if has_adapter(policy.lm):
+            save_adapter(policy.lm, folder, adapter=TRAINED_ADAPTER)
         else:
             policy.lm.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)
 
 
-def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
+def load_learner(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None:
     """Load a checkpoint of one or several processes into model and optimizer."""
-    if (folder / SHARDS).is_dir():
-        load_shards_of(folder, trained(policy.lm), optimizer)
+    if (folder / SHARDS_DIR).is_dir():
+        load_sharded_learner(folder, trainable_tensors(policy.lm), optimizer)
         return
-    load_weights(folder / MODEL, policy)
-    names = _names(policy)
+    load_weights(folder / MODEL_DIR, policy)
+    names = _parameter_names(policy)
     state: dict[Tensor, dict[str, Tensor]] = {}
     parameters = {name: p for p, name in names.items()}
-    for key, tensor in load_file(folder / OPTIMIZER).items():
+    for key, tensor in load_file(folder / OPTIMIZER_FILE).items():
         name, _, field = key.rpartition("|")
         if name not in parameters:
             raise CheckpointError(
-                f"{folder / OPTIMIZER} holds the state of {name!r}, which this model does not "
+                f"{folder / OPTIMIZER_FILE} holds the state of {name!r}, which this model does not "
                 "train. Resume with the run's original recipe."
             )
         state.setdefault(parameters[name], {})[field] = tensor
@@ -64,7 +64,7 @@ def load(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer) -> None
         optimizer.state[parameter] = dict(fields)
 
 
-def save_shards_of(
+def save_sharded_learner(
     folder: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
     """Write trained weights and optimizer state; each rank writes its shards."""
@@ -74,38 +74,41 @@ def save_shards_of(
     names = {p: name for name, p in parameters.items()}
     for parameter, fields in optimizer.state.items():
         tensors |= {f"{names[parameter]}|{field}": value for field, value in fields.items()}
-    save_shards(folder / SHARDS, tensors)
+    save_shards(folder / SHARDS_DIR, tensors)
 
 
-def load_shards_of(
+def load_sharded_learner(
     folder: Path, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer
 ) -> None:
     """Load a checkpoint of one or several processes into any number of shards."""
-    from klinic.learner.sharded_files import load_shards, saved_names
+    from klinic.learner.sharded_files import load_shards, saved_tensor_names
 
     weights = {name: p.detach() for name, p in parameters.items()}
-    together = (folder / SHARDS).is_dir()
-    place = folder / SHARDS if together else folder
-    tensors = dict(weights) if together else {}
+    is_sharded = (folder / SHARDS_DIR).is_dir()
+    source = folder / SHARDS_DIR if is_sharded else folder
+    tensors = dict(weights) if is_sharded else {}
     optimizer.state.clear()
-    for key in saved_names(place):
+    for key in saved_tensor_names(source):
         name, bar, field = key.rpartition("|")
         if not bar or name not in parameters:
             continue
         like = parameters[name].detach()
         tensors[key] = torch.zeros((), device="cpu") if field == "step" else torch.zeros_like(like)
         optimizer.state[parameters[name]][field] = tensors[key]
-    load_shards(place, tensors)
-    if not together:  # a single process saves a model, whose tensor names omit the adapter's
-        load_shards(folder / MODEL, {n.replace(f".{TRAINED}.", "."): p for n, p in weights.items()})
+    load_shards(source, tensors)
+    if not is_sharded:  # a single process saves a model, whose tensor names omit the adapter's
+        load_shards(
+            folder / MODEL_DIR,
+            {n.replace(f".{TRAINED_ADAPTER}.", "."): p for n, p in weights.items()},
+        )
 
 
 def save_reference(folder: Path, reference: Reference | None) -> dict[str, Any]:
     """Write a moving reference; return its part of the learner's state."""
     if not isinstance(reference, MovingReference):
         return {}
-    tensors = {name: p.detach().contiguous() for name, p in reference.theirs.items()}
-    save_file(tensors, folder / REFERENCE)
+    tensors = {name: p.detach().contiguous() for name, p in reference.reference_tensors.items()}
+    save_file(tensors, folder / REFERENCE_FILE)
     return {"reference": reference.identity()}
 
 
@@ -118,20 +121,23 @@ def load_reference(folder: Path, reference: Reference | None, state: dict[str, A
             f"{folder} is a checkpoint with a fixed reference, but the recipe lets it move. "
             "Resume with the run's original recipe."
         )
-    reference.go_back(load_file(folder / REFERENCE), state["reference"])
+    reference.restore_tensors(load_file(folder / REFERENCE_FILE), state["reference"])
 
 
 def load_weights(folder: Path, policy: Policy) -> None:
     """Copy saved weights into the policy in place."""
     lm: Any = policy.lm
-    if is_adapted(lm):
-        restore(lm, folder)
+    if has_adapter(lm):
+        load_adapter_weights(lm, folder)
         return
     from transformers import AutoModelForCausalLM
 
-    with quiet():
+    with hide_progress_bars():
         saved = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, trust_remote_code=policy.remote, use_safetensors=True
+            folder,
+            dtype=torch.float32,
+            trust_remote_code=policy.trust_remote_code,
+            use_safetensors=True,
         ).state_dict()
     with torch.no_grad():
         for name, tensor in lm.state_dict().items():
@@ -139,7 +145,7 @@ def load_weights(folder: Path, policy: Policy) -> None:
 
 
 def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    names = _names(policy)
+    names = _parameter_names(policy)
     return {
         f"{names[parameter]}|{field}": value
         for parameter, fields in optimizer.state.items()
@@ -147,5 +153,5 @@ def _optimizer_tensors(policy: Policy, optimizer: torch.optim.Optimizer) -> dict
     }
 
 
-def _names(policy: Policy) -> dict[Tensor, str]:
+def _parameter_names(policy: Policy) -> dict[Tensor, str]:
     return {p: name for name, p in policy.lm.named_parameters()}

@@ -16,41 +16,41 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 
 from klinic.errors import PolicyError
 from klinic.learner import checkpoint
-from klinic.learner.local import LocalLearner, Settings
+from klinic.learner.local import LearnerSettings, LocalLearner
 from klinic.learner.objective import Objective
-from klinic.learner.team import Team
+from klinic.learner.process_group import ProcessGroup
 from klinic.model.loading import Policy
 from klinic.model.reference import Reference
 from klinic.model.scorer import TokenScorer
-from klinic.model.weights import Weights, fingerprint, whole
+from klinic.model.weights import Weights, fingerprint, full_tensor
 
-ENTRANCES = ("hidden", "score", "learn", "logits")
+FORWARD_METHODS = ("hidden", "score", "score_and_loss", "logits_of")
 """Methods of a scorer that are called besides its forward; they need gathered weights as well."""
 
 
-class Ranks:
+class TorchProcessGroup:
     """The default torch process group."""
 
     def __init__(self) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
 
-    def sum(self, values: Tensor) -> Tensor:
+    def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Return the all-reduced sum."""
         total = values.clone()
         dist.all_reduce(total)
         return total
 
 
-def shard(scorer: TokenScorer, mesh: DeviceMesh | None = None) -> None:
+def shard_scorer(scorer: TokenScorer, mesh: DeviceMesh | None = None) -> None:
     """Shard a model's weights over the ranks, layer by layer.
 
     The embeddings and the head stay gathered until the backward pass has used them. Weights are
     gathered in fp32 even where autocast computes in bf16, so results equal those of one process
     bitwise.
     """
-    mesh = init_device_mesh(_device(), (dist.get_world_size(),)) if mesh is None else mesh
-    for layer in _layers(scorer.lm):
+    mesh = init_device_mesh(_device_type(), (dist.get_world_size(),)) if mesh is None else mesh
+    for layer in _decoder_layers(scorer.lm):
         fully_shard(layer, mesh=mesh)
     fully_shard(scorer, mesh=mesh, reshard_after_forward=False)
     for module in scorer.modules():
@@ -58,15 +58,15 @@ def shard(scorer: TokenScorer, mesh: DeviceMesh | None = None) -> None:
             # the loss is a sum over all rows of the step; gloo has no scaled sums
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
-    for name in ENTRANCES:
+    for name in FORWARD_METHODS:
         register_fsdp_forward_method(scorer, name)
 
 
-def _device() -> str:
+def _device_type() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def _layers(lm: Any) -> list[nn.Module]:
+def _decoder_layers(lm: Any) -> list[nn.Module]:
     """Return the blocks of a decoder: its outermost list of modules."""
     for module in lm.get_decoder().modules():
         if isinstance(module, nn.ModuleList) and len(module):
@@ -86,18 +86,18 @@ class FsdpLearner(LocalLearner):
         reference: Reference | None,
         *,
         objective: Objective,
-        settings: Settings,
-        team: Team,
+        settings: LearnerSettings,
+        group: ProcessGroup,
         published: Policy | None,
     ) -> None:
         """Shard a policy, and its reference if that has its own weights.
 
         `published` is a full copy of the policy on the rank that samples, None on the others.
         """
-        shard(policy.scorer)
+        shard_scorer(policy.scorer)
         if reference is not None and reference.kind == "copy":
-            shard(reference.scorer)
-        super().__init__(policy, reference, objective=objective, settings=settings, team=team)
+            shard_scorer(reference.scorer)
+        super().__init__(policy, reference, objective=objective, settings=settings, group=group)
         self._published = published
         self._published_at: int | None = None
 
@@ -107,24 +107,26 @@ class FsdpLearner(LocalLearner):
         if self._published_at != self._num_updates:
             copies = {} if self._published is None else dict(self._published.lm.named_parameters())
             for name, p in self._trained.items():
-                gathered = whole(p)
+                gathered = full_tensor(p)
                 if self._published is not None:
                     copies[name].copy_(gathered)
             self._published_at = self._num_updates
-        known = "" if self._published is None else fingerprint(self._published.lm)
-        return Weights(version=self._num_updates, fingerprint=known, location="process")
+        published_fingerprint = "" if self._published is None else fingerprint(self._published.lm)
+        return Weights(
+            version=self._num_updates, fingerprint=published_fingerprint, location="process"
+        )
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write the shards, and the full model for `from_pretrained`."""
         self.publish()
         if self._published is not None:
-            checkpoint.save_model(folder / checkpoint.MODEL, self._published)
-        checkpoint.save_shards_of(folder, self._trained, self._optimizer)
+            checkpoint.save_model(folder / checkpoint.MODEL_DIR, self._published)
+        checkpoint.save_sharded_learner(folder, self._trained, self._optimizer)
         return {"num_updates": self._num_updates}
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
         """Load a checkpoint that any number of processes wrote."""
-        checkpoint.load_shards_of(folder, self._trained, self._optimizer)
+        checkpoint.load_sharded_learner(folder, self._trained, self._optimizer)
         self._num_updates = int(state["num_updates"])
         self._published_at = None
         self.discard()

@@ -14,39 +14,37 @@ import torch
 from torch import Tensor
 
 from klinic.evidence.metrics import update_kl
-from klinic.evidence.record import StepRecord
-from klinic.evidence.rows import first_rows
+from klinic.evidence.record import StepRecord, first_rows
 from klinic.evidence.store import RecordWriter
-from klinic.learner import checkpoint, questions
-from klinic.learner.findings import (
-    completed,
-    denominator,
-    detached_parts,
+from klinic.learner import checkpoint, probes
+from klinic.learner.diagnostics import SplitGradients, is_diagnostic_step, kl_gradient_facts
+from klinic.learner.objective import (
+    LossTargets,
+    LossTerms,
+    Objective,
+    loss_targets,
+    loss_terms,
+    sequence_baseline,
+)
+from klinic.learner.packing import MicroBatch, gather_tokens, make_micro_batches
+from klinic.learner.process_group import SINGLE_PROCESS, ProcessGroup
+from klinic.learner.protocol import PreparedUpdate, RecordSink
+from klinic.learner.step_results import (
+    complete_record,
+    detach_loss_terms,
     finite_at,
     first_of_groups,
     kl_to_start,
-    moved,
+    loss_denominator,
+    update_metrics,
 )
-from klinic.learner.gradient_share import KLApart, share_facts
-from klinic.learner.looks import looks
-from klinic.learner.objective import (
-    Objective,
-    Parts,
-    Targets,
-    loss_parts,
-    sequence_baseline,
-    targets_of,
-)
-from klinic.learner.packing import MicroBatch, joined, micro_batches
-from klinic.learner.protocol import Prepared, Records
-from klinic.learner.team import ALONE, Team
 from klinic.learner.update import (
     LearningRate,
-    all_finite,
     clip_gradients,
     make_optimizer,
-    norm,
-    set_rate,
+    set_learning_rate,
+    tensors_finite,
+    total_norm,
 )
 from klinic.maths.arrays import row_of_token, segment_sum
 from klinic.maths.kl import k1
@@ -55,33 +53,33 @@ from klinic.model.moving_reference import MovingReference
 from klinic.model.reference import Reference
 from klinic.model.scorer import RefHidden
 from klinic.model.token_scores import TokenScores
-from klinic.model.weights import Weights, fingerprint, trained
+from klinic.model.weights import Weights, fingerprint, trainable_tensors
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class LearnerSettings:
     """Settings of the learner other than its objective."""
 
-    rate: LearningRate
+    learning_rate: LearningRate
     weight_decay: float
     max_grad_norm: float
     micro_batch_size: int
     updates_per_batch: int
     packed: bool = False
 
-    def keeps_top(self, objective: Objective) -> bool:
+    def stores_top_k(self, objective: Objective) -> bool:
         """Whether the reference's top-k log-probs are stored, not recomputed in every update."""
         return objective.estimator == "topk" and self.updates_per_batch > 1
 
 
 @dataclass(slots=True, kw_only=True)
-class Scored:
+class ScoredBatch:
     """A batch scored by policy and reference before its updates."""
 
     record: StepRecord
     batches: list[MicroBatch]
     """Micro-batches of this rank."""
-    targets: Targets
+    targets: LossTargets
     ref_hidden: list[RefHidden | None]
     """The reference's hidden states, or a sample of them, per micro-batch."""
     logp_start: Tensor | None = None
@@ -91,19 +89,19 @@ class Scored:
 
 
 @dataclass(frozen=True, slots=True)
-class _Loss:
+class _MicroBatchLoss:
     """The loss of a slice of a micro-batch's tokens, called by the scorer."""
 
-    targets: Targets
+    targets: LossTargets
     objective: Objective
-    number_of: Callable[[Parts], Tensor]
+    to_scalar: Callable[[LossTerms], Tensor]
 
     def __call__(self, scores: TokenScores, tokens: slice) -> Tensor:
-        return self.number_of(loss_parts(scores, self.targets.of(tokens), self.objective))
+        return self.to_scalar(loss_terms(scores, self.targets.slice_tokens(tokens), self.objective))
 
 
-def _kl_of(parts: Parts) -> Tensor:
-    return 0 * parts.policy if parts.kl is None else parts.kl
+def _kl_sum(terms: LossTerms) -> Tensor:
+    return 0 * terms.policy if terms.kl is None else terms.kl
 
 
 class LocalLearner:
@@ -115,10 +113,10 @@ class LocalLearner:
         reference: Reference | None,
         *,
         objective: Objective,
-        settings: Settings,
-        team: Team = ALONE,
+        settings: LearnerSettings,
+        group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
-        self.team = team
+        self.group = group
         self._policy = policy
         self._scorer = policy.scorer
         self._reference = reference
@@ -126,10 +124,10 @@ class LocalLearner:
         self._settings = settings
         self._optimizer = make_optimizer(policy.lm, weight_decay=settings.weight_decay)
         # read once: while a sharded model is gathered, its parameters are other tensors
-        self._trained = trained(policy.lm)
+        self._trained = trainable_tensors(policy.lm)
         self._num_updates = 0
         self._grad_norm = 0.0
-        self._look = False
+        self._is_diagnostic = False
 
     def publish(self) -> Weights:
         """Return the identity of the weights, which sampler and learner share."""
@@ -140,76 +138,80 @@ class LocalLearner:
         )
 
     @torch.no_grad()
-    def score(self, record: StepRecord, *, needs_reference: bool) -> Scored:
+    def score(self, record: StepRecord, *, needs_reference: bool) -> ScoredBatch:
         """Score a batch with policy and reference before its updates."""
-        batches = self._cut(record, self._settings.micro_batch_size)
+        batches = self._micro_batches(record, self._settings.micro_batch_size)
         head: Tensor = self._policy.lm.get_output_embeddings().weight
         like = torch.empty(0, dtype=head.dtype, device=head.device)
-        targets = targets_of(record, self._objective, like)
+        targets = loss_targets(record, self._objective, like)
         reference = self._reference if needs_reference else None
         hidden = [None if reference is None else reference.hidden(b.layout) for b in batches]
-        targets, hidden = self._with_old(record, targets, batches, hidden)
+        targets, hidden = self._with_old_logp(record, targets, batches, hidden)
         if reference is not None:
             logp_ref = [
                 reference.logp(h, b.layout.target_ids)
                 for h, b in zip(hidden, batches, strict=True)
                 if h is not None
             ]
-            targets = replace(targets, logp_ref=self._joined(logp_ref, batches, record))
+            targets = replace(targets, logp_ref=self._gather_tokens(logp_ref, batches, record))
         # keep all hidden states if the single update needs them: the reference then runs once
         if not (self._objective.needs_vocabulary and self._settings.updates_per_batch == 1):
             pairs = zip(batches, hidden, strict=True)
             hidden = [first_of_groups(record, b, h) for b, h in pairs]
-        return Scored(
+        return ScoredBatch(
             record=record,
             batches=batches,
             targets=targets,
             ref_hidden=hidden,
             logp_start=self._logp_start(record, batches),
-            reference_fingerprint=None if self._reference is None else self._reference.now(),
+            reference_fingerprint=None
+            if self._reference is None
+            else self._reference.current_fingerprint(),
         )
 
     @property
-    def packs(self) -> bool:
+    def packs_rows(self) -> bool:
         """Whether rows are packed."""
         return self._settings.packed
 
-    def _cut(self, record: StepRecord, size: int) -> list[MicroBatch]:
-        return micro_batches(
+    def _micro_batches(self, record: StepRecord, size: int) -> list[MicroBatch]:
+        return make_micro_batches(
             record,
             size=size,
             pad_id=self._policy.pad_id,
             device=self._scorer.device,
-            packed=self.packs,
-            team=self.team,
+            packed=self.packs_rows,
+            group=self.group,
         )
 
-    def _joined(self, parts: list[Tensor], batches: list[MicroBatch], record: StepRecord) -> Tensor:
-        return joined(parts, batches, record.num_tokens, self.team)
+    def _gather_tokens(
+        self, parts: list[Tensor], batches: list[MicroBatch], record: StepRecord
+    ) -> Tensor:
+        return gather_tokens(parts, batches, record.num_tokens, self.group)
 
     def _logp_start(self, record: StepRecord, batches: list[MicroBatch]) -> Tensor | None:
         moving = self._reference
         if not isinstance(moving, MovingReference) or moving.step == 0:
             return None
-        if not looks(record.step) and record.step != moving.jumped + 1:
+        if not is_diagnostic_step(record.step) and record.step != moving.last_reset + 1:
             return None
-        start = moving.start
+        start = moving.start_reference
         logp = [start.logp(start.hidden(b.layout), b.layout.target_ids) for b in batches]
-        return self._joined(logp, batches, record)
+        return self._gather_tokens(logp, batches, record)
 
-    def _with_old(
+    def _with_old_logp(
         self,
         record: StepRecord,
-        targets: Targets,
+        targets: LossTargets,
         batches: list[MicroBatch],
         hidden: list[RefHidden | None],
-    ) -> tuple[Targets, list[RefHidden | None]]:
+    ) -> tuple[LossTargets, list[RefHidden | None]]:
         """Score the policy where the current log-probs cannot serve as `logp_old`."""
         baseline = self._objective.needs_baseline and hidden[0] is not None
         # always on the first step, where equality is measured instead of assumed
         if self._settings.updates_per_batch == 1 and record.step > 1 and not baseline:
             return targets, hidden
-        old, exact, kept = [], [], []
+        old, exact, hidden_with_top = [], [], []
         for batch, ref in zip(batches, hidden, strict=True):
             states, ids = self._scorer.hidden(batch.layout), batch.layout.target_ids
             if baseline:
@@ -218,114 +220,122 @@ class LocalLearner:
                 exact.append(scores.kl_exact)
             else:
                 old.append(self._scorer.logp(states, ids))
-            kept.append(self._with_top(states, ref))
-        targets = replace(targets, logp_old=self._joined(old, batches, record))
+            hidden_with_top.append(self._store_top_k(states, ref))
+        targets = replace(targets, logp_old=self._gather_tokens(old, batches, record))
         if not baseline:
-            return targets, kept
-        kl_exact = self._joined([kl for kl in exact if kl is not None], batches, record)
-        return replace(targets, kl_baseline=sequence_baseline(kl_exact, targets)), kept
+            return targets, hidden_with_top
+        kl_exact = self._gather_tokens([kl for kl in exact if kl is not None], batches, record)
+        return replace(targets, kl_baseline=sequence_baseline(kl_exact, targets)), hidden_with_top
 
-    def _with_top(self, states: Tensor, ref: RefHidden | None) -> RefHidden | None:
+    def _store_top_k(self, states: Tensor, ref: RefHidden | None) -> RefHidden | None:
         """Store the reference's top-k log-probs where the updates need only those."""
-        if ref is None or not self._settings.keeps_top(self._objective):
+        if ref is None or not self._settings.stores_top_k(self._objective):
             return ref
-        return replace(ref, top=self._scorer.top(states, ref))
+        return replace(ref, top=self._scorer.reference_top_k(states, ref))
 
-    def prepare(self, scored: Scored, *, kl_coef: float, reward_scale: float = 1.0) -> Prepared:
+    def prepare(
+        self, scored: ScoredBatch, *, kl_coef: float, reward_scale: float = 1.0
+    ) -> PreparedUpdate:
         """Compute the loss and its gradient; weights do not change."""
         self.discard()
-        self._look = looks(scored.record.step)
-        apart = KLApart(self._trained.values()) if self._look and kl_coef else None
+        self._is_diagnostic = is_diagnostic_step(scored.record.step)
+        split_gradients = (
+            SplitGradients(self._trained.values()) if self._is_diagnostic and kl_coef else None
+        )
         objective = self._objective if kl_coef else replace(self._objective, estimator=None)
-        parts: list[Parts] = []
+        terms_by_batch: list[LossTerms] = []
 
-        def number_of(part: Parts) -> Tensor:
+        def to_scalar(terms: LossTerms) -> Tensor:
             # scale the term, not the advantage, which stays unchanged in the record
-            part = replace(part, policy=reward_scale * part.policy)
-            parts.append(detached_parts(part))
-            return part.total(0.0 if apart is not None else kl_coef)
+            terms = replace(terms, policy=reward_scale * terms.policy)
+            terms_by_batch.append(detach_loss_terms(terms))
+            return terms.total_loss(0.0 if split_gradients is not None else kl_coef)
 
-        found = self._learn(scored, objective, kl_coef, number_of)
-        share = {}
-        if apart is not None:
-            apart.put_policy_aside()
-            self._learn(scored, objective, kl_coef, _kl_of)
-            share = apart.join(kl_coef)
-        self._grad_norm = norm(self._gradients())
-        return self._prepared(scored, found, parts, kl_coef, share)
+        scores_by_batch = self._backprop_batches(scored, objective, kl_coef, to_scalar)
+        kl_metrics = {}
+        if split_gradients is not None:
+            split_gradients.store_policy_grad()
+            self._backprop_batches(scored, objective, kl_coef, _kl_sum)
+            kl_metrics = split_gradients.combine(kl_coef)
+        self._grad_norm = total_norm(self._current_gradients())
+        return self._make_prepared(scored, scores_by_batch, terms_by_batch, kl_coef, kl_metrics)
 
-    def _learn(
+    def _backprop_batches(
         self,
-        scored: Scored,
+        scored: ScoredBatch,
         objective: Objective,
         kl_coef: float,
-        number_of: Callable[[Parts], Tensor],
+        to_scalar: Callable[[LossTerms], Tensor],
     ) -> list[TokenScores]:
         """Run every micro-batch forward and backward; return its token scores."""
-        found = []
-        for batch, reference in self._compared(scored, kl_coef):
-            loss = _Loss(scored.targets.cut(batch), objective, number_of)
-            scores, number = self._scorer.learn(
+        scores_by_batch = []
+        for batch, reference in self._batches_with_reference(scored, kl_coef):
+            loss = _MicroBatchLoss(scored.targets.select_batch(batch), objective, to_scalar)
+            scores, number = self._scorer.score_and_loss(
                 batch.layout, reference, loss, token_by_token=objective.token_by_token
             )
             torch.autograd.backward(number)
-            found.append(scores)
-        return found
+            scores_by_batch.append(scores)
+        return scores_by_batch
 
-    def _compared(
-        self, scored: Scored, kl_coef: float
+    def _batches_with_reference(
+        self, scored: ScoredBatch, kl_coef: float
     ) -> Iterator[tuple[MicroBatch, RefHidden | None]]:
         """Yield each micro-batch with the reference's hidden states that its KL needs."""
         whole = kl_coef and self._objective.needs_vocabulary
-        for batch, known in zip(scored.batches, scored.ref_hidden, strict=True):
-            kept = known is not None and known.top is not None
-            if not whole or self._reference is None or kept:
-                yield batch, known
+        for batch, hidden in zip(scored.batches, scored.ref_hidden, strict=True):
+            has_top = hidden is not None and hidden.top is not None
+            if not whole or self._reference is None or has_top:
+                yield batch, hidden
                 continue
-            states = known
+            states = hidden
             if states is None or states.tokens is not None:
                 states = self._reference.hidden(batch.layout)
             yield batch, replace(states, topk=self._objective.estimator == "topk")
 
-    def _prepared(
+    def _make_prepared(
         self,
-        scored: Scored,
-        found: list[TokenScores],
-        parts: list[Parts],
+        scored: ScoredBatch,
+        scores_by_batch: list[TokenScores],
+        terms_by_batch: list[LossTerms],
         kl_coef: float,
-        share: dict[str, float],
-    ) -> Prepared:
-        policy_loss = self._total(sum(float(p.policy) for p in parts))
+        kl_metrics: dict[str, float],
+    ) -> PreparedUpdate:
+        policy_loss = self._sum_over_ranks(sum(float(p.policy) for p in terms_by_batch))
         metrics = {
             "policy_loss": policy_loss,
             "grad_norm": self._grad_norm,
             "kl_coef": kl_coef,
-            "kl/num_saturated": self._total(float(sum(p.num_saturated for p in parts))),
-            **share,
+            "kl/num_saturated": self._sum_over_ranks(
+                float(sum(p.num_saturated for p in terms_by_batch))
+            ),
+            **kl_metrics,
         }
-        facts = self._facts(scored, kl_coef) | share_facts(share)
-        record = completed(scored.record, scored.targets, found, scored.batches, self.team)
+        facts = self._step_facts(scored, kl_coef) | kl_gradient_facts(kl_metrics)
+        record = complete_record(
+            scored.record, scored.targets, scores_by_batch, scored.batches, self.group
+        )
         metrics |= kl_to_start(record, scored.logp_start)
         record = replace(record, facts={**record.facts, **facts})
         finite = finite_at(record, loss=policy_loss, grad_norm=self._grad_norm)
-        return Prepared(record=record, metrics=metrics, finite_at=finite)
+        return PreparedUpdate(record=record, metrics=metrics, finite_at=finite)
 
-    def _total(self, value: float) -> float:
+    def _sum_over_ranks(self, value: float) -> float:
         """Return the all-reduced sum of a number."""
         summed = torch.tensor(value, dtype=torch.float64, device=self._scorer.device)
-        return float(self.team.sum(summed))
+        return float(self.group.all_reduce_sum(summed))
 
-    def _facts(self, scored: Scored, kl_coef: float) -> dict[str, Any]:
-        counted = [batch.tokens for batch in scored.batches if batch.counts]
+    def _step_facts(self, scored: ScoredBatch, kl_coef: float) -> dict[str, Any]:
+        counted = [batch.tokens for batch in scored.batches if batch.is_counted]
         empty = sum(not bool(scored.targets.loss_mask[tokens].any()) for tokens in counted)
         return {
             "kl_coef": kl_coef,
             "learner_version": self._num_updates,
-            "loss_denominator": denominator(scored.targets.policy_weight),
+            "loss_denominator": loss_denominator(scored.targets.policy_weight),
             "micro_batch_size": self._settings.micro_batch_size,
             "scoring_batch_size": self._settings.micro_batch_size,
-            "num_micro_batches": int(self._total(float(len(counted)))),
-            "num_empty_micro_batches": int(self._total(float(empty))),
+            "num_micro_batches": int(self._sum_over_ranks(float(len(counted)))),
+            "num_empty_micro_batches": int(self._sum_over_ranks(float(empty))),
             "grad_norm": self._grad_norm,
             "reference_digest": None if self._reference is None else self._reference.digest,
             "reference_fingerprint": scored.reference_fingerprint,
@@ -339,61 +349,63 @@ class LocalLearner:
         clipped = clip_gradients(
             gradients, grad_norm=self._grad_norm, max_norm=settings.max_grad_norm
         )
-        rate = lr_factor * settings.rate.at(self._num_updates)
-        set_rate(self._optimizer, rate)
-        before = [p.detach().clone() for p in trained] if self._look else None
+        rate = lr_factor * settings.learning_rate.at(self._num_updates)
+        set_learning_rate(self._optimizer, rate)
+        before = [p.detach().clone() for p in trained] if self._is_diagnostic else None
         self._optimizer.step()
         self._num_updates += 1
         self.discard()
-        looked = {} if before is None else moved(before, trained)
-        return {"grad_norm_clipped": clipped, "learning_rate": rate, **looked}
+        diagnostics = {} if before is None else update_metrics(before, trained)
+        return {"grad_norm_clipped": clipped, "learning_rate": rate, **diagnostics}
 
-    def sound(self) -> dict[str, bool]:
+    def all_finite(self) -> dict[str, bool]:
         """Whether all weights and optimizer moments are finite."""
         trained = [p.detach() for p in self._trained.values()]
         moments = [m for fields in self._optimizer.state.values() for m in fields.values()]
-        return {"weights": all_finite(trained), "optimizer": all_finite(moments)}
+        return {"weights": tensors_finite(trained), "optimizer": tensors_finite(moments)}
 
     @torch.no_grad()
-    def update_kl(self, scored: Scored, before: StepRecord) -> float:
+    def update_kl(self, scored: ScoredBatch, before: StepRecord) -> float:
         """Return KL(new || old) in nats per token; `before` holds the old log-probs."""
         return update_kl(replace(before, logp=self.rescore(scored).cpu().numpy()))
 
     @torch.no_grad()
-    def rescore(self, scored: Scored) -> Tensor:
+    def rescore(self, scored: ScoredBatch) -> Tensor:
         """Return the log-probs of a batch under the current policy."""
         logp = [self._scorer(batch.layout).logp for batch in scored.batches]
-        return self._joined(logp, scored.batches, scored.record)
+        return self._gather_tokens(logp, scored.batches, scored.record)
 
-    def sequence_kl(self, scored: Scored) -> np.ndarray | None:
+    def sequence_kl(self, scored: ScoredBatch) -> np.ndarray | None:
         """Return k1 to the reference summed over each completion; None without a reference."""
         record, logp_ref = scored.record, scored.targets.logp_ref
         if logp_ref is None or record.logp_sampler is None:
             return None
-        apart = k1(logp_p=record.logp_sampler.astype(np.float64), logp_q=logp_ref.cpu().numpy())
-        known = record.loss_mask & np.isfinite(apart)
+        token_kl = k1(logp_p=record.logp_sampler.astype(np.float64), logp_q=logp_ref.cpu().numpy())
+        is_valid = record.loss_mask & np.isfinite(token_kl)
         rows = row_of_token(record.row_offsets)
-        sums: np.ndarray = segment_sum(np.where(known, apart, 0.0), rows, record.num_rows)
+        sums: np.ndarray = segment_sum(np.where(is_valid, token_kl, 0.0), rows, record.num_rows)
         return sums
 
     def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, dict[str, Any]]:
         """Run the active probes on some completions of a step."""
-        asked = questions.Asked(
+        target = probes.ProbeTarget(
             lm=self._policy.lm,
             scorer=self._scorer,
             reference=self._reference,
             objective=self._objective,
-            size=self._settings.micro_batch_size,
-            team=self.team,
-            cut=self._cut,
-            gradients=self._gradients,
+            micro_batch_size=self._settings.micro_batch_size,
+            group=self.group,
+            micro_batches=self._micro_batches,
+            gradients=self._current_gradients,
             score=self.score,
             prepare=self.prepare,
             discard=self.discard,
         )
-        return questions.ask(asked, first_rows(record, questions.ROWS), kl_coef=kl_coef)
+        return probes.run_probes(
+            target, first_rows(record, probes.NUM_PROBED_ROWS), kl_coef=kl_coef
+        )
 
-    def _gradients(self) -> list[Tensor]:
+    def _current_gradients(self) -> list[Tensor]:
         return [p.grad for p in self._trained.values() if p.grad is not None]
 
     def discard(self) -> None:
@@ -406,25 +418,25 @@ class LocalLearner:
         """Move the reference towards the policy after a step; return its new identity."""
         if not isinstance(self._reference, MovingReference):
             return None
-        self._reference.move(step=step, keep=keep)
+        self._reference.move_towards_policy(step=step, keep=keep)
         if forget_moments:
             self._optimizer.state.clear()
         return self._reference.identity()
 
     def save(self, folder: Path) -> dict[str, Any]:
         """Write weights and optimizer state; return the remaining state as JSON values."""
-        checkpoint.save(folder, self._policy, self._optimizer)
+        checkpoint.save_learner(folder, self._policy, self._optimizer)
         moving = checkpoint.save_reference(folder, self._reference)
         return {"num_updates": self._num_updates, **moving}
 
     def load(self, folder: Path, state: dict[str, Any]) -> None:
         """Restore a checkpoint written by `save`."""
-        checkpoint.load(folder, self._policy, self._optimizer)
+        checkpoint.load_learner(folder, self._policy, self._optimizer)
         checkpoint.load_reference(folder, self._reference, state)
         self._num_updates = int(state["num_updates"])
         self.discard()
 
-    def records(self, run: Path) -> Records:
+    def open_records(self, run: Path) -> RecordSink:
         """Return a writer of full records."""
         return RecordWriter(run)
 

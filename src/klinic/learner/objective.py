@@ -17,15 +17,15 @@ from klinic.evidence.record import StepRecord
 from klinic.learner.packing import MicroBatch
 from klinic.maths.arrays import sum_after
 from klinic.maths.kl_estimators import ESTIMATORS, kl_term
-from klinic.maths.kl_gradient import others_at_position
 from klinic.maths.kl_inputs import RATIO_CAP, KLInputs, num_saturated
-from klinic.maths.masked import aggregation_weights, weighted_sum, without_rows
+from klinic.maths.kl_terms import leave_one_out_baseline
+from klinic.maths.masked import aggregation_weights, exclude_rows, weighted_sum
 from klinic.maths.ratio import truncated_weight
 from klinic.maths.surrogate import SURROGATES, PolicyInputs
 from klinic.model.token_scores import TokenScores
 
-WHOLE_VOCABULARY = {"exact", "topk", "sequence"}
-BY_TOKEN = (
+VOCABULARY_ESTIMATORS = {"exact", "topk", "sequence"}
+TOKEN_COLUMNS = (
     *("loss_mask", "policy_weight", "kl_weight"),
     *("logp_sampler", "logp_old", "logp_ref", "kl_baseline"),
 )
@@ -42,20 +42,20 @@ class Objective:
     clip_high: float
     mask_truncated: bool
     max_new_tokens: int
-    corrects: bool = False
+    corrects_staleness: bool = False
     """Whether tokens are weighted by their truncated ratio to a stale sampler."""
 
     @property
     def needs_vocabulary(self) -> bool:
         """Whether the KL term needs the reference's log-probs over the full vocabulary."""
-        return self.estimator in WHOLE_VOCABULARY
+        return self.estimator in VOCABULARY_ESTIMATORS
 
     @property
     def token_by_token(self) -> bool:
         """Whether no token's loss depends on other tokens of its row."""
-        if SURROGATES[self.loss].along_the_row:
+        if SURROGATES[self.loss].needs_whole_row:
             return False
-        return self.estimator is None or not ESTIMATORS[self.estimator].along_the_row
+        return self.estimator is None or not ESTIMATORS[self.estimator].needs_whole_row
 
     @property
     def needs_baseline(self) -> bool:
@@ -64,7 +64,7 @@ class Objective:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
+class LossTargets:
     """Per-token and per-row inputs of the loss for a step."""
 
     row_offsets: Tensor
@@ -79,73 +79,74 @@ class Targets:
     logp_ref: Tensor | None = None
     kl_baseline: Tensor | None = None
 
-    def cut(self, batch: MicroBatch) -> "Targets":
+    def select_batch(self, batch: MicroBatch) -> "LossTargets":
         """Return the targets of a micro-batch; a filler micro-batch has no trained token."""
         rows = torch.from_numpy(batch.rows).to(self.group.device)
         offsets = torch.from_numpy(batch.offsets).to(self.row_offsets)
         by_row = {"group": self.group[rows], "advantage": self.advantage[rows]}
         by_token: dict[str, Any] = {
             name: None if (x := getattr(self, name)) is None else x[batch.tokens]
-            for name in BY_TOKEN
+            for name in TOKEN_COLUMNS
         }
-        if not batch.counts:
+        if not batch.is_counted:
             by_token |= {
                 name: torch.zeros_like(by_token[name])
                 for name in ("loss_mask", "policy_weight", "kl_weight")
             }
         return replace(self, row_offsets=offsets, **by_row, **by_token)
 
-    def of(self, tokens: slice) -> "Targets":
+    def slice_tokens(self, tokens: slice) -> "LossTargets":
         """Return the targets of a slice of tokens; rows may be cut or empty."""
         if tokens == slice(0, len(self.loss_mask)):
             return self
         offsets = (self.row_offsets - tokens.start).clamp(0, tokens.stop - tokens.start)
         by_token: dict[str, Any] = {
-            name: None if (x := getattr(self, name)) is None else x[tokens] for name in BY_TOKEN
+            name: None if (x := getattr(self, name)) is None else x[tokens]
+            for name in TOKEN_COLUMNS
         }
         return replace(self, row_offsets=offsets, **by_token)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class LossTerms:
     """The two sums of the loss over some tokens; `kl` is None without a KL term."""
 
     policy: Tensor
     kl: Tensor | None
     num_saturated: int
 
-    def total(self, kl_coef: float) -> Tensor:
+    def total_loss(self, kl_coef: float) -> Tensor:
         """Return the loss to minimise."""
         return self.policy if self.kl is None or not kl_coef else self.policy + kl_coef * self.kl
 
 
-def targets_of(record: StepRecord, objective: Objective, scores_like: Tensor) -> Targets:
+def loss_targets(record: StepRecord, objective: Objective, scores_like: Tensor) -> LossTargets:
     """Return masks, advantages and weights of the full step as tensors."""
     device, dtype = scores_like.device, scores_like.dtype
 
-    def tensor(array: np.ndarray | None, as_: torch.dtype | None = None) -> Any:
+    def to_tensor(array: np.ndarray | None, as_: torch.dtype | None = None) -> Any:
         return (
             None
             if array is None
             else torch.from_numpy(np.require(array, requirements="W")).to(device, as_)
         )
 
-    row_offsets, loss_mask = tensor(record.row_offsets), tensor(record.loss_mask)
-    kept = without_rows(loss_mask, tensor(dropped_rows(record, objective)), row_offsets)
-    how: dict[str, Any] = {
+    row_offsets, loss_mask = to_tensor(record.row_offsets), to_tensor(record.loss_mask)
+    policy_mask = exclude_rows(loss_mask, to_tensor(dropped_rows(record, objective)), row_offsets)
+    weight_options: dict[str, Any] = {
         "row_offsets": row_offsets,
         "length": objective.max_new_tokens,
         "dtype": dtype,
     }
     aggregation = SURROGATES[objective.loss].aggregation
-    return Targets(
+    return LossTargets(
         row_offsets=row_offsets,
-        group=tensor(record.group),
-        advantage=torch.nan_to_num(tensor(record.advantage, dtype)),
+        group=to_tensor(record.group),
+        advantage=torch.nan_to_num(to_tensor(record.advantage, dtype)),
         loss_mask=loss_mask,
-        policy_weight=aggregation_weights(aggregation, loss_mask=kept, **how),
-        kl_weight=aggregation_weights(aggregation, loss_mask=loss_mask, **how),
-        logp_sampler=tensor(record.logp_sampler, dtype),
+        policy_weight=aggregation_weights(aggregation, loss_mask=policy_mask, **weight_options),
+        kl_weight=aggregation_weights(aggregation, loss_mask=loss_mask, **weight_options),
+        logp_sampler=to_tensor(record.logp_sampler, dtype),
     )
 
 
@@ -158,11 +159,11 @@ def dropped_rows(record: StepRecord, objective: Objective) -> np.ndarray:
     return dropped
 
 
-def loss_parts(scores: TokenScores, targets: Targets, objective: Objective) -> Parts:
+def loss_terms(scores: TokenScores, targets: LossTargets, objective: Objective) -> LossTerms:
     """Return the loss terms of one micro-batch."""
     logp_old = scores.logp.detach() if targets.logp_old is None else targets.logp_old
     surrogate = SURROGATES[objective.loss]
-    terms = surrogate.term(
+    policy_terms = surrogate.term(
         PolicyInputs(
             advantage=targets.advantage,
             row_offsets=targets.row_offsets,
@@ -174,19 +175,19 @@ def loss_parts(scores: TokenScores, targets: Targets, objective: Objective) -> P
         )
     )
     weight = targets.policy_weight
-    if objective.corrects:
-        reported = _reported(targets.logp_sampler, logp_old)
-        weight = weight * truncated_weight(logp=logp_old, logp_sampler=reported, cap=RATIO_CAP)
-    policy = weighted_sum(terms, weight)
+    if objective.corrects_staleness:
+        sampler_logp = _fill_sampler_logp(targets.logp_sampler, logp_old)
+        weight = weight * truncated_weight(logp=logp_old, logp_sampler=sampler_logp, cap=RATIO_CAP)
+    policy = weighted_sum(policy_terms, weight)
     if objective.estimator is None or (targets.logp_ref is None and scores.logp_ref is None):
-        return Parts(policy=policy, kl=None, num_saturated=0)
+        return LossTerms(policy=policy, kl=None, num_saturated=0)
     inputs = kl_inputs(scores, targets, vocabulary=objective.needs_vocabulary)
     kl_terms = kl_term(objective.estimator, inputs, aggregation=surrogate.aggregation)
     kl = weighted_sum(kl_terms, targets.kl_weight)
-    return Parts(policy=policy, kl=kl, num_saturated=num_saturated(inputs))
+    return LossTerms(policy=policy, kl=kl, num_saturated=num_saturated(inputs))
 
 
-def kl_inputs(scores: TokenScores, targets: Targets, *, vocabulary: bool) -> KLInputs:
+def kl_inputs(scores: TokenScores, targets: LossTargets, *, vocabulary: bool) -> KLInputs:
     """Return the inputs of a KL term for one micro-batch."""
     logp_old = scores.logp.detach() if targets.logp_old is None else targets.logp_old
     return KLInputs(
@@ -194,7 +195,7 @@ def kl_inputs(scores: TokenScores, targets: Targets, *, vocabulary: bool) -> KLI
         row_offsets=targets.row_offsets,
         logp=scores.logp,
         logp_old=logp_old,
-        logp_sampler=_reported(targets.logp_sampler, logp_old),
+        logp_sampler=_fill_sampler_logp(targets.logp_sampler, logp_old),
         logp_ref=targets.logp_ref if scores.logp_ref is None else scores.logp_ref,
         loss_mask=targets.loss_mask,
         kl_exact=scores.kl_exact if vocabulary else None,
@@ -203,19 +204,19 @@ def kl_inputs(scores: TokenScores, targets: Targets, *, vocabulary: bool) -> KLI
     )
 
 
-def _reported(logp_sampler: Tensor | None, logp_old: Tensor) -> Tensor:
+def _fill_sampler_logp(logp_sampler: Tensor | None, logp_old: Tensor) -> Tensor:
     """Return the sampler's log-probs, and the learner's where it reported none."""
     if logp_sampler is None:
         return logp_old
     return torch.where(torch.isnan(logp_sampler), logp_old, logp_sampler)
 
 
-def sequence_baseline(kl_exact: Tensor, targets: Targets) -> Tensor:
+def sequence_baseline(kl_exact: Tensor, targets: LossTargets) -> Tensor:
     """Return for every token the future KL of the other rows of its group at its position.
 
     Computed from all rows of the step, so splitting a group into micro-batches does not change it.
     """
-    held = torch.where(targets.loss_mask, kl_exact, 0.0)
-    future = sum_after(held, targets.row_offsets)
-    others: Tensor = others_at_position(future, targets.group, targets.row_offsets)
-    return others
+    trained_kl = torch.where(targets.loss_mask, kl_exact, 0.0)
+    future = sum_after(trained_kl, targets.row_offsets)
+    baseline: Tensor = leave_one_out_baseline(future, targets.group, targets.row_offsets)
+    return baseline

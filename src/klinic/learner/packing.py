@@ -20,12 +20,11 @@ import torch
 from jaxtyping import Int
 from torch import Tensor
 
-from klinic.evidence.record import StepRecord
-from klinic.evidence.rows import places_of
-from klinic.learner.team import ALONE, Team
-from klinic.model.layout import Layout, lay_end_to_end, lay_out
+from klinic.evidence.record import StepRecord, entry_indices
+from klinic.learner.process_group import SINGLE_PROCESS, ProcessGroup
+from klinic.model.layout import Layout, pack_rows, pad_rows
 
-PASS = 128  # tokens of padding that cost less than another forward pass
+MAX_PADDING = 128  # tokens of padding that cost less than another forward pass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,29 +37,29 @@ class MicroBatch:
     """Indices of their tokens among those of the step."""
     offsets: Int[np.ndarray, "r+1"]
     """Start and end of each row among these tokens."""
-    counts: bool = True
+    is_counted: bool = True
     """False for a filler that only keeps this rank in sync with the others."""
 
 
-def micro_batches(
+def make_micro_batches(
     record: StepRecord,
     *,
     size: int,
     pad_id: int,
     device: torch.device,
     packed: bool = False,
-    team: Team = ALONE,
+    group: ProcessGroup = SINGLE_PROCESS,
 ) -> list[MicroBatch]:
     """Return this rank's micro-batches, each no larger than `size` rows of the longest length."""
     assert record.prompt_offsets is not None  # noqa: S101 - a step to learn from has prompts
     lengths = np.diff(record.row_offsets) + np.diff(record.prompt_offsets)
-    cuts = _dealt(lengths, size, team, packed=packed)
-    return laid_out(record, cuts, pad_id=pad_id, device=device, packed=packed)
+    row_sets = _rows_of_rank(lengths, size, group, packed=packed)
+    return lay_out_batches(record, row_sets, pad_id=pad_id, device=device, packed=packed)
 
 
-def laid_out(
+def lay_out_batches(
     record: StepRecord,
-    cuts: Iterable[tuple[np.ndarray, bool]],
+    row_sets: Iterable[tuple[np.ndarray, bool]],
     *,
     pad_id: int,
     device: torch.device,
@@ -71,64 +70,69 @@ def laid_out(
     prompts = np.split(record.prompt_ids, record.prompt_offsets[1:-1])
     completions = np.split(record.token_ids, record.row_offsets[1:-1])
     batches = []
-    for rows, counts in cuts:
-        tokens, offsets = places_of(record.row_offsets, rows)
+    for rows, is_counted in row_sets:
+        tokens, offsets = entry_indices(record.row_offsets, rows)
         pairs = [prompts[row] for row in rows], [completions[row] for row in rows]
         batches.append(
             MicroBatch(
-                layout=lay_end_to_end(*pairs, device=device)
+                layout=pack_rows(*pairs, device=device)
                 if packed
-                else lay_out(*pairs, pad_id=pad_id, device=device),
+                else pad_rows(*pairs, pad_id=pad_id, device=device),
                 rows=rows,
                 tokens=torch.from_numpy(tokens).to(device),
                 offsets=offsets,
-                counts=counts,
+                is_counted=is_counted,
             )
         )
     return batches
 
 
-def joined(
-    parts: Sequence[Tensor], batches: Sequence[MicroBatch], num_tokens: int, team: Team = ALONE
+def gather_tokens(
+    parts: Sequence[Tensor],
+    batches: Sequence[MicroBatch],
+    num_tokens: int,
+    group: ProcessGroup = SINGLE_PROCESS,
 ) -> Tensor:
     """Return a value for every token of the step, all-reduced from each rank's micro-batches."""
     whole = parts[0].new_zeros(num_tokens)
     for part, batch in zip(parts, batches, strict=True):
-        if batch.counts:
+        if batch.is_counted:
             whole[batch.tokens] = part
-    return whole if team.size == 1 else team.sum(whole)
+    return whole if group.size == 1 else group.all_reduce_sum(whole)
 
 
-def _dealt(
-    lengths: np.ndarray, size: int, team: Team, *, packed: bool
+def _rows_of_rank(
+    lengths: np.ndarray, size: int, group: ProcessGroup, *, packed: bool
 ) -> Iterator[tuple[np.ndarray, bool]]:
     """Yield the rows of each micro-batch of one rank, and whether it counts."""
-    size = min(size, -(-len(lengths) // team.size))  # so that every rank has rows
-    room = size * int(lengths.max())
-    cuts = list(_longest_first(lengths, room, _filled if packed else _similar))
-    own = cuts[team.rank :: team.size]
+    size = min(size, -(-len(lengths) // group.size))  # so that every rank has rows
+    max_tokens = size * int(lengths.max())
+    row_sets = list(
+        _longest_first(lengths, max_tokens, _num_packed_rows if packed else _num_similar_rows)
+    )
+    own = row_sets[group.rank :: group.size]
     yield from ((rows, True) for rows in own)
-    yield from ((cuts[0], False) for _ in range(-(-len(cuts) // team.size) - len(own)))
+    yield from ((row_sets[0], False) for _ in range(-(-len(row_sets) // group.size) - len(own)))
 
 
 def _longest_first(
-    lengths: np.ndarray, room: int, fitting: Callable[[np.ndarray, int], int]
+    lengths: np.ndarray, max_tokens: int, num_fitting: Callable[[np.ndarray, int], int]
 ) -> Iterator[np.ndarray]:
     """Yield groups of as many rows as fit, longest first, each in the order of the step."""
     rows = np.argsort(-lengths, kind="stable")
     while len(rows):
-        num = fitting(lengths[rows], room)
+        num = num_fitting(lengths[rows], max_tokens)
         yield np.sort(rows[:num])
         rows = rows[num:]
 
 
-def _similar(lengths: np.ndarray, room: int) -> int:
+def _num_similar_rows(lengths: np.ndarray, max_tokens: int) -> int:
     """Return how many of the longest rows fit, padded to the first, with little padding."""
     longest = int(lengths[0])
-    padding = np.cumsum(longest - lengths[: max(1, room // longest)])
-    return int((padding <= PASS).sum())
+    padding = np.cumsum(longest - lengths[: max(1, max_tokens // longest)])
+    return int((padding <= MAX_PADDING).sum())
 
 
-def _filled(lengths: np.ndarray, room: int) -> int:
+def _num_packed_rows(lengths: np.ndarray, max_tokens: int) -> int:
     """Return how many of the longest rows fit concatenated."""
-    return int((np.cumsum(lengths) <= room).sum())
+    return int((np.cumsum(lengths) <= max_tokens).sum())

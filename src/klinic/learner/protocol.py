@@ -12,7 +12,7 @@ from klinic.model.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared:
+class PreparedUpdate:
     """A computed gradient that is not applied yet."""
 
     record: StepRecord
@@ -22,13 +22,13 @@ class Prepared:
     """Whether all values are finite, for logits, log-probs, loss and gradient."""
 
     @property
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         """Whether the update may be applied."""
         return all(self.finite_at.values())
 
 
 @runtime_checkable
-class Records(Protocol):
+class RecordSink(Protocol):
     """A writer of a run's records that runs in the background."""
 
     def put(self, record: StepRecord) -> None:
@@ -37,7 +37,7 @@ class Records(Protocol):
     def flush(self) -> None:
         """Block until every enqueued record is written."""
 
-    def __enter__(self) -> "Records": ...
+    def __enter__(self) -> "RecordSink": ...
 
     def __exit__(self, *error: Any) -> None: ...
 
@@ -52,13 +52,13 @@ class Learner(Protocol):
     def score(self, record: StepRecord, *, needs_reference: bool) -> Any:
         """Score a batch with policy and reference before its updates."""
 
-    def prepare(self, scored: Any, *, kl_coef: float, reward_scale: float = 1.0) -> Prepared:
+    def prepare(self, scored: Any, *, kl_coef: float, reward_scale: float = 1.0) -> PreparedUpdate:
         """Compute the loss and its gradient; `reward_scale` multiplies only the policy term."""
 
     def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:
         """Apply the prepared update at the scheduled learning rate times a factor."""
 
-    def sound(self) -> dict[str, bool]:
+    def all_finite(self) -> dict[str, bool]:
         """Whether all weights and optimizer moments are finite."""
 
     def update_kl(self, scored: Any, before: StepRecord) -> float:
@@ -93,7 +93,7 @@ class Learner(Protocol):
     def load(self, folder: Path, state: dict[str, Any]) -> None:
         """Restore a checkpoint written by `save`."""
 
-    def records(self, run: Path) -> Records:
+    def open_records(self, run: Path) -> RecordSink:
         """Return the record writer of a run."""
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 
 from klinic.errors import CheckpointError, first_line
 
-UNREADABLE = (CheckpointException, SafetensorError, OSError, ValueError, RuntimeError)
+LOAD_ERRORS = (CheckpointException, SafetensorError, OSError, ValueError, RuntimeError)
 
 
 def save_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
@@ -39,14 +39,14 @@ def load_shards(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             load(dict(tensors), storage_reader=reader, no_dist=not dist.is_initialized())
-    except UNREADABLE as error:
+    except LOAD_ERRORS as error:
         raise CheckpointError(
             f"{folder} does not hold the weights that this recipe trains ({first_line(error)}). "
             "Resume with the run's original recipe; only learner.shards may differ."
         ) from error
 
 
-def saved_names(folder: Path) -> set[str]:
+def saved_tensor_names(folder: Path) -> set[str]:
     """Return the names of the saved tensors."""
     reader = HuggingFaceStorageReader(str(folder))
     return set(reader.read_metadata().state_dict_metadata)

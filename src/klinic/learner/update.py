@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from klinic.model.weights import whole
+from klinic.model.weights import full_tensor
 
 Schedule = Literal["constant", "linear", "cosine"]
 
@@ -32,15 +32,15 @@ class LearningRate:
         """
         if num_updates < self.warmup_steps:
             return self.peak * (num_updates + 1) / self.warmup_steps
-        after = max(1, self.total_steps - self.warmup_steps)
-        share = min(1.0, (num_updates - self.warmup_steps) / after)
+        decay_steps = max(1, self.total_steps - self.warmup_steps)
+        progress = min(1.0, (num_updates - self.warmup_steps) / decay_steps)
         match self.schedule:
             case "constant":
                 return self.peak
             case "linear":
-                return self.peak * (1 - share)
+                return self.peak * (1 - progress)
             case "cosine":
-                return self.peak * (1 + math.cos(math.pi * share)) / 2
+                return self.peak * (1 + math.cos(math.pi * progress)) / 2
 
 
 def make_optimizer(model: nn.Module, *, weight_decay: float) -> torch.optim.AdamW:
@@ -53,31 +53,31 @@ def make_optimizer(model: nn.Module, *, weight_decay: float) -> torch.optim.Adam
     return torch.optim.AdamW(groups, lr=0.0, fused=True)
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of every parameter group."""
     for group in optimizer.param_groups:
         group["lr"] = rate
 
 
-def norm(tensors: Iterable[Tensor]) -> float:
+def total_norm(tensors: Iterable[Tensor]) -> float:
     """Return the Euclidean norm of all entries together."""
-    return float(whole(torch.nn.utils.get_total_norm(list(tensors))))
+    return float(full_tensor(torch.nn.utils.get_total_norm(list(tensors))))
 
 
-def all_finite(tensors: Iterable[Tensor]) -> bool:
+def tensors_finite(tensors: Iterable[Tensor]) -> bool:
     """Whether every entry is finite.
 
     A sum runs at memory bandwidth and is finite only if all entries are. It can overflow for large
     entries: if it is not finite, or if tensors are sharded, the largest entry decides.
     """
-    every = list(tensors)
-    if not any(isinstance(tensor, DTensor) for tensor in every):
-        wide = (torch.promote_types(tensor.dtype, torch.float32) for tensor in every)
-        sums = [tensor.sum(dtype=dtype) for tensor, dtype in zip(every, wide, strict=True)]
+    tensor_list = list(tensors)
+    if not any(isinstance(tensor, DTensor) for tensor in tensor_list):
+        wide = (torch.promote_types(tensor.dtype, torch.float32) for tensor in tensor_list)
+        sums = [tensor.sum(dtype=dtype) for tensor, dtype in zip(tensor_list, wide, strict=True)]
         if all(math.isfinite(float(total)) for total in sums):
             return True
-    largest = torch.nn.utils.get_total_norm(every, norm_type=math.inf)
-    return bool(torch.isfinite(whole(largest)))
+    largest = torch.nn.utils.get_total_norm(tensor_list, norm_type=math.inf)
+    return bool(torch.isfinite(full_tensor(largest)))
 
 
 def clip_gradients(gradients: Iterable[Tensor], *, grad_norm: float, max_norm: float) -> float:

@@ -1,7 +1,7 @@
 """Formulas of the GRPO loss and its KL term, for NumPy arrays and torch tensors.
 
     kl.py             values of the KL between two policies, from samples or exact
-    kl_gradient.py    KL terms of the loss, one per estimator
+    kl_terms.py       KL terms of the loss, one per estimator
     kl_estimators.py  estimator names, each with its expected gradient
     kl_inputs.py      tensors that a KL term reads
     kl_coef.py        rules that adapt the KL coefficient

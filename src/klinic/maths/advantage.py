@@ -24,7 +24,7 @@ from typing import Any
 from jaxtyping import Float, Int
 
 from klinic.errors import ConfigError
-from klinic.maths.arrays import dense, segment_count, segment_max, segment_sum
+from klinic.maths.arrays import dense_ids, segment_count, segment_max, segment_sum
 
 STD_FLOOR = 1e-4  # the epsilon of GRPO trainers; as a floor it does not change a larger s
 
@@ -60,10 +60,10 @@ def group_mean(reward: Rewards, group: Groups) -> Rewards:
     array([ 0.5, -0.5,  0. ])
     """
     # subtract the group's maximum first: equal rewards then give exactly 0, not rounding noise
-    _refuse_half(reward)
-    group = dense(group)
-    below = reward - segment_max(reward, group, len(group))[group]
-    return below - _group_mean(below, group)
+    _reject_half_precision(reward)
+    group = dense_ids(group)
+    below_max = reward - segment_max(reward, group, len(group))[group]
+    return below_max - _group_mean(below_max, group)
 
 
 def leave_one_out(reward: Rewards, group: Groups) -> Rewards:
@@ -78,7 +78,7 @@ def leave_one_out(reward: Rewards, group: Groups) -> Rewards:
     >>> leave_one_out(np.array([1.0, 0.0, 5.0]), np.array([0, 0, 1]))
     array([ 1., -1.,  0.])
     """
-    size = _group_size(dense(group))
+    size = _group_size(dense_ids(group))
     return group_mean(reward, group) * size / (size - 1).clip(min=1)
 
 
@@ -96,7 +96,9 @@ def group_std(reward: Rewards, group: Groups, *, floor: float = STD_FLOOR) -> Re
     array([ 1., -1.,  0.])
     """
     centred = group_mean(reward, group)
-    return centred / _group_mean(centred**2, dense(group)).clip(min=_square(floor)) ** 0.5
+    return (
+        centred / _group_mean(centred**2, dense_ids(group)).clip(min=_squared_floor(floor)) ** 0.5
+    )
 
 
 def batch(reward: Rewards, group: Groups, *, floor: float = STD_FLOOR) -> Rewards:  # noqa: ARG001
@@ -111,10 +113,10 @@ def batch(reward: Rewards, group: Groups, *, floor: float = STD_FLOOR) -> Reward
     >>> batch(np.array([3.0, 1.0]), np.array([0, 1]))
     array([ 1., -1.])
     """
-    _refuse_half(reward)
-    below = reward - reward.max()
-    centred = below - below.mean()
-    return centred / (centred**2).mean().clip(min=_square(floor)) ** 0.5
+    _reject_half_precision(reward)
+    below_max = reward - reward.max()
+    centred = below_max - below_max.mean()
+    return centred / (centred**2).mean().clip(min=_squared_floor(floor)) ** 0.5
 
 
 ADVANTAGES = {f.__name__: f for f in (none, group_mean, leave_one_out, group_std, batch)}
@@ -128,7 +130,7 @@ def _group_mean(values: Any, group: Any) -> Any:
     return segment_sum(values, group, len(group))[group] / _group_size(group)
 
 
-def _refuse_half(reward: Any) -> None:
+def _reject_half_precision(reward: Any) -> None:
     if "float16" in str(reward.dtype):
         raise ConfigError(
             f"rewards are {reward.dtype}: sums over a group stop growing at 256 (bfloat16) or 2048 "
@@ -136,7 +138,7 @@ def _refuse_half(reward: Any) -> None:
         )
 
 
-def _square(floor: float) -> float:
+def _squared_floor(floor: float) -> float:
     if not floor > 0:
         raise ConfigError(
             f"the floor of the standard deviation is {floor}: a group of equal rewards would "

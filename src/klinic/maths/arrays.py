@@ -16,10 +16,10 @@ RowOffsets = Int[Any, "offsets"]
 """Start of each row, then the total number of tokens: B + 1 entries."""
 
 
-def namespace(x: Any) -> Any:
+def array_namespace(x: Any) -> Any:
     """Return the array library of `x`: the module `numpy` or the module `torch`.
 
-    >>> namespace(np.zeros(3)).__name__
+    >>> array_namespace(np.zeros(3)).__name__
     'numpy'
     """
     name = type(x).__module__.partition(".")[0]
@@ -48,7 +48,7 @@ def segment_sum(
     >>> segment_sum(np.array([1.0, 2.0, 4.0]), np.array([0, 2, 0]), 3)
     array([5., 0., 2.])
     """
-    xp = namespace(values)
+    xp = array_namespace(values)
     total = xp.zeros(num_segments, dtype=values.dtype, device=values.device)
     if xp is np:
         np.add.at(total, segment, values)
@@ -62,16 +62,16 @@ def segment_count(segment: Int[Any, "K"], num_segments: int) -> Int[Any, "S"]:
     >>> segment_count(np.array([0, 2, 0]), 3)
     array([2, 0, 1])
     """
-    return namespace(segment).bincount(segment, minlength=num_segments)
+    return array_namespace(segment).bincount(segment, minlength=num_segments)
 
 
-def dense(group: Int[Any, "B"]) -> Int[Any, "B"]:
+def dense_ids(group: Int[Any, "B"]) -> Int[Any, "B"]:
     """Renumber the ids as 0, 1, 2, ...: prompt ids may be large, sparse or negative.
 
-    >>> dense(np.array([700, -1, 700]))
+    >>> dense_ids(np.array([700, -1, 700]))
     array([1, 0, 1])
     """
-    return namespace(group).unique(group, return_inverse=True)[1]
+    return array_namespace(group).unique(group, return_inverse=True)[1]
 
 
 def segment_max(
@@ -82,12 +82,12 @@ def segment_max(
     >>> segment_max(np.array([1.0, 2.0, 4.0]), np.array([0, 2, 0]), 3)
     array([  4., -inf,   2.])
     """
-    xp = namespace(values)
-    top = xp.full((num_segments,), -xp.inf, dtype=values.dtype, device=values.device)
+    xp = array_namespace(values)
+    maximum = xp.full((num_segments,), -xp.inf, dtype=values.dtype, device=values.device)
     if xp is np:
-        np.maximum.at(top, segment, values)
-        return top
-    return top.scatter_reduce(0, segment, values, "amax")
+        np.maximum.at(maximum, segment, values)
+        return maximum
+    return maximum.scatter_reduce(0, segment, values, "amax")
 
 
 def logsumexp(x: Float[Any, "*shape V"]) -> Float[Any, "*shape"]:
@@ -96,17 +96,17 @@ def logsumexp(x: Float[Any, "*shape V"]) -> Float[Any, "*shape"]:
     >>> logsumexp(np.array([1000.0, 1000.0])).round(4)
     np.float64(1000.6931)
     """
-    xp = namespace(x)
+    xp = array_namespace(x)
     return np.logaddexp.reduce(x, axis=-1) if xp is np else xp.logsumexp(x, -1)
 
 
-def largest(x: Float[Any, "*shape V"], k: int) -> Int[Any, "*shape K"]:
+def top_k_indices(x: Float[Any, "*shape V"], k: int) -> Int[Any, "*shape K"]:
     """Return the indices of the `k` largest entries of the last axis, unordered.
 
-    >>> sorted(largest(np.array([0.1, 0.7, 0.2]), 2).tolist())
+    >>> sorted(top_k_indices(np.array([0.1, 0.7, 0.2]), 2).tolist())
     [1, 2]
     """
-    if namespace(x) is np:
+    if array_namespace(x) is np:
         return np.argpartition(x, -k, axis=-1)[..., -k:]
     return x.topk(k, dim=-1, sorted=False).indices
 
@@ -117,7 +117,7 @@ def take_last(x: Float[Any, "*shape V"], index: Int[Any, "*shape K"]) -> Float[A
     >>> take_last(np.array([[1.0, 2.0, 3.0]]), np.array([[2, 0]]))
     array([[3., 1.]])
     """
-    xp = namespace(x)
+    xp = array_namespace(x)
     return np.take_along_axis(x, index, -1) if xp is np else xp.take_along_dim(x, index, -1)
 
 
@@ -127,7 +127,7 @@ def fill_last(x: Float[Any, "*shape V"], index: Int[Any, "*shape K"], value: flo
     >>> fill_last(np.array([[1.0, 2.0, 3.0]]), np.array([[1]]), 0.0)
     array([[1., 0., 3.]])
     """
-    if namespace(x) is np:
+    if array_namespace(x) is np:
         filled = x.copy()
         np.put_along_axis(filled, index, value, axis=-1)
         return filled
@@ -140,7 +140,7 @@ def row_of_token(row_offsets: RowOffsets) -> Int[Any, "N"]:
     >>> row_of_token(np.array([0, 2, 2, 3]))
     array([0, 0, 2])
     """
-    xp = namespace(row_offsets)
+    xp = array_namespace(row_offsets)
     tokens = xp.arange(int(row_offsets[-1]), device=row_offsets.device)
     # searchsorted: repeat and repeat_interleave differ in names and arguments
     return xp.searchsorted(row_offsets[1:], tokens, side="right")
@@ -155,13 +155,13 @@ def sum_to_go(values: Float[Any, "N"], row_offsets: RowOffsets) -> Float[Any, "N
     >>> sum_to_go(np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 3, 4]))
     array([7., 6., 4., 8.])
     """
-    xp, row = namespace(values), row_of_token(row_offsets)
+    xp, row = array_namespace(values), row_of_token(row_offsets)
     longest = int((row_offsets[1:] - row_offsets[:-1]).max()) if len(values) else 0
-    total, reach = values, 1
-    while reach < longest:
-        later = xp.where(row[:-reach] == row[reach:], total[reach:], 0.0)
-        total = xp.concatenate([total[:-reach] + later, total[-reach:]])
-        reach *= 2
+    total, offset = values, 1
+    while offset < longest:
+        later = xp.where(row[:-offset] == row[offset:], total[offset:], 0.0)
+        total = xp.concatenate([total[:-offset] + later, total[-offset:]])
+        offset *= 2
     return total
 
 
@@ -171,10 +171,10 @@ def sum_after(values: Float[Any, "N"], row_offsets: RowOffsets) -> Float[Any, "N
     >>> sum_after(np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 3, 4]))
     array([6., 4., 0., 0.])
     """
-    xp, row = namespace(values), row_of_token(row_offsets)
-    following = xp.where(row[:-1] == row[1:], values[1:], 0.0)
+    xp, row = array_namespace(values), row_of_token(row_offsets)
+    next_values = xp.where(row[:-1] == row[1:], values[1:], 0.0)
     # shift before the sum: subtracting a large own value would cancel small later ones
-    return sum_to_go(xp.concatenate([following, xp.zeros_like(values[-1:])]), row_offsets)
+    return sum_to_go(xp.concatenate([next_values, xp.zeros_like(values[-1:])]), row_offsets)
 
 
 def check_one_per_row(row_offsets: Any, **arrays_of_rows: Any) -> None:

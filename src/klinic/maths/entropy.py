@@ -4,9 +4,9 @@ from typing import Any
 
 from jaxtyping import Float
 
-from klinic.maths.arrays import namespace
+from klinic.maths.arrays import array_namespace
 
-FAR = -1e4  # exp of it is 0 in every precision
+MIN_LOGP = -1e4  # exp of it is 0 in every precision
 
 
 def entropy(logp: Float[Any, "*shape V"]) -> Float[Any, "*shape"]:
@@ -21,6 +21,6 @@ def entropy(logp: Float[Any, "*shape V"]) -> Float[Any, "*shape"]:
     >>> entropy(np.log([[0.5, 0.25, 0.25]])).round(4)
     array([1.0397])
     """
-    xp = namespace(logp)
+    xp = array_namespace(logp)
     # where p is 0 the log-prob must be finite: 0 * -inf is NaN
-    return -xp.linalg.vecdot(xp.exp(logp), xp.clip(logp, FAR, None))
+    return -xp.linalg.vecdot(xp.exp(logp), xp.clip(logp, MIN_LOGP, None))

@@ -13,7 +13,7 @@ and over whole rows of log-probs, without sampling,
     exact     sum_x p (log p - log q)                           yes, up to rounding
     topk      exact, over the k likeliest tokens of p and one bucket for the rest; never above exact
 
-These are values; `kl_gradient.py` lists the gradient each has when used as a loss. Arguments are
+These are values; `kl_terms.py` lists the gradient each has when used as a loss. Arguments are
 keyword-only, so that the direction is visible at the call: for tokens sampled from the policy,
 KL(policy || reference) is `logp_p=logp, logp_q=logp_ref`.
 
@@ -29,7 +29,7 @@ from typing import Any
 from jaxtyping import Float, Int
 
 from klinic.errors import ConfigError
-from klinic.maths.arrays import fill_last, largest, logsumexp, namespace, take_last
+from klinic.maths.arrays import array_namespace, fill_last, logsumexp, take_last, top_k_indices
 
 LogProbs = Float[Any, "*shape"]
 LogProbRows = Float[Any, "*shape V"]
@@ -79,7 +79,7 @@ def k3(*, logp_p: LogProbs, logp_q: LogProbs) -> LogProbs:
     array([0.1931])
     """
     d = logp_q - logp_p
-    return namespace(d).expm1(d) - d  # expm1: exp(d) - 1 loses every digit when |d| is small
+    return array_namespace(d).expm1(d) - d  # expm1: exp(d) - 1 loses every digit when |d| is small
 
 
 def absolute(*, logp_p: LogProbs, logp_q: LogProbs) -> LogProbs:
@@ -110,14 +110,14 @@ def exact(*, logp_p: LogProbRows, logp_q: LogProbRows) -> LogProbs:
     >>> exact(logp_p=np.log([0.5, 0.5]), logp_q=np.log([0.25, 0.75])).round(4)
     np.float64(0.1438)
     """
-    xp = namespace(logp_p)
+    xp = array_namespace(logp_p)
     p = xp.exp(logp_p)
-    possible = p > 0  # elsewhere -inf minus -inf, or 0 times inf, would be NaN
-    log_ratio = xp.where(possible, logp_p, 0.0) - xp.where(possible, logp_q, 0.0)
+    is_possible = p > 0  # elsewhere -inf minus -inf, or 0 times inf, would be NaN
+    log_ratio = xp.where(is_possible, logp_p, 0.0) - xp.where(is_possible, logp_q, 0.0)
     return (p * log_ratio).sum(-1)
 
 
-def coarse(*, logp: LogProbRows, token_ids: Int[Any, "*shape K"]) -> Float[Any, "*shape K+1"]:
+def coarse_logp(*, logp: LogProbRows, token_ids: Int[Any, "*shape K"]) -> Float[Any, "*shape K+1"]:
     """Return the log-probs of K outcomes and, last, of the remaining ones together.
 
     Formula: (log p(a_1), ..., log p(a_K), log sum_{x not in a} p(x)).
@@ -127,14 +127,14 @@ def coarse(*, logp: LogProbRows, token_ids: Int[Any, "*shape K"]) -> Float[Any, 
     Source: Cover and Thomas, theorem 2.7.1: grouping outcomes never raises a KL.
 
     >>> import numpy as np
-    >>> np.exp(coarse(logp=np.log([0.5, 0.2, 0.3]), token_ids=np.array([0]))).round(4)
+    >>> np.exp(coarse_logp(logp=np.log([0.5, 0.2, 0.3]), token_ids=np.array([0]))).round(4)
     array([0.5, 0.5])
     """
-    xp = namespace(logp)
-    others = fill_last(logp, token_ids, -math.inf)
-    empty = (others == -math.inf).all(-1)  # the gradient of logsumexp is NaN there
-    rest = logsumexp(xp.where(empty[..., None], 0.0, others))
-    rest = xp.where(empty, -math.inf, rest)
+    xp = array_namespace(logp)
+    remaining_logp = fill_last(logp, token_ids, -math.inf)
+    is_empty = (remaining_logp == -math.inf).all(-1)  # the gradient of logsumexp is NaN there
+    rest = logsumexp(xp.where(is_empty[..., None], 0.0, remaining_logp))
+    rest = xp.where(is_empty, -math.inf, rest)
     return xp.concatenate([take_last(logp, token_ids), rest[..., None]], -1)
 
 
@@ -156,12 +156,12 @@ def topk(*, logp_p: LogProbRows, logp_q: LogProbRows, k: int) -> LogProbs:
             f"k is {k} of {logp_p.shape[-1]} outcomes: at least one must be outside and at least "
             "one inside the rest bucket. Use the exact KL to keep all outcomes."
         )
-    likeliest = largest(logp_p, k)
-    coarse_q = coarse(logp=logp_q, token_ids=likeliest)
-    return bucketed(logp_p=logp_p, coarse_q=coarse_q, token_ids=likeliest)
+    top_ids = top_k_indices(logp_p, k)
+    coarse_q = coarse_logp(logp=logp_q, token_ids=top_ids)
+    return bucketed_kl(logp_p=logp_p, coarse_q=coarse_q, token_ids=top_ids)
 
 
-def bucketed(
+def bucketed_kl(
     *, logp_p: LogProbRows, token_ids: Int[Any, "*shape K"], coarse_q: Float[Any, "*shape K+1"]
 ) -> LogProbs:
     """Return the KL over K outcomes and one bucket for the rest, for a q stored in that form.
@@ -175,8 +175,8 @@ def bucketed(
 
     >>> import numpy as np
     >>> first = np.array([0])
-    >>> coarse_q = coarse(logp=np.log([0.25, 0.5, 0.25]), token_ids=first)
-    >>> bucketed(logp_p=np.log([0.5, 0.2, 0.3]), coarse_q=coarse_q, token_ids=first).round(4)
+    >>> coarse_q = coarse_logp(logp=np.log([0.25, 0.5, 0.25]), token_ids=first)
+    >>> bucketed_kl(logp_p=np.log([0.5, 0.2, 0.3]), coarse_q=coarse_q, token_ids=first).round(4)
     np.float64(0.1438)
     """
-    return exact(logp_p=coarse(logp=logp_p, token_ids=token_ids), logp_q=coarse_q)
+    return exact(logp_p=coarse_logp(logp=logp_p, token_ids=token_ids), logp_q=coarse_q)

@@ -30,16 +30,20 @@ from typing import Any, Literal
 
 from klinic.errors import ConfigError
 
-BAND = 0.5  # the band is the target plus and minus this fraction of it
+BAND_WIDTH = 0.5  # the band is the target plus and minus this fraction of it
 BAND_UP, BAND_DOWN = 1.5, 0.75
 ZIEGLER_CLIP = 0.2  # Ziegler et al. (2019), section 2.2
 SMOOTHING = 0.9  # of the KL, in log_pi: about ten steps, shorter than the policy's own response
-STAYS_ABOVE = 0.15  # error of log_pi beyond which the KL counts as above: 50% noise, smoothed
-GAIN_STEPS, MOST_GAIN = 5, 3.0  # steps for g to grow by 1, and its maximum: 9% per step
-FORGETTING = 0.8  # decay of `num_above` per step that is not above: one dip does not reset it
+ABOVE_TARGET_ERROR = (
+    0.15  # error of log_pi beyond which the KL counts as above: 50% noise, smoothed
+)
+GAIN_STEPS, MAX_GAIN = 5, 3.0  # steps for g to grow by 1, and its maximum: 9% per step
+ABOVE_COUNT_DECAY = (
+    0.8  # decay of `num_above` per step that is not above: one dip does not reset it
+)
 
-LOWEST = 1e-5  # almost no penalty, yet a multiplicative rule can still grow from it
-LARGEST_LOG = 700.0  # exp of more overflows a double
+MIN_COEF = 1e-5  # almost no penalty, yet a multiplicative rule can still grow from it
+MAX_LOG_COEF = 700.0  # exp of more overflows a double
 
 Rule = Literal["fixed", "band", "ziegler", "dual_ascent", "log_pi"]
 
@@ -51,7 +55,7 @@ class KLCoefRule:
     rule: Rule = "fixed"
     target: float = 0.05
     """Mean KL(policy || reference) to hold, in nats per token."""
-    low: float = LOWEST
+    low: float = MIN_COEF
     high: float = 100.0
     every: int = 20
     """Steps between two changes of `band`; with 1 it oscillates."""
@@ -65,19 +69,21 @@ class KLCoefRule:
 
     def __post_init__(self) -> None:
         self._check_rule()
-        self._check_numbers()
+        self._check_ranges()
 
     def _check_rule(self) -> None:
         if self.rule not in RULES:
-            known = ", ".join(RULES)
-            raise ConfigError(f"unknown KL coefficient rule {self.rule!r}. Use one of {known}.")
+            rule_names = ", ".join(RULES)
+            raise ConfigError(
+                f"unknown KL coefficient rule {self.rule!r}. Use one of {rule_names}."
+            )
         if self.rule in {"log_pi", "band", "ziegler"} and not self.low > 0:
             raise ConfigError(
                 f"{self.rule} multiplies the coefficient: from 0 it could never grow. Its lower "
                 "bound must be above 0 (1e-5 is the default)."
             )
 
-    def _check_numbers(self) -> None:
+    def _check_ranges(self) -> None:
         if not (self.target > 0 and math.isfinite(self.target)):
             raise ConfigError(
                 f"the target is {self.target}: it is the mean KL to hold, in nats per token, and "
@@ -161,57 +167,59 @@ def update(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
     """
     if not math.isfinite(kl):
         return state
-    moved = RULES[rule.rule](rule, replace(state, num_updates=state.num_updates + 1), kl)
-    held = min(max(moved.coef, rule.low), rule.high)
-    if rule.rule == "fixed" or rule.low < moved.coef < rule.high:
-        return replace(moved, saturated=None, num_held=0)
-    bound: Literal["low", "high"] = "low" if moved.coef <= rule.low else "high"
+    updated = RULES[rule.rule](rule, replace(state, num_updates=state.num_updates + 1), kl)
+    clamped_coef = min(max(updated.coef, rule.low), rule.high)
+    if rule.rule == "fixed" or rule.low < updated.coef < rule.high:
+        return replace(updated, saturated=None, num_held=0)
+    bound: Literal["low", "high"] = "low" if updated.coef <= rule.low else "high"
     num_held = state.num_held + 1 if state.saturated == bound else 1
-    return replace(moved, coef=held, saturated=bound, num_held=num_held)
+    return replace(updated, coef=clamped_coef, saturated=bound, num_held=num_held)
 
 
-def _fixed(_: KLCoefRule, state: KLCoefState, __: float) -> KLCoefState:
+def _update_fixed(_: KLCoefRule, state: KLCoefState, __: float) -> KLCoefState:
     return state
 
 
-def _band(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
+def _update_band(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
     if state.num_updates % rule.every:
         return state
-    if kl > (1 + BAND) * rule.target:
+    if kl > (1 + BAND_WIDTH) * rule.target:
         return replace(state, coef=state.coef * BAND_UP)
-    if kl < (1 - BAND) * rule.target:
+    if kl < (1 - BAND_WIDTH) * rule.target:
         return replace(state, coef=state.coef * BAND_DOWN)
     return state
 
 
-def _ziegler(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
+def _update_ziegler(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
     error = min(max(kl / rule.target - 1, -ZIEGLER_CLIP), ZIEGLER_CLIP)
     return replace(state, coef=state.coef * (1 + error * rule.rate), error=error)
 
 
-def _dual_ascent(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
+def _update_dual_ascent(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
     error = kl - rule.target
     return replace(state, coef=max(state.coef + rule.step * error, 0.0), error=error)
 
 
-def _log_pi(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
-    before = kl if state.smoothed_kl is None else state.smoothed_kl
-    smoothed = SMOOTHING * before + (1 - SMOOTHING) * kl
+def _update_log_pi(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
+    previous_kl = kl if state.smoothed_kl is None else state.smoothed_kl
+    smoothed_kl = SMOOTHING * previous_kl + (1 - SMOOTHING) * kl
     # the mean of k1 can be negative by chance: treat it as far below the target
-    error = -1.0 if smoothed <= 0 else min(max(math.log(smoothed / rule.target), -1.0), 1.0)
+    error = -1.0 if smoothed_kl <= 0 else min(max(math.log(smoothed_kl / rule.target), -1.0), 1.0)
     change = 0.0 if state.error is None else error - state.error
-    num_above = state.num_above + 1 if error > STAYS_ABOVE else FORGETTING * state.num_above
-    gain = min(1 + num_above / GAIN_STEPS, MOST_GAIN) if error > 0 else 1.0
+    num_above = (
+        state.num_above + 1 if error > ABOVE_TARGET_ERROR else ABOVE_COUNT_DECAY * state.num_above
+    )
+    gain = min(1 + num_above / GAIN_STEPS, MAX_GAIN) if error > 0 else 1.0
     log_coef = math.log(max(state.coef, rule.low))
     log_coef += rule.integral * gain * error + rule.proportional * change
-    coef = math.exp(min(log_coef, LARGEST_LOG))
-    return replace(state, coef=coef, smoothed_kl=smoothed, error=error, num_above=num_above)
+    coef = math.exp(min(log_coef, MAX_LOG_COEF))
+    return replace(state, coef=coef, smoothed_kl=smoothed_kl, error=error, num_above=num_above)
 
 
 RULES: dict[str, Callable[[KLCoefRule, KLCoefState, float], KLCoefState]] = {
-    "fixed": _fixed,
-    "band": _band,
-    "ziegler": _ziegler,
-    "dual_ascent": _dual_ascent,
-    "log_pi": _log_pi,
+    "fixed": _update_fixed,
+    "band": _update_band,
+    "ziegler": _update_ziegler,
+    "dual_ascent": _update_dual_ascent,
+    "log_pi": _update_log_pi,
 }

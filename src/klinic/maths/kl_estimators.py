@@ -13,13 +13,13 @@ from typing import Any, Literal
 from jaxtyping import Float
 
 from klinic.errors import ConfigError
-from klinic.maths import kl_gradient
+from klinic.maths import kl_terms
 from klinic.maths.kl_inputs import KLInputs
 from klinic.maths.masked import Aggregation
 
 
 class Gradient(StrEnum):
-    """The gradient that a term has in expectation; `kl_gradient.py` defines the names."""
+    """The gradient that a term has in expectation; `kl_terms.py` defines the names."""
 
     REVERSE_SEQUENCE = "reverse_sequence"
     REVERSE_TOKEN = "reverse_token"  # noqa: S105 - a token of text, not a secret
@@ -42,123 +42,123 @@ class Estimator:
     term: Callable[[KLInputs], Any]
 
     @property
-    def along_the_row(self) -> bool:
+    def needs_whole_row(self) -> bool:
         """Whether the term of a token depends on other tokens of its row."""
         return self.name in ("sequence", "k1_reward", "exp_k1_reward")
 
 
-def _offered(name: str, gradient: Gradient, term: Any, sentence: str) -> Estimator:
+def _offered_estimator(name: str, gradient: Gradient, term: Any, sentence: str) -> Estimator:
     return Estimator(name=name, kind="offered", gradient=gradient, term=term, sentence=sentence)
 
 
-def _published(name: str, gradient: Gradient, term: Any, sentence: str) -> Estimator:
+def _published_estimator(name: str, gradient: Gradient, term: Any, sentence: str) -> Estimator:
     return Estimator(name=name, kind="published", gradient=gradient, term=term, sentence=sentence)
 
 
-_ALL = (
-    _offered(
+_ALL_ESTIMATORS = (
+    _offered_estimator(
         "unbiased",
         Gradient.REVERSE_TOKEN,
-        kl_gradient.unbiased,
+        kl_terms.unbiased,
         "The token-level gradient of KL(policy || reference), with linear tails: nothing "
         "overflows, and on policy every token has a gradient.",
     ),
-    _offered(
+    _offered_estimator(
         "exact",
         Gradient.REVERSE_TOKEN,
-        kl_gradient.exact,
+        kl_terms.exact,
         "The same gradient as `unbiased` with the action summed out: far less noise, but it needs "
         "the reference's whole vocabulary.",
     ),
-    _offered(
+    _offered_estimator(
         "topk",
         Gradient.OTHER,
-        kl_gradient.topk,
+        kl_terms.topk,
         "The exact gradient of a lower bound of the token-level KL; it vanishes at the reference.",
     ),
-    _offered(
+    _offered_estimator(
         "sequence",
         Gradient.REVERSE_SEQUENCE,
-        kl_gradient.sequence,
+        kl_terms.sequence,
         "The whole gradient of the KL between completions, future terms included; biased off "
         "policy, and rejected with sequence_mean.",
     ),
-    _published(
+    _published_estimator(
         "k1",
         Gradient.ZERO,
-        kl_gradient.k1,
+        kl_terms.k1,
         "Expected gradient zero: only noise on policy, and off policy it pushes away from the "
         "sampled tokens.",
     ),
-    _published(
+    _published_estimator(
         "k2",
         Gradient.REVERSE_TOKEN,
-        kl_gradient.k2,
+        kl_terms.k2,
         "The token-level gradient of KL(policy || reference), on policy; its value is not a KL.",
     ),
-    _published(
+    _published_estimator(
         "k3",
         Gradient.FORWARD_TOKEN,
-        kl_gradient.k3,
+        kl_terms.k3,
         "The value is KL(policy || reference), the gradient that of KL(reference || policy), with "
         "weights that grow like exp(d).",
     ),
-    _published(
+    _published_estimator(
         "k3_plus",
         Gradient.REVERSE_TOKEN,
-        kl_gradient.k3_plus,
+        kl_terms.k3_plus,
         "The value of k3 with the gradient of k2: the token-level gradient, on policy.",
     ),
-    _published(
+    _published_estimator(
         "k3_ratio",
         Gradient.REVERSE_TOKEN,
-        kl_gradient.k3_ratio,
+        kl_terms.k3_ratio,
         "Equal to `unbiased` without its cap; written out, since float32 autograd loses the "
         "gradient from d = 16 on.",
     ),
-    _published(
+    _published_estimator(
         "k3_reversed",
         Gradient.OTHER,
-        kl_gradient.k3_reversed,
+        kl_terms.k3_reversed,
         "Its value is chi-square minus the KL, its gradient half that of chi-square; both grow "
         "like exp(k1).",
     ),
-    _published(
+    _published_estimator(
         "abs",
         Gradient.OTHER,
-        kl_gradient.absolute,
+        kl_terms.absolute,
         "Neither value nor gradient is that of a KL, and the expected gradient does not depend on "
         "the distance to the reference.",
     ),
-    _published(
+    _published_estimator(
         "k1_reward",
         Gradient.REVERSE_SEQUENCE,
-        kl_gradient.k1_reward,
+        kl_terms.k1_reward,
         "The whole gradient of the KL between completions, on policy, with noise that grows with "
         "their length.",
     ),
-    _published(
+    _published_estimator(
         "k1_reward_immediate",
         Gradient.REVERSE_TOKEN,
-        kl_gradient.k1_reward_immediate,
+        kl_terms.k1_reward_immediate,
         "The token-level gradient of KL(policy || reference): on policy it is `unbiased`.",
     ),
-    _published(
+    _published_estimator(
         "exp_k1_reward",
         Gradient.OTHER,
-        kl_gradient.exp_k1_reward,
+        kl_terms.exp_k1_reward,
         "Not a KL of policy samples: the value is several times too large, and the gradient is not "
         "that of a KL.",
     ),
 )
 
-ESTIMATORS = {estimator.name: estimator for estimator in _ALL}
+ESTIMATORS = {estimator.name: estimator for estimator in _ALL_ESTIMATORS}
 
 
 def kl_term(name: str, inputs: KLInputs, *, aggregation: Aggregation) -> Float[Any, "N"]:
     """Return the named KL term of every token, 0 outside the mask, to be summed with weights.
 
-    Formula: the row of that name in `kl_gradient.py`.
+    Formula: the row of that name in `kl_terms.py`.
     Symbols: as there.
     Assumes: the terms are summed with the weights of `aggregation`, computed from the full mask.
     Source: as there.
@@ -176,4 +176,4 @@ def kl_term(name: str, inputs: KLInputs, *, aggregation: Aggregation) -> Float[A
             "lets a longer completion lower the KL, so the gradient is no longer that of the KL. "
             "Use a constant denominator (dr_grpo), token_mean, or the estimator unbiased."
         )
-    return ESTIMATORS[name].term(inputs.clean())
+    return ESTIMATORS[name].term(inputs.zero_outside_mask())

@@ -8,8 +8,8 @@ from jaxtyping import Bool, Float, Int
 
 from klinic.errors import ConfigError
 from klinic.maths import kl
-from klinic.maths.arrays import check_one_per_row, check_rows, namespace, stop_gradient
-from klinic.maths.masked import inside
+from klinic.maths.arrays import array_namespace, check_one_per_row, check_rows, stop_gradient
+from klinic.maths.masked import apply_mask
 from klinic.maths.ratio import truncated_weight
 
 RATIO_CAP = 2.0  # the usual truncated importance sampling; `klinic verify` measures its bias
@@ -48,9 +48,9 @@ class KLInputs:
             )
 
     @classmethod
-    def on_policy(cls, *, logp: Any, logp_ref: Any, **others: Any) -> "KLInputs":
+    def on_policy(cls, *, logp: Any, logp_ref: Any, **fields: Any) -> "KLInputs":
         """Return the inputs of one completion sampled from the policy, every token trained."""
-        xp = namespace(logp)
+        xp = array_namespace(logp)
         return cls(
             group=xp.zeros(1, dtype=xp.int64, device=logp.device),
             row_offsets=xp.asarray([0, len(logp)], device=logp.device),
@@ -59,24 +59,24 @@ class KLInputs:
             logp_sampler=stop_gradient(logp),
             logp_ref=logp_ref,
             loss_mask=xp.ones_like(logp, dtype=xp.bool),
-            **others,
+            **fields,
         )
 
     def _token_arrays(self) -> dict[str, Any]:
-        names = ("logp", "logp_old", "logp_sampler", "logp_ref", "loss_mask")
-        exact = ("kl_exact", "kl_topk", "kl_baseline")
-        return {name: getattr(self, name) for name in names + exact}
+        required_names = ("logp", "logp_old", "logp_sampler", "logp_ref", "loss_mask")
+        optional_names = ("kl_exact", "kl_topk", "kl_baseline")
+        return {name: getattr(self, name) for name in required_names + optional_names}
 
-    def clean(self) -> "KLInputs":
+    def zero_outside_mask(self) -> "KLInputs":
         """Return the inputs with 0 outside the mask, where terms get no value and no gradient."""
         arrays = {k: v for k, v in self._token_arrays().items() if k != "loss_mask"}
-        cleaned: dict[str, Any] = {
-            k: None if v is None else inside(v, self.loss_mask) for k, v in arrays.items()
+        masked: dict[str, Any] = {
+            k: None if v is None else apply_mask(v, self.loss_mask) for k, v in arrays.items()
         }
-        return replace(self, **cleaned)
+        return replace(self, **masked)
 
     @property
-    def weight(self) -> Any:
+    def importance_weight(self) -> Any:
         """Token ratio of the policy to the sampler, truncated at the cap."""
         return truncated_weight(logp=self.logp, logp_sampler=self.logp_sampler, cap=self.ratio_cap)
 
@@ -100,5 +100,5 @@ def num_saturated(inputs: KLInputs) -> int:
     ...     logp_sampler=np.array([-3.0]), loss_mask=np.array([True])))
     1
     """
-    over = (inputs.logp - inputs.logp_sampler) > math.log(inputs.ratio_cap)
-    return int((over & inputs.loss_mask).sum())
+    over_cap = (inputs.logp - inputs.logp_sampler) > math.log(inputs.ratio_cap)
+    return int((over_cap & inputs.loss_mask).sum())

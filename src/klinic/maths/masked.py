@@ -18,13 +18,13 @@ from typing import Any, Literal, assert_never
 from jaxtyping import Bool, Float, Int
 
 from klinic.errors import ConfigError
-from klinic.maths.arrays import RowOffsets, check_rows, namespace, row_of_token, segment_count
+from klinic.maths.arrays import RowOffsets, array_namespace, check_rows, row_of_token, segment_count
 
 FloatDType = Any
 Aggregation = Literal["token_mean", "sequence_mean", "constant"]
 
 
-def inside(values: Float[Any, "N"], loss_mask: Bool[Any, "N"]) -> Float[Any, "N"]:
+def apply_mask(values: Float[Any, "N"], loss_mask: Bool[Any, "N"]) -> Float[Any, "N"]:
     """Return the values inside the mask and 0 outside, for values and gradients alike.
 
     Formula: x_t if m_t else 0.
@@ -34,10 +34,10 @@ def inside(values: Float[Any, "N"], loss_mask: Bool[Any, "N"]) -> Float[Any, "N"
     formula, since 0 * NaN is NaN in the backward pass.
 
     >>> import numpy as np
-    >>> inside(np.array([1.0, np.nan]), np.array([True, False]))
+    >>> apply_mask(np.array([1.0, np.nan]), np.array([True, False]))
     array([1., 0.])
     """
-    return namespace(values).where(loss_mask, values, 0.0)
+    return array_namespace(values).where(loss_mask, values, 0.0)
 
 
 def weighted_sum(values: Float[Any, "N"], weights: Float[Any, "N"]) -> Float[Any, ""]:
@@ -52,7 +52,7 @@ def weighted_sum(values: Float[Any, "N"], weights: Float[Any, "N"]) -> Float[Any
     >>> float(weighted_sum(np.array([2.0, 4.0, np.nan]), np.array([0.5, 0.5, 0.0])))
     3.0
     """
-    return (inside(values, weights != 0) * weights).sum()
+    return (apply_mask(values, weights != 0) * weights).sum()
 
 
 def token_mean(loss_mask: Bool[Any, "N"], *, dtype: FloatDType) -> Float[Any, "N"]:
@@ -67,7 +67,7 @@ def token_mean(loss_mask: Bool[Any, "N"], *, dtype: FloatDType) -> Float[Any, "N
     >>> token_mean(np.array([True, False, True, True, True]), dtype=np.float64)
     array([0.25, 0.  , 0.25, 0.25, 0.25])
     """
-    return _as(loss_mask, dtype) / _as(loss_mask.sum().clip(min=1), dtype)
+    return _cast_to(loss_mask, dtype) / _cast_to(loss_mask.sum().clip(min=1), dtype)
 
 
 def sequence_mean(
@@ -84,9 +84,9 @@ def sequence_mean(
     >>> sequence_mean(np.array([True, True, True]), np.array([0, 2, 3]), dtype=np.float64)
     array([0.25, 0.25, 0.5 ])
     """
-    length, num_rows = _count(loss_mask, row_offsets, dtype)
+    length, num_rows = _count_trained_tokens(loss_mask, row_offsets, dtype)
     row = row_of_token(row_offsets)
-    return _as(loss_mask, dtype) / length.clip(min=1)[row] / num_rows
+    return _cast_to(loss_mask, dtype) / length.clip(min=1)[row] / num_rows
 
 
 def constant(
@@ -109,8 +109,8 @@ def constant(
             f"the constant length is {length}: it divides the loss. Use the maximum completion "
             "length of sampling."
         )
-    _, num_rows = _count(loss_mask, row_offsets, dtype)
-    return _as(loss_mask, dtype) / length / num_rows
+    _, num_rows = _count_trained_tokens(loss_mask, row_offsets, dtype)
+    return _cast_to(loss_mask, dtype) / length / num_rows
 
 
 def aggregation_weights(
@@ -144,7 +144,7 @@ def aggregation_weights(
     assert_never(aggregation)
 
 
-def without_rows(
+def exclude_rows(
     loss_mask: Bool[Any, "N"], dropped: Bool[Any, "B"], row_offsets: Int[Any, "B+1"]
 ) -> Bool[Any, "N"]:
     """Return the mask without the tokens of the dropped rows.
@@ -156,19 +156,19 @@ def without_rows(
 
     >>> import numpy as np
     >>> mask, offsets = np.array([True, True, True]), np.array([0, 2, 3])
-    >>> without_rows(mask, np.array([False, True]), offsets)
+    >>> exclude_rows(mask, np.array([False, True]), offsets)
     array([ True,  True, False])
     """
     check_rows(row_offsets, loss_mask=loss_mask)
     return loss_mask & ~dropped[row_of_token(row_offsets)]
 
 
-def _count(loss_mask: Any, row_offsets: Any, dtype: FloatDType) -> tuple[Any, Any]:
+def _count_trained_tokens(loss_mask: Any, row_offsets: Any, dtype: FloatDType) -> tuple[Any, Any]:
     """Return the number of trained tokens of each row, and the number of rows with any."""
     check_rows(row_offsets, loss_mask=loss_mask)
     length = segment_count(row_of_token(row_offsets)[loss_mask], len(row_offsets) - 1)
-    return _as(length, dtype), _as((length > 0).sum().clip(min=1), dtype)
+    return _cast_to(length, dtype), _cast_to((length > 0).sum().clip(min=1), dtype)
 
 
-def _as(x: Any, dtype: FloatDType) -> Any:
+def _cast_to(x: Any, dtype: FloatDType) -> Any:
     return x.astype(dtype) if hasattr(x, "astype") else x.to(dtype)

@@ -16,13 +16,13 @@ from jaxtyping import Bool, Float
 from klinic.errors import ConfigError
 from klinic.maths.arrays import (
     RowOffsets,
+    array_namespace,
     check_rows,
-    namespace,
     row_of_token,
     segment_count,
     segment_sum,
 )
-from klinic.maths.masked import inside
+from klinic.maths.masked import apply_mask
 
 
 def token_ratio(
@@ -39,7 +39,7 @@ def token_ratio(
     >>> token_ratio(logp=np.log([0.5]), logp_old=np.log([0.25])).round(4)
     array([2.])
     """
-    return namespace(logp).exp(logp - logp_old)
+    return array_namespace(logp).exp(logp - logp_old)
 
 
 def sequence_ratio(
@@ -65,7 +65,7 @@ def sequence_ratio(
     log_ratio = sequence_log_ratio(
         logp=logp, logp_old=logp_old, loss_mask=loss_mask, row_offsets=row_offsets
     )
-    return namespace(logp).exp(log_ratio)
+    return array_namespace(logp).exp(log_ratio)
 
 
 def sequence_log_ratio(
@@ -90,7 +90,7 @@ def sequence_log_ratio(
     """
     check_rows(row_offsets, logp=logp, logp_old=logp_old, loss_mask=loss_mask)
     row, num_rows = row_of_token(row_offsets), len(row_offsets) - 1
-    log_ratio = inside(logp, loss_mask) - inside(logp_old, loss_mask)
+    log_ratio = apply_mask(logp, loss_mask) - apply_mask(logp_old, loss_mask)
     length = segment_count(row[loss_mask], num_rows).clip(min=1)
     return (segment_sum(log_ratio, row, num_rows) / length)[row]
 
@@ -132,7 +132,7 @@ def truncated_weight(
     if not cap > 0:
         raise ConfigError(f"the cap of the weights is {cap}: it must be positive. 2 is usual.")
     log_ratio = logp - logp_sampler
-    return namespace(log_ratio).exp(log_ratio.clip(max=math.log(cap)))
+    return array_namespace(log_ratio).exp(log_ratio.clip(max=math.log(cap)))
 
 
 def effective_sample_size(*, log_weight: Float[Any, "K"]) -> Float[Any, ""]:
@@ -147,5 +147,5 @@ def effective_sample_size(*, log_weight: Float[Any, "K"]) -> Float[Any, ""]:
     >>> float(effective_sample_size(log_weight=np.array([800.0, 800.0])))
     1.0
     """
-    weight = namespace(log_weight).exp(log_weight - log_weight.max())
+    weight = array_namespace(log_weight).exp(log_weight - log_weight.max())
     return weight.sum() ** 2 / (len(weight) * (weight**2).sum())

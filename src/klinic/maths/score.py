@@ -12,7 +12,7 @@ from jaxtyping import Float
 from klinic.maths.arrays import stop_gradient
 
 
-def score(
+def score_term(
     coef: Float[Any, "N"], *, logp: Float[Any, "N"], value: Float[Any, "N"] | float = 0.0
 ) -> Float[Any, "N"]:
     """Return a term with the value `value` and the gradient coef * grad logp.
@@ -25,7 +25,7 @@ def score(
     function estimator.
 
     >>> import numpy as np
-    >>> score(np.array([3.0]), logp=np.log([0.5]), value=np.array([0.25]))
+    >>> score_term(np.array([3.0]), logp=np.log([0.5]), value=np.array([0.25]))
     array([0.25])
     """
     return stop_gradient(value) + stop_gradient(coef) * (logp - stop_gradient(logp))

@@ -29,10 +29,10 @@ from typing import Any
 
 from jaxtyping import Bool, Float, Int
 
-from klinic.maths.arrays import check_one_per_row, check_rows, namespace, row_of_token
-from klinic.maths.masked import Aggregation, inside
+from klinic.maths.arrays import array_namespace, check_one_per_row, check_rows, row_of_token
+from klinic.maths.masked import Aggregation, apply_mask
 from klinic.maths.ratio import clip, sequence_log_ratio, token_ratio
-from klinic.maths.score import score
+from klinic.maths.score import score_term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,13 +54,13 @@ class PolicyInputs:
         )
         check_one_per_row(self.row_offsets, advantage=self.advantage)
 
-    def clean(self) -> tuple[Any, Any, Any]:
+    def masked_token_arrays(self) -> tuple[Any, Any, Any]:
         """Return logp, logp_old and advantage per token, each 0 outside the mask."""
         advantage = self.advantage[row_of_token(self.row_offsets)]
-        return tuple(inside(x, self.loss_mask) for x in (self.logp, self.logp_old, advantage))
+        return tuple(apply_mask(x, self.loss_mask) for x in (self.logp, self.logp_old, advantage))
 
 
-def clipped(inputs: PolicyInputs) -> Float[Any, "N"]:
+def clipped_surrogate(inputs: PolicyInputs) -> Float[Any, "N"]:
     """Return the clipped surrogate with the token ratio: grpo, dr_grpo, bnpo, dapo.
 
     Formula: -min(r A, c(r) A).
@@ -69,16 +69,16 @@ def clipped(inputs: PolicyInputs) -> Float[Any, "N"]:
     Source: PPO (2017), eq. 7.
 
     >>> import numpy as np
-    >>> clipped(PolicyInputs(
+    >>> clipped_surrogate(PolicyInputs(
     ...     advantage=np.array([2.0]), row_offsets=np.array([0, 2]), logp=np.log([0.5, 0.9]),
     ...     logp_old=np.log([0.5, 0.3]), loss_mask=np.array([True, True])))
     array([-2. , -2.4])
     """
-    logp, logp_old, advantage = inputs.clean()
-    return _pessimistic(logp - logp_old, advantage, inputs)
+    logp, logp_old, advantage = inputs.masked_token_arrays()
+    return _clipped_objective(logp - logp_old, advantage, inputs)
 
 
-def clipped_sequence(inputs: PolicyInputs) -> Float[Any, "N"]:
+def clipped_sequence_surrogate(inputs: PolicyInputs) -> Float[Any, "N"]:
     """Return the clipped surrogate with the row's ratio: gspo.
 
     Formula: -min(s A, c(s) A).
@@ -87,19 +87,19 @@ def clipped_sequence(inputs: PolicyInputs) -> Float[Any, "N"]:
     Source: GSPO (2025), eq. 5. Useful clip bounds are far smaller than for tokens (3e-4, 4e-4).
 
     >>> import numpy as np
-    >>> clipped_sequence(PolicyInputs(
+    >>> clipped_sequence_surrogate(PolicyInputs(
     ...     advantage=np.array([2.0]), row_offsets=np.array([0, 2]), logp=np.log([0.5, 0.9]),
     ...     logp_old=np.log([0.5, 0.9]), loss_mask=np.array([True, False])))
     array([-2., -0.])
     """
-    logp, logp_old, advantage = inputs.clean()
+    logp, logp_old, advantage = inputs.masked_token_arrays()
     log_ratio = sequence_log_ratio(
         logp=logp, logp_old=logp_old, loss_mask=inputs.loss_mask, row_offsets=inputs.row_offsets
     )
-    return _pessimistic(log_ratio, advantage, inputs)
+    return _clipped_objective(log_ratio, advantage, inputs)
 
 
-def clipped_weight(inputs: PolicyInputs) -> Float[Any, "N"]:
+def clipped_weight_surrogate(inputs: PolicyInputs) -> Float[Any, "N"]:
     """Return the score-function term weighted by the ratio, clipped above: cispo.
 
     Formula: -sg(min(r, 1 + clip_high)) A logp; the value is -min(r, 1 + clip_high) A.
@@ -108,26 +108,26 @@ def clipped_weight(inputs: PolicyInputs) -> Float[Any, "N"]:
     Source: MiniMax-M1 (2025), eq. 4.
 
     >>> import numpy as np
-    >>> clipped_weight(PolicyInputs(
+    >>> clipped_weight_surrogate(PolicyInputs(
     ...     advantage=np.array([2.0]), row_offsets=np.array([0, 2]), logp=np.log([0.5, 0.9]),
     ...     logp_old=np.log([0.5, 0.3]), loss_mask=np.array([True, True]))).round(4)
     array([-2. , -2.4])
     """
-    logp, logp_old, advantage = inputs.clean()
+    logp, logp_old, advantage = inputs.masked_token_arrays()
     ratio = token_ratio(logp=logp, logp_old=logp_old)
     coef = -clip(ratio, clip_low=1.0, clip_high=inputs.clip_high) * advantage
-    return score(coef, logp=logp, value=coef)
+    return score_term(coef, logp=logp, value=coef)
 
 
-def _pessimistic(log_ratio: Any, advantage: Any, inputs: PolicyInputs) -> Any:
-    xp = namespace(log_ratio)
+def _clipped_objective(log_ratio: Any, advantage: Any, inputs: PolicyInputs) -> Any:
+    xp = array_namespace(log_ratio)
     # With A > 0 the ratio is clipped above the bound anyway, and with A = 0 the term is 0: bound
     # the log-ratio before exp can overflow, since 0 * inf would make the gradient NaN. With A < 0
     # there is no such bound: where the ratio overflows, the loss is infinite and is detected.
     ceiling = xp.where(advantage < 0, math.inf, math.log1p(inputs.clip_high))
     ratio = xp.exp(xp.minimum(log_ratio, xp.where(advantage == 0, 0.0, ceiling)))
-    held = clip(ratio, clip_low=inputs.clip_low, clip_high=inputs.clip_high)
-    return -xp.minimum(ratio * advantage, held * advantage)
+    clipped_ratio = clip(ratio, clip_low=inputs.clip_low, clip_high=inputs.clip_high)
+    return -xp.minimum(ratio * advantage, clipped_ratio * advantage)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,15 +136,17 @@ class Surrogate:
 
     term: Callable[[PolicyInputs], Any]
     aggregation: Aggregation
-    along_the_row: bool = False
+    needs_whole_row: bool = False
     """Whether the term of a token depends on other tokens of its row."""
 
 
 SURROGATES = {
-    "grpo": Surrogate(term=clipped, aggregation="sequence_mean"),
-    "dr_grpo": Surrogate(term=clipped, aggregation="constant"),
-    "bnpo": Surrogate(term=clipped, aggregation="token_mean"),
-    "dapo": Surrogate(term=clipped, aggregation="token_mean"),
-    "gspo": Surrogate(term=clipped_sequence, aggregation="sequence_mean", along_the_row=True),
-    "cispo": Surrogate(term=clipped_weight, aggregation="token_mean"),
+    "grpo": Surrogate(term=clipped_surrogate, aggregation="sequence_mean"),
+    "dr_grpo": Surrogate(term=clipped_surrogate, aggregation="constant"),
+    "bnpo": Surrogate(term=clipped_surrogate, aggregation="token_mean"),
+    "dapo": Surrogate(term=clipped_surrogate, aggregation="token_mean"),
+    "gspo": Surrogate(
+        term=clipped_sequence_surrogate, aggregation="sequence_mean", needs_whole_row=True
+    ),
+    "cispo": Surrogate(term=clipped_weight_surrogate, aggregation="token_mean"),
 }

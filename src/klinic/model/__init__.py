@@ -1,4 +1,4 @@
-"""Torch models: loading, LoRA adapters, chat templates, log-probs, references, capacity planning.
+"""Torch models: loading, LoRA adapters, chat templates, log-probs, references.
 
 Loading and adapters
     loading           load a causal LM as a `Policy`: weights, tokenizer, adapter, log-prob check
@@ -10,26 +10,16 @@ Loading and adapters
 
 Log-probs
     layout            completions as padded or packed rows of a forward pass
-    packed            whether a model supports packed rows
     scorer            the one log-prob function, in chunks over the vocabulary
     head              hidden states to logits
-    drawn             log-probs of the sampled tokens, with a memory-saving backward pass
+    selected_logp     log-probs of the sampled tokens, with a memory-saving backward pass
     fused             loss and gradient chunk by chunk inside the forward pass
     token_scores      per-token results of a forward pass
     dropout           set every dropout to 0; refuse a random forward pass
     determinism       make torch on a CPU bitwise reproducible
-    probe             fixed tokens on which two models are compared
+    equivalence       fixed tokens on which two models are compared
 
 References
     reference         the policy that the KL term is computed against
     moving_reference  a reference that follows the policy (EMA or periodic reset)
-
-Capacity planning
-    weightless        tensors with shapes but no data, and a memory meter
-    bare              a policy and its reference built from configs alone
-    memory            bytes by phase and by kind of tensor
-    shape, work       FLOPs of a step
-    traffic           bytes moved between processes and written to disk
-    scale             seconds per step on many accelerators
-    goodput           fraction of time left after failures and checkpoints
 """

@@ -15,12 +15,12 @@ from klinic.errors import ConfigError
 from klinic.evidence.files import json_bytes
 from klinic.evidence.writing import write_durably
 
-CONFIG = "adapter_config.json"
-WEIGHTS = "adapter_model.safetensors"
-BASE = "base.json"
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+BASE_FILE = "base.json"
 """Path of the base relative to the adapter, so that a run folder can be moved with its start."""
 
-UNDERSTOOD = frozenset(
+SUPPORTED_KEYS = frozenset(
     {
         *("peft_type", "task_type", "auto_mapping", "peft_version", "inference_mode"),
         *("base_model_name_or_path", "r", "lora_alpha", "lora_dropout"),
@@ -29,51 +29,55 @@ UNDERSTOOD = frozenset(
         *("modules_to_save", "init_lora_weights"),
     }
 )
-STARTS = (True, False, "gaussian", "orthogonal", "olora", "pissa")
+SUPPORTED_INITS = (True, False, "gaussian", "orthogonal", "olora", "pissa")
 """Initialisations of the low-rank matrices. The last two derive them from the base, and PEFT does
 so again when it loads the adapter."""
 
 
 def is_adapter(name: str) -> bool:
     """Whether a folder holds an adapter instead of a full model."""
-    return (Path(name) / CONFIG).is_file()
+    return (Path(name) / CONFIG_FILE).is_file()
 
 
-def check_files(folder: Path) -> None:
+def check_adapter_files(folder: Path) -> None:
     """Refuse an adapter that klinic cannot load faithfully, before loading any of it."""
-    if not (folder / WEIGHTS).is_file():
+    if not (folder / WEIGHTS_FILE).is_file():
         raise ConfigError(
-            f"{folder} has no {WEIGHTS}: klinic reads no other file of an adapter, since a pickle "
+            f"{folder} has no {WEIGHTS_FILE}: klinic reads no "
+            "other file of an adapter, since a pickle "
             "(adapter_model.bin) can run code. Load it with PEFT and `save_pretrained` it again."
         )
-    config = _config(folder)
+    config = _read_config(folder)
     kind = config.get("peft_type")
     if kind != "LORA":
         raise ConfigError(
-            f"{folder / CONFIG}: peft_type is {kind!r}, but klinic trains only low-rank adapters "
+            f"{folder / CONFIG_FILE}: peft_type is {kind!r}, "
+            "but klinic trains only low-rank adapters "
             "(LORA). Merge it into its base with PEFT and use the merged model."
         )
-    start = config.get("init_lora_weights", True)
-    if start not in STARTS and not str(start).startswith("pissa_niter_"):
-        _refuse(folder, "init_lora_weights", start)
+    init = config.get("init_lora_weights", True)
+    if init not in SUPPORTED_INITS and not str(init).startswith("pissa_niter_"):
+        _refuse_setting(folder, "init_lora_weights", init)
     for key, value in config.items():
-        if key not in UNDERSTOOD and value and value != _default(key):
-            _refuse(folder, key, value)
+        if key not in SUPPORTED_KEYS and value and value != _peft_default(key):
+            _refuse_setting(folder, key, value)
 
 
-def base_of(folder: Path) -> str:
+def base_model_name(folder: Path) -> str:
     """Return the base model of an adapter: the one its config names, or where that was moved."""
-    named = _config(folder).get("base_model_name_or_path")
-    if not named or not isinstance(named, str):
+    declared = _read_config(folder).get("base_model_name_or_path")
+    if not declared or not isinstance(declared, str):
         raise ConfigError(
-            f"{folder / CONFIG} does not name its base model. Write its folder or hub id there as "
+            f"{folder / CONFIG_FILE} does not name its base "
+            "model. Write its folder or hub id there as "
             "base_model_name_or_path."
         )
-    beside = _beside(folder)
-    base = str(beside) if beside is not None and not Path(named).is_dir() else named
+    relocated = _relocated_base(folder)
+    base = str(relocated) if relocated is not None and not Path(declared).is_dir() else declared
     if is_adapter(base):
         raise ConfigError(
-            f"{folder / CONFIG} names {base} as its base, which is itself an adapter. Merge that "
+            f"{folder / CONFIG_FILE} names {base} as its base, "
+            "which is itself an adapter. Merge that "
             "into a full model first: klinic export --merge."
         )
     return base
@@ -85,40 +89,41 @@ def save_adapter(lm: Any, folder: Path, *, adapter: str) -> None:
     lm.save_pretrained(folder, selected_adapters=[adapter], save_embedding_layers=False)
     base = lm.peft_config[adapter].base_model_name_or_path
     if base and Path(base).is_dir():
-        there = os.path.relpath(Path(base).resolve(), folder.resolve())
-        write_durably(folder / BASE, json_bytes({"folder": there}))
+        relative_base = os.path.relpath(Path(base).resolve(), folder.resolve())
+        write_durably(folder / BASE_FILE, json_bytes({"folder": relative_base}))
 
 
-def _beside(folder: Path) -> Path | None:
+def _relocated_base(folder: Path) -> Path | None:
     """Return the base at its recorded relative path; None if it is not there."""
     try:
-        there = json.loads((folder / BASE).read_text())["folder"]
-        found = (folder.resolve() / there).resolve()
+        relative_base = json.loads((folder / BASE_FILE).read_text())["folder"]
+        base_folder = (folder.resolve() / relative_base).resolve()
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return found if found.is_dir() else None
+    return base_folder if base_folder.is_dir() else None
 
 
-def _config(folder: Path) -> dict[str, Any]:
+def _read_config(folder: Path) -> dict[str, Any]:
     try:
-        config = json.loads((folder / CONFIG).read_text())
+        config = json.loads((folder / CONFIG_FILE).read_text())
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{folder / CONFIG} cannot be read: {error}.") from error
+        raise ConfigError(f"{folder / CONFIG_FILE} cannot be read: {error}.") from error
     if not isinstance(config, dict):
-        raise ConfigError(f"{folder / CONFIG} is not a JSON object.")
+        raise ConfigError(f"{folder / CONFIG_FILE} is not a JSON object.")
     return config
 
 
-def _default(key: str) -> Any:
+def _peft_default(key: str) -> Any:
     from peft import LoraConfig
 
     return getattr(LoraConfig(), key, None)
 
 
-def _refuse(folder: Path, key: str, value: Any) -> None:
+def _refuse_setting(folder: Path, key: str, value: Any) -> None:
     shown = str(value)[:40]
     raise ConfigError(
-        f"{folder / CONFIG}: {key} is {shown}, which klinic does not support. Merge the adapter "
+        f"{folder / CONFIG_FILE}: {key} is {shown}, which "
+        "klinic does not support. Merge the adapter "
         "into its base with PEFT and use the merged model, with model.lora_rank for a new adapter "
         "on it."
     )

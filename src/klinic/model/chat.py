@@ -17,13 +17,13 @@ from jinja2 import TemplateError
 from klinic.errors import ConfigError, DataError
 from klinic.evidence.rollout import Message
 
-SAID = "klinic stands for what was said"
-PROBES = (SAID, f"<think>\n{SAID}\n</think>\n\n{SAID}")
+PLACEHOLDER = "klinic stands for what was said"
+PROBE_COMPLETIONS = (PLACEHOLDER, f"<think>\n{PLACEHOLDER}\n</think>\n\n{PLACEHOLDER}")
 """Completions that a template might rewrite; it must render both unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
+class EncodedPrompt:
     """An encoded prompt."""
 
     text: str
@@ -39,20 +39,22 @@ class PromptEncoder:
         self._tokenizer = tokenizer
         self._name = name
 
-    def __call__(self, prompt: str | Sequence[Message], tools: Any = None) -> Encoded:
+    def __call__(self, prompt: str | Sequence[Message], tools: Any = None) -> EncodedPrompt:
         """Return a prompt's ids: text with the tokenizer's BOS rule, a chat by its template."""
         if isinstance(prompt, str):
-            return Encoded(text=prompt, token_ids=self._tokenizer.encode(prompt), messages=None)
-        messages = tuple(plain(message) for message in prompt)
-        text = self.render(messages, tools)
-        return Encoded(text=text, token_ids=self.encode(text), messages=messages)
+            return EncodedPrompt(
+                text=prompt, token_ids=self._tokenizer.encode(prompt), messages=None
+            )
+        messages = tuple(drop_none_values(message) for message in prompt)
+        text = self.render_chat(messages, tools)
+        return EncodedPrompt(text=text, token_ids=self.encode_text(text), messages=messages)
 
-    def encode(self, text: str) -> list[int]:
+    def encode_text(self, text: str) -> list[int]:
         """Return the ids of text that already contains its special tokens."""
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=False)
         return ids
 
-    def render(self, messages: Sequence[Message], tools: Any = None) -> str:
+    def render_chat(self, messages: Sequence[Message], tools: Any = None) -> str:
         """Return a chat as text, including the prompt for the next generation."""
         if self._tokenizer.chat_template is None:
             raise ConfigError(
@@ -71,48 +73,51 @@ class PromptEncoder:
             ) from error
         return text
 
-    def bridge(
-        self, before: Sequence[Message], reply: Message, *, behind: int, tools: Any = None
+    def encode_between_turns(
+        self, before: Sequence[Message], reply: Message, *, end_id: int, tools: Any = None
     ) -> list[int]:
         """Return the ids between the last completion, whose final id is `end_id`, and the next one.
 
         The completion itself is not rendered by the template.
         """
-        hidden = [_placeholder(m) for m in before]
-        start = self.render(hidden[:-1], tools) + SAID
-        whole = self.render([*hidden, reply], tools)
+        masked = [_mask_completion(m) for m in before]
+        start = self.render_chat(masked[:-1], tools) + PLACEHOLDER
+        whole = self.render_chat([*masked, reply], tools)
         self._refuse_rewriting(whole, start)
         between = whole.removeprefix(start)
-        ended: str = self._tokenizer.decode([behind])  # the sampled end of the turn
-        return self.encode(between.removeprefix(ended))
+        end_text: str = self._tokenizer.decode([end_id])  # the sampled end of the turn
+        return self.encode_text(between.removeprefix(end_text))
 
     def check_history(self, messages: Sequence[Message], reply: Message, tools: Any = None) -> None:
         """Refuse a template that renders the start of a chat differently once it is longer."""
-        start = self.render(messages, tools)
-        for said in PROBES:
-            turn = {"role": "assistant", "content": said}
-            once = self.render([*messages, turn, reply], tools)
-            self._refuse_rewriting(once, start + said)
+        start = self.render_chat(messages, tools)
+        for completion in PROBE_COMPLETIONS:
+            turn = {"role": "assistant", "content": completion}
+            once = self.render_chat([*messages, turn, reply], tools)
+            self._refuse_rewriting(once, start + completion)
             self._refuse_rewriting(
-                self.render([*messages, turn, reply, turn, reply], tools), once + said
+                self.render_chat([*messages, turn, reply, turn, reply], tools), once + completion
             )
 
     def _refuse_rewriting(self, whole: str, start: str) -> None:
         if whole.startswith(start):
             return
-        same = next(i for i, (a, b) in enumerate(zip(start, whole + "\0", strict=False)) if a != b)
+        first_difference = next(
+            i for i, (a, b) in enumerate(zip(start, whole + "\0", strict=False)) if a != b
+        )
         raise ConfigError(
             f"the chat template of {self._name} rewrites history: when a reply follows, "
-            f"...{start[same : same + 60]!r} becomes ...{whole[same : same + 60]!r}. Tokens would "
+            f"...{start[first_difference : first_difference + 60]!r} becomes "
+            f"...{whole[first_difference : first_difference + 60]!r}. Tokens would "
             "be scored in another context than they were sampled in. Use a template that only "
             "appends to a chat, or train single turns (no sampling.reply)."
         )
 
 
-def plain(message: Message) -> dict[str, Any]:
+def drop_none_values(message: Message) -> dict[str, Any]:
     """Return a message without the keys whose value is None."""
     return {key: value for key, value in message.items() if value is not None}
 
 
-def _placeholder(message: Message) -> Mapping[str, Any]:
-    return {**message, "content": SAID} if message["role"] == "assistant" else message
+def _mask_completion(message: Message) -> Mapping[str, Any]:
+    return {**message, "content": PLACEHOLDER} if message["role"] == "assistant" else message

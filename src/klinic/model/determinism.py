@@ -13,7 +13,7 @@ from functools import cache
 import torch
 
 # Unary functions of aten/src/ATen/cpu/vml.h; calling one that a build does not use is harmless.
-FUNCTIONS = (
+VML_FUNCTIONS = (
     *("acos", "asin", "atan", "ceil", "cos", "cosh", "erf", "erfc", "erfinv", "exp", "expm1"),
     *("floor", "lgamma", "log", "log10", "log1p", "log2", "reciprocal", "round", "rsqrt", "sin"),
     *("sinh", "sqrt", "tan", "tanh", "trunc"),
@@ -21,9 +21,9 @@ FUNCTIONS = (
 
 
 @cache
-def settle_kernels() -> None:
+def initialize_vml_kernels() -> None:
     """Call every VML function once on one number, before any multi-threaded call."""
     for dtype in (torch.float32, torch.float64):
         number = torch.full((1,), 0.5, dtype=dtype)
-        for name in FUNCTIONS:
+        for name in VML_FUNCTIONS:
             getattr(torch, name)(number)

@@ -9,7 +9,7 @@ from torch import nn
 from klinic.errors import ConfigError
 
 
-def silence_dropout(model: nn.Module) -> None:
+def disable_dropout(model: nn.Module) -> None:
     """Set every dropout rate in the model to 0, in dropout modules and in plain attributes."""
     for module in model.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -19,7 +19,7 @@ def silence_dropout(model: nn.Module) -> None:
                 setattr(module, name, 0.0)
 
 
-def largest_dropout(model: nn.Module) -> float:
+def max_dropout_rate(model: nn.Module) -> float:
     """Return the largest dropout rate in the model."""
     rates = [
         float(value)
@@ -31,7 +31,7 @@ def largest_dropout(model: nn.Module) -> float:
     return max(rates, default=0.0)
 
 
-def refuse_randomness(first: torch.Tensor, second: torch.Tensor, name: str) -> None:
+def refuse_nondeterminism(first: torch.Tensor, second: torch.Tensor, name: str) -> None:
     """Refuse a model whose forward pass is non-finite, or differs between two identical calls."""
     if not (torch.isfinite(first).all() and torch.isfinite(second).all()):
         raise ConfigError(
@@ -39,9 +39,9 @@ def refuse_randomness(first: torch.Tensor, second: torch.Tensor, name: str) -> N
             "NaN or infinite. Use an earlier checkpoint."
         )
     if not torch.equal(first, second):
-        apart = float((first - second).abs().max())
+        difference = float((first - second).abs().max())
         raise ConfigError(
-            f"model.name is {name}: the same tokens scored twice differ by {apart:.1e}. Its "
+            f"model.name is {name}: the same tokens scored twice differ by {difference:.1e}. Its "
             "forward pass is random (a dropout that klinic does not recognise), so ratios and KLs "
             "would be noise. Set it to 0 in the model's config."
         )

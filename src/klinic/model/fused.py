@@ -15,22 +15,22 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from klinic.model.head import Sums
-from klinic.model.token_scores import TokenScores, joined_scores
+from klinic.model.head import HeadGradient
+from klinic.model.token_scores import TokenScores, concat_scores
 
-Loss = Callable[[TokenScores, slice], Tensor]
+ChunkLoss = Callable[[TokenScores, slice], Tensor]
 """Maps the scores of a slice of tokens to their contribution to the loss."""
-Score = Callable[[Tensor, slice], TokenScores]
+ChunkScore = Callable[[Tensor, slice], TokenScores]
 """Maps the hidden states of a slice of tokens to their scores."""
-LEARNT = ("logp", "kl_exact", "kl_topk")
+DIFFERENTIABLE_COLUMNS = ("logp", "kl_exact", "kl_topk")
 """The score columns that a loss may be differentiated with respect to."""
 
 
-def fused(
+def fused_loss(
     hidden: Float[Tensor, "n H"],
-    weights: Sequence[Tensor] | Sums,
-    score: Score,
-    loss: Loss,
+    weights: Sequence[Tensor] | HeadGradient,
+    score: ChunkScore,
+    loss: ChunkLoss,
     *,
     chunks: Sequence[slice],
     token_by_token: bool,
@@ -40,89 +40,97 @@ def fused(
     `weights` are the parameters between hidden states and scores, whose gradient is also computed;
     for a single weight, `score` accumulates it in a `HeadGradient`.
     """
-    ahead = _Ahead(hidden, weights)
+    accumulator = _ChunkedBackward(hidden, weights)
     if token_by_token:
-        parts = [ahead.add(score, loss, tokens) for tokens in chunks]
+        chunk_scores = [accumulator.add_chunk(score, loss, tokens) for tokens in chunks]
     else:
         with torch.no_grad():
-            parts = [score(hidden[tokens], tokens) for tokens in chunks]
-        pulls = ahead.look(joined_scores(parts), loss)
+            chunk_scores = [score(hidden[tokens], tokens) for tokens in chunks]
+        score_grads = accumulator.loss_gradients(concat_scores(chunk_scores), loss)
         for tokens in chunks:
-            ahead.pull(score, pulls, tokens)
-    return joined_scores(parts), ahead.number()
+            accumulator.backprop_chunk(score, score_grads, tokens)
+    return concat_scores(chunk_scores), accumulator.loss_with_gradient()
 
 
-class _Ahead:
+class _ChunkedBackward:
     """The accumulated loss and its gradient with respect to hidden states and weights."""
 
-    def __init__(self, hidden: Tensor, weights: Sequence[Tensor] | Sums) -> None:
+    def __init__(self, hidden: Tensor, weights: Sequence[Tensor] | HeadGradient) -> None:
         self._hidden = hidden
-        self._at = hidden.detach()
-        self._sums = weights if isinstance(weights, Sums) else None
-        self._weights = [] if isinstance(weights, Sums) else list(weights)
+        self._detached_hidden = hidden.detach()
+        self._head_gradient = weights if isinstance(weights, HeadGradient) else None
+        self._weights = [] if isinstance(weights, HeadGradient) else list(weights)
         self._value = hidden.new_zeros((), dtype=torch.promote_types(hidden.dtype, torch.float32))
-        self._of_hidden = torch.zeros_like(self._at)
-        self._of_weights: list[Tensor | None] = [None] * len(self._weights)
+        self._grad_hidden = torch.zeros_like(self._detached_hidden)
+        self._grad_weights: list[Tensor | None] = [None] * len(self._weights)
 
-    def add(self, score: Score, loss: Loss, tokens: slice) -> TokenScores:
+    def add_chunk(self, score: ChunkScore, loss: ChunkLoss, tokens: slice) -> TokenScores:
         """Add a chunk's loss and its gradient; return the chunk's scores."""
         with torch.enable_grad():
-            at = self._at[tokens].requires_grad_()
-            scores = score(at, tokens)
+            chunk_hidden = self._detached_hidden[tokens].requires_grad_()
+            scores = score(chunk_hidden, tokens)
             value = loss(scores, tokens)
         self._value += value.detach()
-        self._take(tokens, at, [value], None)
-        return detached(scores)
+        self._accumulate_gradients(tokens, chunk_hidden, [value], None)
+        return detach_scores(scores)
 
-    def look(self, scores: TokenScores, loss: Loss) -> dict[str, Tensor]:
+    def loss_gradients(self, scores: TokenScores, loss: ChunkLoss) -> dict[str, Tensor]:
         """Compute the loss of all tokens; return its gradient with respect to each score column."""
         leaves = {
             name: column.detach().requires_grad_()
-            for name in LEARNT
+            for name in DIFFERENTIABLE_COLUMNS
             if (column := getattr(scores, name)) is not None
         }
         with torch.enable_grad():
             columns: dict[str, Any] = dict(leaves)
-            value = loss(replace(scores, **columns), slice(0, len(self._at)))
+            value = loss(replace(scores, **columns), slice(0, len(self._detached_hidden)))
         self._value += value.detach()
-        found = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
-        pairs = zip(leaves, found, strict=True)
-        return {name: pull for name, pull in pairs if pull is not None}
+        gradients = torch.autograd.grad(value, list(leaves.values()), allow_unused=True)
+        pairs = zip(leaves, gradients, strict=True)
+        return {name: grad for name, grad in pairs if grad is not None}
 
-    def pull(self, score: Score, pulls: dict[str, Tensor], tokens: slice) -> None:
+    def backprop_chunk(
+        self, score: ChunkScore, score_grads: dict[str, Tensor], tokens: slice
+    ) -> None:
         """Backpropagate the gradient with respect to a chunk's scores."""
         with torch.enable_grad():
-            at = self._at[tokens].requires_grad_()
-            scores = score(at, tokens)
-        columns = [getattr(scores, name) for name in pulls]
-        self._take(tokens, at, columns, [pull[tokens] for pull in pulls.values()])
+            chunk_hidden = self._detached_hidden[tokens].requires_grad_()
+            scores = score(chunk_hidden, tokens)
+        columns = [getattr(scores, name) for name in score_grads]
+        self._accumulate_gradients(
+            tokens, chunk_hidden, columns, [grad[tokens] for grad in score_grads.values()]
+        )
 
-    def _take(
-        self, tokens: slice, at: Tensor, outputs: list[Tensor], pulls: list[Tensor] | None
+    def _accumulate_gradients(
+        self,
+        tokens: slice,
+        chunk_hidden: Tensor,
+        outputs: list[Tensor],
+        score_grads: list[Tensor] | None,
     ) -> None:
-        of_at, *others = torch.autograd.grad(
-            outputs, [at, *self._weights], grad_outputs=pulls, allow_unused=True
+        grad_chunk, *weight_grads = torch.autograd.grad(
+            outputs, [chunk_hidden, *self._weights], grad_outputs=score_grads, allow_unused=True
         )
-        self._of_hidden[tokens] = of_at
-        for place, more in enumerate(others):
-            so_far = self._of_weights[place]
-            if so_far is None:
-                self._of_weights[place] = more
-            elif more is not None:
-                so_far += more
+        self._grad_hidden[tokens] = grad_chunk
+        for index, grad in enumerate(weight_grads):
+            accumulated = self._grad_weights[index]
+            if accumulated is None:
+                self._grad_weights[index] = grad
+            elif grad is not None:
+                accumulated += grad
 
-    def number(self) -> Tensor:
+    def loss_with_gradient(self) -> Tensor:
         """Return the loss; its backward pass propagates the gradient to the decoder."""
-        weights, of_weights = self._weights, self._of_weights
-        if self._sums is not None:
-            weights, of_weights = [self._sums.weight], [self._sums.of_weight]
-        number: Tensor = _Known.apply(  # type: ignore[no-untyped-call]
-            self._value, (self._of_hidden, *of_weights), self._hidden, *weights
+        weights, grad_weights = self._weights, self._grad_weights
+        if self._head_gradient is not None:
+            weights, grad_weights = [self._head_gradient.weight], [self._head_gradient.grad]
+        loss: Tensor = _PrecomputedGradient.apply(  # type: ignore[no-untyped-call]
+            self._value, (self._grad_hidden, *grad_weights), self._hidden, *weights
         )
-        return number
+        return loss
 
 
-class _Known(torch.autograd.Function):
+class _PrecomputedGradient(torch.autograd.Function):
     """A scalar with a precomputed gradient."""
 
     @staticmethod
@@ -144,9 +152,11 @@ class _Known(torch.autograd.Function):
         return (None, None, *scaled)
 
 
-def detached(scores: TokenScores) -> TokenScores:
+def detach_scores(scores: TokenScores) -> TokenScores:
     """Return the scores detached from the autograd graph."""
     columns = {
-        name: column.detach() for name in LEARNT if (column := getattr(scores, name)) is not None
+        name: column.detach()
+        for name in DIFFERENTIABLE_COLUMNS
+        if (column := getattr(scores, name)) is not None
     }
     return replace(scores, **columns)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from klinic.errors import ConfigError
 
-TOLERANCE = (
+LOGIT_TOLERANCE = (
     1e-3  # relative; kernels of different shapes differ by 1e-6, a missing softcap by far more
 )
 
@@ -27,39 +27,41 @@ class Head(nn.Module):
         # in a tuple, so that the model stays the only owner of the head's parameters
         self._embedding = (lm.get_output_embeddings(),)
         config = lm.config.get_text_config()
-        self.scale = _scale(config)
+        self.logit_scale = _logit_scale(config)
         self.softcap = getattr(config, "final_logit_softcapping", None)
 
     @property
-    def weights(self) -> list[Tensor]:
+    def trainable_weights(self) -> list[Tensor]:
         """The trainable parameters of the head."""
         return [p for p in self._embedding[0].parameters() if p.requires_grad]
 
-    def sums(self) -> "Sums | None":
+    def new_gradient(self) -> "HeadGradient | None":
         """Return an accumulator for the weight's gradient; None where autograd must compute it."""
         (embedding,) = self._embedding
         is_product = type(embedding) is nn.Linear and embedding.bias is None
         is_trained = is_product and embedding.weight.requires_grad
-        return Sums(embedding.weight) if is_trained else None
+        return HeadGradient(embedding.weight) if is_trained else None
 
     def forward(
-        self, hidden: Float[Tensor, "n H"], sums: "Sums | None" = None
+        self, hidden: Float[Tensor, "n H"], gradient: "HeadGradient | None" = None
     ) -> Float[Tensor, "n V"]:
         """Return the logits, computed in the dtype of the weights and returned in at least fp32."""
         (embedding,) = self._embedding
         with torch.autocast(hidden.device.type, enabled=False):
-            precise = torch.promote_types(embedding.weight.dtype, torch.float32)
-            at = hidden.to(embedding.weight.dtype)
-            product = embedding(at) if sums is None else sums.product(at)
-            logits: Tensor = product.to(precise)
-        if self.scale != 1:  # multiplying by 1 copies the whole tensor
-            logits = logits * self.scale
+            logit_dtype = torch.promote_types(embedding.weight.dtype, torch.float32)
+            cast_hidden = hidden.to(embedding.weight.dtype)
+            product = (
+                embedding(cast_hidden) if gradient is None else gradient.project_hidden(cast_hidden)
+            )
+            logits: Tensor = product.to(logit_dtype)
+        if self.logit_scale != 1:  # multiplying by 1 copies the whole tensor
+            logits = logits * self.logit_scale
         if self.softcap is not None:
             logits = torch.tanh(logits / self.softcap) * self.softcap
         return logits
 
 
-class Sums:
+class HeadGradient:
     """The gradient of the head's weight, accumulated in place.
 
     It is as large as the head. Allocating it for each chunk of tokens and adding the results takes
@@ -68,51 +70,54 @@ class Sums:
 
     def __init__(self, weight: Tensor) -> None:
         self.weight = weight
-        self.of_weight: Tensor | None = None
+        self.grad: Tensor | None = None
 
-    def product(self, hidden: Tensor) -> Tensor:
+    def project_hidden(self, hidden: Tensor) -> Tensor:
         """Return the logits; their backward pass accumulates here, and autograd sees no weight."""
-        logits: Tensor = _Product.apply(hidden, self)  # type: ignore[no-untyped-call]
+        logits: Tensor = _AccumulatingLinear.apply(hidden, self)  # type: ignore[no-untyped-call]
         return logits
 
-    def add(self, of_logits: Tensor, hidden: Tensor) -> None:
+    def accumulate_grad(self, grad_logits: Tensor, hidden: Tensor) -> None:
         """Accumulate the gradient of a chunk of tokens."""
-        if self.of_weight is None:
-            self.of_weight = of_logits.T @ hidden
+        if self.grad is None:
+            self.grad = grad_logits.T @ hidden
         else:
-            self.of_weight.addmm_(of_logits.T, hidden)
+            self.grad.addmm_(grad_logits.T, hidden)
 
 
-class _Product(torch.autograd.Function):
+class _AccumulatingLinear(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, sums: Sums) -> Tensor:
+    def forward(ctx: Any, hidden: Tensor, gradient: HeadGradient) -> Tensor:
         ctx.save_for_backward(hidden)
-        ctx.sums = sums
-        return nn.functional.linear(hidden, sums.weight)
+        ctx.sums = gradient
+        return nn.functional.linear(hidden, gradient.weight)
 
     @staticmethod
-    def backward(ctx: Any, of_logits: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad_logits: Tensor) -> tuple[Tensor, None]:
         (hidden,) = ctx.saved_tensors
-        ctx.sums.add(of_logits, hidden)
-        return of_logits @ ctx.sums.weight, None
+        ctx.sums.accumulate_grad(grad_logits, hidden)
+        return grad_logits @ ctx.sums.weight, None
 
 
-def _scale(config: Any) -> float:
+def _logit_scale(config: Any) -> float:
     """Return the config's logit scale: Cohere's `logit_scale`, over Granite's `logits_scaling`."""
     divisor = getattr(config, "logits_scaling", None)
     factor = getattr(config, "logit_scale", None)
     return float(1.0 if factor is None else factor) / float(1.0 if divisor is None else divisor)
 
 
-def agrees_with_model(
+def check_head_logits(
     logits: Float[Tensor, "n V"], expected: Float[Tensor, "n V"], name: str
 ) -> None:
     """Refuse a model whose logits differ from its head applied to its hidden states."""
-    apart = float((logits - expected).abs().max() / expected.abs().max().clamp(min=1e-12))
-    if not apart <= TOLERANCE:
+    relative_difference = float(
+        (logits - expected).abs().max() / expected.abs().max().clamp(min=1e-12)
+    )
+    if not relative_difference <= LOGIT_TOLERANCE:
         raise ConfigError(
             f"model.name is {name}: its logits differ from its output embedding applied to its "
-            f"hidden states by {apart:.1e} of the largest (limit {TOLERANCE:.0e}). It transforms "
+            f"hidden states by {relative_difference:.1e} of the largest "
+            f"(limit {LOGIT_TOLERANCE:.0e}). It transforms "
             "logits in a way that klinic does not support, so every log-prob would be wrong. Use "
             "another model, or report its class."
         )

@@ -16,7 +16,7 @@ from jaxtyping import Int
 from torch import Tensor
 
 from klinic.errors import ShapeError
-from klinic.evidence.rollout import end_to_end, offsets_of
+from klinic.evidence.rollout import concatenate_arrays, offsets_from_lengths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Layout:
     """The completion tokens of all rows, concatenated."""
 
 
-def lay_out(
+def pad_rows(
     prompts: Sequence[np.ndarray],
     completions: Sequence[np.ndarray],
     *,
@@ -57,26 +57,26 @@ def lay_out(
     )
 
 
-def lay_end_to_end(
+def pack_rows(
     prompts: Sequence[np.ndarray], completions: Sequence[np.ndarray], *, device: torch.device
 ) -> Layout:
     """Return the rows concatenated into one, without padding."""
     _refuse_empty_prompts(prompts)
     rows = [np.concatenate(pair) for pair in zip(prompts, completions, strict=True)]
-    spans = pairwise(offsets_of([len(row) for row in rows]))
+    spans = pairwise(offsets_from_lengths([len(row) for row in rows]))
     predict_at = [
         np.arange(begin + len(prompt) - 1, end - 1)
         for prompt, (begin, end) in zip(prompts, spans, strict=True)
     ]
 
-    def flat(parts: Sequence[np.ndarray]) -> Tensor:
-        return torch.from_numpy(end_to_end(parts, np.int64)).to(device)
+    def concat_to_tensor(parts: Sequence[np.ndarray]) -> Tensor:
+        return torch.from_numpy(concatenate_arrays(parts, np.int64)).to(device)
 
     return Layout(
-        input_ids=flat(rows)[None],
-        position_ids=flat([np.arange(len(row)) for row in rows])[None],
-        predict_at=flat(predict_at),
-        target_ids=flat(completions),
+        input_ids=concat_to_tensor(rows)[None],
+        position_ids=concat_to_tensor([np.arange(len(row)) for row in rows])[None],
+        predict_at=concat_to_tensor(predict_at),
+        target_ids=concat_to_tensor(completions),
     )
 
 

@@ -13,24 +13,24 @@ from safetensors import SafetensorError
 from torch import nn
 
 from klinic.errors import ConfigError, first_line
-from klinic.model.adapter_files import base_of, is_adapter
-from klinic.model.adapters import merge, with_adapter, with_lora
-from klinic.model.dropout import refuse_randomness, silence_dropout
-from klinic.model.head import agrees_with_model
-from klinic.model.layout import lay_out
-from klinic.model.probe import LIMIT, largest_difference, probe
+from klinic.model.adapter_files import base_model_name, is_adapter
+from klinic.model.adapters import add_lora_adapter, load_adapter, merge_into_base
+from klinic.model.dropout import disable_dropout, refuse_nondeterminism
+from klinic.model.equivalence import MAX_LOGP_DIFFERENCE, largest_difference, probe_logp
+from klinic.model.head import check_head_logits
+from klinic.model.layout import pad_rows
 from klinic.model.scorer import TokenScorer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from klinic.recipe.model import ModelSection
+    from klinic.recipe.sections import ModelSection
 
-BUILT_IN = ("tiny", "tiny-gpt2")
+BUILT_IN_MODELS = ("tiny", "tiny-gpt2")
 """Models that klinic builds itself."""
-TOKENIZER = "tokenizer_config.json"
-WARNING = "warn_if_padding_and_no_attention_mask"
-PROBED = 16  # tokens on which a loaded model is checked
+TOKENIZER_FILE = "tokenizer_config.json"
+PADDING_WARNING = "warn_if_padding_and_no_attention_mask"
+NUM_CHECK_TOKENS = 16  # tokens on which a loaded model is checked
 LOADING_ERRORS = (
     *(OSError, ValueError, KeyError, TypeError, RuntimeError, SafetensorError),
     ImportError,  # from code shipped with a model
@@ -48,7 +48,7 @@ class Policy:
     pad_id: int
     vocabulary_size: int
     """Number of outputs of the model's head; a tokenizer may have fewer tokens."""
-    remote: bool
+    trust_remote_code: bool
     """Whether code shipped with the model may run."""
     context_window: int | None
     """Maximum tokens of prompt and completion together; None where the config has no limit."""
@@ -64,19 +64,23 @@ def load_policy(section: "ModelSection", *, temperature: float, seed: int) -> Po
 
     An existing adapter is trained further; with `lora_rank` set, it is merged into its base first.
     """
-    lm, tokenizer = _load(section.name, seed=seed, remote=section.trust_remote_code)
+    lm, tokenizer = _load_model(
+        section.name, seed=seed, trust_remote_code=section.trust_remote_code
+    )
     if section.lora_rank is not None and is_adapter(section.name):
-        lm = _merged(lm, section.name)
+        lm = _merge_checked(lm, section.name)
     return prepare_policy(lm, tokenizer, section, temperature=temperature, seed=seed)
 
 
-def load_whole(section: "ModelSection", *, temperature: float, seed: int) -> Policy:
+def load_merged_policy(section: "ModelSection", *, temperature: float, seed: int) -> Policy:
     """Return the policy without an adapter: an existing one is merged in, and none is added."""
-    lm, tokenizer = _load(section.name, seed=seed, remote=section.trust_remote_code)
+    lm, tokenizer = _load_model(
+        section.name, seed=seed, trust_remote_code=section.trust_remote_code
+    )
     if is_adapter(section.name):
-        lm = _merged(lm, section.name)
-    whole = section.model_copy(update={"lora_rank": None, "lora_alpha": None})
-    return prepare_policy(lm, tokenizer, whole, temperature=temperature, seed=seed)
+        lm = _merge_checked(lm, section.name)
+    merged_section = section.model_copy(update={"lora_rank": None, "lora_alpha": None})
+    return prepare_policy(lm, tokenizer, merged_section, temperature=temperature, seed=seed)
 
 
 def prepare_policy(
@@ -84,10 +88,10 @@ def prepare_policy(
 ) -> Policy:
     """Return a loaded model as a policy: adapter added, dropout off, log-probs checked."""
     if section.lora_rank is not None:
-        lm = with_lora(lm, rank=section.lora_rank, alpha=section.lora_alpha, seed=seed)
+        lm = add_lora_adapter(lm, rank=section.lora_rank, alpha=section.lora_alpha, seed=seed)
     if section.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    silence_dropout(lm)
+    disable_dropout(lm)
     lm.train()
     autocast = torch.bfloat16 if section.dtype == "bf16" else None
     scorer = TokenScorer(lm, temperature=temperature, autocast=autocast)
@@ -103,23 +107,23 @@ def prepare_policy(
         eos_ids=eos_ids,
         pad_id=_pad_id(tokenizer, eos_ids, vocabulary),
         vocabulary_size=vocabulary,
-        remote=section.trust_remote_code,
+        trust_remote_code=section.trust_remote_code,
         context_window=getattr(lm.config.get_text_config(), "max_position_embeddings", None),
     )
 
 
 def load_scorer(name: str, *, like: Policy, seed: int) -> TokenScorer:
     """Return another model as a scorer with the temperature and precision of a policy."""
-    lm, tokenizer = _load(name, seed=seed, remote=like.remote)
-    _refuse_other_tokens(lm, tokenizer, name, like)
-    silence_dropout(lm)
+    lm, tokenizer = _load_model(name, seed=seed, trust_remote_code=like.trust_remote_code)
+    _refuse_other_vocabulary(lm, tokenizer, name, like)
+    disable_dropout(lm)
     lm.to(like.scorer.device)
     scorer = TokenScorer(lm, temperature=like.scorer.temperature, autocast=like.scorer.autocast)
     check_log_probs(scorer, name)
     return scorer
 
 
-def _refuse_other_tokens(lm: Any, tokenizer: Any, name: str, like: Policy) -> None:
+def _refuse_other_vocabulary(lm: Any, tokenizer: Any, name: str, like: Policy) -> None:
     """Refuse a reference whose token ids mean different tokens."""
     size = int(lm.get_output_embeddings().weight.shape[0])
     if size != like.vocabulary_size or tokenizer.get_vocab() != like.tokenizer.get_vocab():
@@ -132,36 +136,38 @@ def _refuse_other_tokens(lm: Any, tokenizer: Any, name: str, like: Policy) -> No
 
 def _pad_id(tokenizer: Any, eos_ids: tuple[int, ...], vocabulary: int) -> int:
     """Return a padding id; no token attends to it, but the embedding must contain it."""
-    given = tokenizer.pad_token_id
-    return eos_ids[0] if given is None or given >= vocabulary else int(given)
+    pad_token_id = tokenizer.pad_token_id
+    return eos_ids[0] if pad_token_id is None or pad_token_id >= vocabulary else int(pad_token_id)
 
 
-def _load(name: str, *, seed: int, remote: bool) -> tuple[Any, Any]:
-    if name in BUILT_IN:
-        from klinic.model.tiny import built_in
+def _load_model(name: str, *, seed: int, trust_remote_code: bool) -> tuple[Any, Any]:
+    if name in BUILT_IN_MODELS:
+        from klinic.model.tiny import build_built_in_model
 
-        return built_in(name, seed=seed)
+        return build_built_in_model(name, seed=seed)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    _refuse_missing(name)
+    _refuse_missing_folder(name)
     try:
         if is_adapter(name):
-            lm, tokenizer = _load(base_of(Path(name)), seed=seed, remote=remote)
-            if (Path(name) / TOKENIZER).is_file():  # it may have another chat template
-                tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=remote)
-            return with_adapter(lm, Path(name)), tokenizer
-        with quiet():
+            lm, tokenizer = _load_model(
+                base_model_name(Path(name)), seed=seed, trust_remote_code=trust_remote_code
+            )
+            if (Path(name) / TOKENIZER_FILE).is_file():  # it may have another chat template
+                tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
+            return load_adapter(lm, Path(name)), tokenizer
+        with hide_progress_bars():
             # fp32 whatever the file's dtype: these are the optimizer's master weights
             lm, info = AutoModelForCausalLM.from_pretrained(
                 name,
                 dtype=torch.float32,
-                trust_remote_code=remote,
+                trust_remote_code=trust_remote_code,
                 use_safetensors=True,
                 output_loading_info=True,
             )
-            _refuse_random(sorted(info["missing_keys"]), name)
-            expect_no_mask(lm)
-            return lm, AutoTokenizer.from_pretrained(name, trust_remote_code=remote)
+            _refuse_missing_weights(sorted(info["missing_keys"]), name)
+            disable_padding_warning(lm)
+            return lm, AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except ConfigError:
         raise
     except LOADING_ERRORS as error:
@@ -171,7 +177,7 @@ def _load(name: str, *, seed: int, remote: bool) -> tuple[Any, Any]:
         ) from error
 
 
-def _refuse_random(missing: Sequence[str], name: str) -> None:
+def _refuse_missing_weights(missing: Sequence[str], name: str) -> None:
     if missing:
         raise ConfigError(
             f"model.name is {name}: its files lack {len(missing)} tensors, such as {missing[0]}: "
@@ -179,21 +185,22 @@ def _refuse_random(missing: Sequence[str], name: str) -> None:
         )
 
 
-def _merged(lm: Any, name: str) -> Any:
+def _merge_checked(lm: Any, name: str) -> Any:
     """Return the model with its adapter merged in; refuse if log-probs change."""
-    before = probe(TokenScorer(lm, temperature=1.0))
-    whole = merge(lm)
-    apart = largest_difference(before, probe(TokenScorer(whole, temperature=1.0)))
-    if not apart <= LIMIT:
+    before = probe_logp(TokenScorer(lm, temperature=1.0))
+    merged = merge_into_base(lm)
+    difference = largest_difference(before, probe_logp(TokenScorer(merged, temperature=1.0)))
+    if not difference <= MAX_LOGP_DIFFERENCE:
         raise ConfigError(
             f"model.name is {name}: merging this adapter into its base changes log-probs by up to "
-            f"{apart:.1e} (limit {LIMIT:.0e}), for example because it adapts an embedding that is "
+            f"{difference:.1e} (limit {MAX_LOGP_DIFFERENCE:.0e}), for "
+            "example because it adapts an embedding that is "
             "tied to the head. Train it further instead: leave model.lora_rank out."
         )
-    return whole
+    return merged
 
 
-def _refuse_missing(name: str) -> None:
+def _refuse_missing_folder(name: str) -> None:
     """Refuse a local path that does not exist, before querying the hub."""
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not Path(name).is_dir():
@@ -204,73 +211,79 @@ def _refuse_missing(name: str) -> None:
 
 
 @contextmanager
-def quiet() -> "Iterator[None]":
+def hide_progress_bars() -> "Iterator[None]":
     """Disable the progress bars of transformers, which would disturb klinic's own."""
     from transformers.utils import logging
 
-    shown = logging.is_progress_bar_enabled()
+    was_enabled = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        if shown:
+        if was_enabled:
             logging.enable_progress_bar()
 
 
-def expect_no_mask(lm: Any) -> None:
+def disable_padding_warning(lm: Any) -> None:
     """Disable a model's warning about padding without a mask: no token attends to the padding.
 
     Older transformers models search for padding in every forward pass.
     """
     decoder = lm.get_decoder()
-    if hasattr(decoder, WARNING):
-        setattr(decoder, WARNING, _say_nothing)
+    if hasattr(decoder, PADDING_WARNING):
+        setattr(decoder, PADDING_WARNING, _skip_warning)
 
 
-def _say_nothing(*_: Any) -> None:
+def _skip_warning(*_: Any) -> None:
     pass
 
 
 def stop_ids(lm: Any, tokenizer: Any, name: str) -> tuple[int, ...]:
     """Return every id that ends a completion: of tokenizer, config and generation config."""
     of_config = getattr(lm.config.get_text_config(), "eos_token_id", None)
-    found = _distinct(*declared_ends(lm, tokenizer), of_config)
-    if not found:
+    ids = _distinct_ids(*declared_stop_ids(lm, tokenizer), of_config)
+    if not ids:
         raise ConfigError(
             f"model.name is {name}: neither its tokenizer nor its config names an end-of-sequence "
             "token, so every completion would reach the length limit. Set eos_token_id."
         )
-    return found
+    return ids
 
 
-def declared_ends(lm: Any, tokenizer: Any) -> tuple[int, ...]:
+def declared_stop_ids(lm: Any, tokenizer: Any) -> tuple[int, ...]:
     """Return the ids that end a completion according to tokenizer and generation config."""
-    return _distinct(tokenizer.eos_token_id, getattr(lm.generation_config, "eos_token_id", None))
+    return _distinct_ids(
+        tokenizer.eos_token_id, getattr(lm.generation_config, "eos_token_id", None)
+    )
 
 
-def _distinct(*given: int | Sequence[int] | None) -> tuple[int, ...]:
+def _distinct_ids(*values: int | Sequence[int] | None) -> tuple[int, ...]:
     """Return the distinct ids of several values, each an id, a sequence of ids or None.
 
-    >>> _distinct(2, None, [5, 2])
+    >>> _distinct_ids(2, None, [5, 2])
     (2, 5)
     """
-    several = [one if isinstance(one, Sequence) else [one] for one in given if one is not None]
-    return tuple(dict.fromkeys(int(number) for ids in several for number in ids))
+    sequences = [
+        value if isinstance(value, Sequence) else [value] for value in values if value is not None
+    ]
+    return tuple(dict.fromkeys(int(number) for ids in sequences for number in ids))
 
 
 @torch.no_grad()
 def check_log_probs(scorer: TokenScorer, name: str) -> None:
     """Refuse a model whose forward pass is random, or whose logits differ from its head's."""
     vocabulary = scorer.lm.get_output_embeddings().weight.shape[0]
-    ids = np.arange(PROBED) % vocabulary
-    layout = lay_out([ids[:4]], [ids[4:]], pad_id=0, device=scorer.device)
+    ids = np.arange(NUM_CHECK_TOKENS) % vocabulary
+    layout = pad_rows([ids[:4]], [ids[4:]], pad_id=0, device=scorer.device)
     first, second = scorer.hidden(layout), scorer.hidden(layout)
-    refuse_randomness(first, second, name)
+    refuse_nondeterminism(first, second, name)
     with torch.autocast(scorer.device.type, enabled=False):
         plain = TokenScorer(scorer.lm, temperature=scorer.temperature)
-        whole = scorer.lm(input_ids=layout.input_ids, position_ids=layout.position_ids).logits
-        ours = plain.head(plain.hidden(layout))
-    agrees_with_model(ours, whole.flatten(0, 1)[layout.predict_at].float(), name)
+        model_logits = scorer.lm(
+            input_ids=layout.input_ids, position_ids=layout.position_ids
+        ).logits
+        head_logits = plain.head(plain.hidden(layout))
+    check_head_logits(head_logits, model_logits.flatten(0, 1)[layout.predict_at].float(), name)
 
 
 def num_parameters(lm: nn.Module) -> dict[str, int]:

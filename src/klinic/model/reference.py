@@ -21,22 +21,22 @@ from torch import Tensor
 
 from klinic.errors import PolicyError
 from klinic.model.adapters import (
-    FROZEN,
+    FROZEN_ADAPTER,
+    add_frozen_copy,
     base_digest,
     base_weights,
-    freeze_beside,
-    frozen_in_force,
-    frozen_state,
-    is_adapted,
+    frozen_state_dict,
+    has_adapter,
     policy_digest,
     starts_at_zero,
+    use_frozen_adapter,
 )
+from klinic.model.equivalence import probe_layout
 from klinic.model.layout import Layout
-from klinic.model.probe import probe_layout
 from klinic.model.scorer import RefHidden, TokenScorer
 from klinic.model.weights import digest, sampled_digest
 
-Kind = Literal["copy", "adapter_off", "adapter_frozen"]
+ReferenceKind = Literal["copy", "adapter_off", "adapter_frozen"]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,11 +44,11 @@ class Reference:
     """A frozen policy that scores tokens; it counts its forward passes."""
 
     scorer: TokenScorer
-    kind: Kind
+    kind: ReferenceKind
     source: str
     """Where its weights come from: a folder or a hub id."""
     digest: str
-    adapter: str = FROZEN
+    adapter: str = FROZEN_ADAPTER
     """Name of the active frozen copy, for `adapter_frozen`."""
     step: int = 0
     """The step after which it last changed; 0 is the start."""
@@ -58,25 +58,25 @@ class Reference:
     def hidden(self, layout: Layout) -> RefHidden:
         """Return the hidden states of the completion tokens, with the function to logits."""
         self.num_forwards += 1
-        with self._in_force():
-            return RefHidden(hidden=self.scorer.hidden(layout), logits=self._logits)
+        with self._active_adapter():
+            return RefHidden(hidden=self.scorer.hidden(layout), logits=self._logits_of)
 
     @torch.no_grad()
     def logp(self, hidden: RefHidden, target_ids: Tensor) -> Tensor:
         """Return the log-probs of the tokens."""
-        with self._in_force():
+        with self._active_adapter():
             return self.scorer.logp(hidden.hidden, target_ids)
 
     @torch.no_grad()
-    def _logits(self, hidden: Tensor) -> Tensor:
+    def _logits_of(self, hidden: Tensor) -> Tensor:
         if self.kind == "copy":
-            return self.scorer.logits(hidden)
-        with self._in_force():  # called inside the forward pass of the same model
+            return self.scorer.logits_of(hidden)
+        with self._active_adapter():  # called inside the forward pass of the same model
             logits: Tensor = self.scorer.head(hidden)
             return logits
 
     @torch.no_grad()
-    def now(self) -> str:
+    def current_fingerprint(self) -> str:
         """Return a fingerprint of the current weights; `digest` is the expected identity."""
         lm: Any = self.scorer.lm
         match self.kind:
@@ -85,9 +85,9 @@ class Reference:
             case "adapter_off":
                 return sampled_digest(base_weights(lm))
             case "adapter_frozen":
-                return sampled_digest(frozen_state(lm))
+                return sampled_digest(frozen_state_dict(lm))
 
-    def _in_force(self) -> AbstractContextManager[Any]:
+    def _active_adapter(self) -> AbstractContextManager[Any]:
         lm: Any = self.scorer.lm
         match self.kind:
             case "copy":
@@ -96,25 +96,25 @@ class Reference:
                 off: AbstractContextManager[Any] = lm.disable_adapter()
                 return off
             case "adapter_frozen":
-                return frozen_in_force(lm, self.adapter)
+                return use_frozen_adapter(lm, self.adapter)
 
 
-def as_it_starts(policy: TokenScorer, *, source: str, moves: bool = False) -> Reference:
+def reference_at_start(policy: TokenScorer, *, source: str, moves: bool = False) -> Reference:
     """Return the initial policy as a reference, verified; a moving one gets its own weights."""
-    if not is_adapted(policy.lm):
-        return frozen_copy(policy, source=source)
+    if not has_adapter(policy.lm):
+        return copy_as_reference(policy, source=source)
     if starts_at_zero(policy.lm) and not moves:
-        return _proven(adapter_off(policy, source=source))
-    return _proven(adapter_frozen(policy, source=source))
+        return _verify_reference(make_adapter_off_reference(policy, source=source))
+    return _verify_reference(make_adapter_frozen_reference(policy, source=source))
 
 
-def frozen_copy(policy: TokenScorer, *, source: str) -> Reference:
+def copy_as_reference(policy: TokenScorer, *, source: str) -> Reference:
     """Return a frozen copy of the policy's current weights."""
     scorer = copy.deepcopy(policy)
-    return frozen(scorer, source=source)
+    return make_reference(scorer, source=source)
 
 
-def frozen(scorer: TokenScorer, *, source: str) -> Reference:
+def make_reference(scorer: TokenScorer, *, source: str) -> Reference:
     """Return a separate model as the reference."""
     scorer.requires_grad_(False)
     return Reference(
@@ -122,7 +122,7 @@ def frozen(scorer: TokenScorer, *, source: str) -> Reference:
     )
 
 
-def adapter_off(policy: TokenScorer, *, source: str) -> Reference:
+def make_adapter_off_reference(policy: TokenScorer, *, source: str) -> Reference:
     """Return the policy's base as the reference: no copy, exact only for an adapter that is 0."""
     if not starts_at_zero(policy.lm):
         raise PolicyError(
@@ -136,29 +136,32 @@ def adapter_off(policy: TokenScorer, *, source: str) -> Reference:
     return Reference(scorer=policy, kind="adapter_off", source=source, digest=base)
 
 
-def adapter_frozen(policy: TokenScorer, *, source: str, adapter: str = FROZEN) -> Reference:
+def make_adapter_frozen_reference(
+    policy: TokenScorer, *, source: str, adapter: str = FROZEN_ADAPTER
+) -> Reference:
     """Return the policy with a frozen copy of its current adapter; the base is not copied."""
     before = policy_digest(policy.lm)
-    freeze_beside(policy.lm, adapter)
+    add_frozen_copy(policy.lm, adapter)
     return Reference(
         scorer=policy, kind="adapter_frozen", source=source, digest=before, adapter=adapter
     )
 
 
 @torch.no_grad()
-def _proven(reference: Reference) -> Reference:
+def _verify_reference(reference: Reference) -> Reference:
     """Refuse a reference that is not bitwise equal to the initial policy."""
     policy = reference.scorer
     layout = probe_layout(policy.lm, policy.device)
     hidden = policy.hidden(layout)
-    ours = policy.score(hidden, layout.target_ids).logp
-    theirs = reference.logp(reference.hidden(layout), layout.target_ids)
+    policy_logp = policy.score(hidden, layout.target_ids).logp
+    reference_logp = reference.logp(reference.hidden(layout), layout.target_ids)
     reference.num_forwards = 0
-    if not torch.equal(ours, theirs):
-        apart = float((ours - theirs).abs().max())
+    if not torch.equal(policy_logp, reference_logp):
+        difference = float((policy_logp - reference_logp).abs().max())
         raise PolicyError(
             f"the reference ({reference.kind}) of {reference.source} differs from the policy by "
-            f"{apart:.1e} before the first step, so the KL would not measure the policy's change. "
+            f"{difference:.1e} before the first step, so the KL "
+            "would not measure the policy's change. "
             "Merge the adapter (klinic export --merge) and set model.lora_rank for a new one."
         )
     return reference

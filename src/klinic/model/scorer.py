@@ -5,6 +5,11 @@ computed for a chunk of tokens at a time and never exist for all tokens at once:
 computes the gradient of each chunk immediately (fused.py), `forward` with gradients recomputes the
 chunk in the backward pass. Entropy, rank and, with a reference, the KL over the full vocabulary
 come from the same chunks.
+
+`supports_packing` decides whether a model may score packed rows. Packing pays off only with flash
+attention, which handles rows of any length without padding; other kernels materialise the mask
+between rows. Most transformers models detect row boundaries by decreasing positions. Some do not,
+and then a row's log-probs silently depend on the row before it, so support is tested on two rows.
 """
 
 from collections.abc import Callable
@@ -18,13 +23,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from klinic.maths import kl
-from klinic.maths.arrays import largest
+from klinic.maths.arrays import top_k_indices
 from klinic.maths.entropy import entropy
-from klinic.model.drawn import drawn_logp
-from klinic.model.fused import Loss, fused
-from klinic.model.head import Head, Sums
-from klinic.model.layout import Layout
-from klinic.model.token_scores import TokenScores, joined_scores
+from klinic.model.fused import ChunkLoss, fused_loss
+from klinic.model.head import Head, HeadGradient
+from klinic.model.layout import Layout, pack_rows
+from klinic.model.selected_logp import selected_logp
+from klinic.model.token_scores import TokenScores, concat_scores
 
 CHUNK_ELEMENTS = 27 * 2**20  # logits per chunk: 108 MiB in fp32
 CHUNK_ROWS = 16  # a chunk's tokens are a multiple of it, which suits matrix kernels
@@ -40,7 +45,7 @@ class RefTop:
     logp: Float[Tensor, "n K+1"]
     """Of those tokens, and of all others together."""
 
-    def within(self, tokens: slice) -> "RefTop":
+    def slice_tokens(self, tokens: slice) -> "RefTop":
         """Return the entries of a slice of tokens."""
         return RefTop(token_ids=self.token_ids[tokens], logp=self.logp[tokens])
 
@@ -58,19 +63,19 @@ class RefHidden:
     top: RefTop | None = None
     """Log-probs stored for all tokens, so that the top-k KL needs no further reference pass."""
 
-    def at(self, tokens: Int[np.ndarray, "k"]) -> "RefHidden":
+    def select_tokens(self, tokens: Int[np.ndarray, "k"]) -> "RefHidden":
         """Return the entries of selected tokens."""
-        places = torch.from_numpy(tokens).to(self.hidden.device)
-        return replace(self, hidden=self.hidden[places], tokens=tokens)
+        indices = torch.from_numpy(tokens).to(self.hidden.device)
+        return replace(self, hidden=self.hidden[indices], tokens=tokens)
 
-    def within(self, tokens: slice) -> "RefHidden":
+    def slice_tokens(self, tokens: slice) -> "RefHidden":
         """Return the entries of a slice of tokens, with indices relative to its start."""
-        top = None if self.top is None else self.top.within(tokens)
+        top = None if self.top is None else self.top.slice_tokens(tokens)
         if self.tokens is None:
             return replace(self, hidden=self.hidden[tokens], top=top)
         start, stop = np.searchsorted(self.tokens, [tokens.start, tokens.stop])
-        some = self.tokens[start:stop] - tokens.start
-        return replace(self, hidden=self.hidden[start:stop], tokens=some, top=top)
+        indices = self.tokens[start:stop] - tokens.start
+        return replace(self, hidden=self.hidden[start:stop], tokens=indices, top=top)
 
 
 class TokenScorer(nn.Module):
@@ -112,25 +117,25 @@ class TokenScorer(nn.Module):
         """
         return self.score(self.hidden(layout), layout.target_ids, reference)
 
-    def learn(
-        self, layout: Layout, reference: RefHidden | None, loss: Loss, *, token_by_token: bool
+    def score_and_loss(
+        self, layout: Layout, reference: RefHidden | None, loss: ChunkLoss, *, token_by_token: bool
     ) -> tuple[TokenScores, Float[Tensor, ""]]:
         """Return the scores, and the loss with its precomputed gradient.
 
         `token_by_token` asserts that no token's loss depends on another token.
         """
-        hidden, sums = self.hidden(layout), self.head.sums()
+        hidden, head_gradient = self.hidden(layout), self.head.new_gradient()
 
-        def score(some: Tensor, tokens: slice) -> TokenScores:
-            ref = None if reference is None else reference.within(tokens)
-            return self._chunk(some, layout.target_ids[tokens], ref, sums)
+        def score_chunk(some: Tensor, tokens: slice) -> TokenScores:
+            ref = None if reference is None else reference.slice_tokens(tokens)
+            return self._score_chunk(some, layout.target_ids[tokens], ref, head_gradient)
 
-        return fused(
+        return fused_loss(
             hidden,
-            self.head.weights if sums is None else sums,
-            score,
+            self.head.trainable_weights if head_gradient is None else head_gradient,
+            score_chunk,
             loss,
-            chunks=self._chunks(len(hidden)),
+            chunks=self._token_chunks(len(hidden)),
             token_by_token=token_by_token,
         )
 
@@ -141,18 +146,18 @@ class TokenScorer(nn.Module):
         reference: RefHidden | None = None,
     ) -> TokenScores:
         """Score tokens from their hidden states, in chunks."""
-        chunks = self._chunks(len(target_ids))
+        chunks = self._token_chunks(len(target_ids))
         # a single chunk frees nothing before the backward pass, so recomputing saves nothing
-        again = torch.is_grad_enabled() and len(chunks) > 1
+        recompute = torch.is_grad_enabled() and len(chunks) > 1
         parts = []
         for chunk in chunks:
-            ref = None if reference is None else reference.within(chunk)
+            ref = None if reference is None else reference.slice_tokens(chunk)
             arguments = (hidden[chunk], target_ids[chunk], ref)
-            if again:
-                parts.append(checkpoint(self._chunk, *arguments, use_reentrant=False))
+            if recompute:
+                parts.append(checkpoint(self._score_chunk, *arguments, use_reentrant=False))
             else:
-                parts.append(self._chunk(*arguments))
-        return joined_scores(parts)
+                parts.append(self._score_chunk(*arguments))
+        return concat_scores(parts)
 
     @torch.no_grad()
     def logp(
@@ -160,75 +165,75 @@ class TokenScorer(nn.Module):
     ) -> Float[Tensor, "n"]:
         """Return the log-probs alone, bitwise equal to those of `score`."""
 
-        def drawn(some: slice) -> Tensor:
-            return drawn_logp(self._tempered(self.head(hidden[some])), target_ids[some])[1]
+        def chunk_logp(some: slice) -> Tensor:
+            return selected_logp(self._scale_logits(self.head(hidden[some])), target_ids[some])[1]
 
-        return torch.cat([drawn(some) for some in self._chunks(len(target_ids))])
+        return torch.cat([chunk_logp(some) for some in self._token_chunks(len(target_ids))])
 
     @torch.no_grad()
-    def top(self, hidden: Float[Tensor, "n H"], reference: RefHidden) -> RefTop:
+    def reference_top_k(self, hidden: Float[Tensor, "n H"], reference: RefHidden) -> RefTop:
         """Return the reference's log-probs at the policy's most likely tokens, in chunks."""
         token_ids, logp = [], []
-        for chunk in self._chunks(len(hidden)):
+        for chunk in self._token_chunks(len(hidden)):
             logp_all = self.log_softmax(self.head(hidden[chunk]))
             ref_all = self.log_softmax(reference.logits(reference.hidden[chunk]))
-            token_ids.append(largest(logp_all, _num_apart(logp_all)))
-            logp.append(kl.coarse(logp=ref_all, token_ids=token_ids[-1]))
+            token_ids.append(top_k_indices(logp_all, _num_top_tokens(logp_all)))
+            logp.append(kl.coarse_logp(logp=ref_all, token_ids=token_ids[-1]))
         return RefTop(token_ids=torch.cat(token_ids), logp=torch.cat(logp))
 
-    def _chunks(self, num_tokens: int) -> list[slice]:
+    def _token_chunks(self, num_tokens: int) -> list[slice]:
         vocabulary = self.lm.get_output_embeddings().weight.shape[0]
         size = max(1, self.chunk_elements // vocabulary)
         size -= size % CHUNK_ROWS if size > CHUNK_ROWS else 0
         starts = range(0, max(num_tokens, 1), size)
         return [slice(start, min(start + size, num_tokens)) for start in starts]
 
-    def logits(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
+    def logits_of(self, hidden: Float[Tensor, "n H"]) -> Float[Tensor, "n V"]:
         """Return the logits of hidden states, for calls from outside a forward pass."""
         logits: Tensor = self.head(hidden)
         return logits
 
     def log_softmax(self, logits: Float[Tensor, "n V"]) -> Float[Tensor, "n V"]:
         """Return log-probs at the run's temperature."""
-        return torch.log_softmax(self._tempered(logits), dim=-1)
+        return torch.log_softmax(self._scale_logits(logits), dim=-1)
 
-    def _tempered(self, logits: Tensor) -> Tensor:
+    def _scale_logits(self, logits: Tensor) -> Tensor:
         return logits if self.temperature == 1 else logits / self.temperature
 
-    def _chunk(
+    def _score_chunk(
         self,
         hidden: Tensor,
         target_ids: Tensor,
         reference: RefHidden | None,
-        sums: Sums | None = None,
+        head_gradient: HeadGradient | None = None,
     ) -> TokenScores:
-        logits = self._tempered(self.head(hidden, sums))
-        seen, logp = drawn_logp(logits, target_ids)
-        scores = TokenScores(logp=logp, **_seen(seen, logp.detach()))
+        logits = self._scale_logits(self.head(hidden, head_gradient))
+        logp_vocab, logp = selected_logp(logits, target_ids)
+        scores = TokenScores(logp=logp, **_entropy_and_rank(logp_vocab, logp.detach()))
         if reference is None:
             return scores
         if reference.tokens is None or reference.top is not None:
             # separate from `logp`, whose gradient must be bitwise independent of the KL
             logp_all = torch.log_softmax(logits, dim=-1)
         if (top := reference.top) is not None:
-            kept = {"coarse_q": top.logp, "token_ids": top.token_ids}
-            scores = replace(scores, kl_topk=kl.bucketed(logp_p=logp_all, **kept))
+            stored = {"coarse_q": top.logp, "token_ids": top.token_ids}
+            scores = replace(scores, kl_topk=kl.bucketed_kl(logp_p=logp_all, **stored))
         with torch.no_grad():
             ref_all = self.log_softmax(reference.logits(reference.hidden))
         if reference.tokens is not None:
-            return replace(scores, kl_exact=self._looked(hidden, ref_all, reference.tokens))
+            return replace(scores, kl_exact=self._kl_at_tokens(hidden, ref_all, reference.tokens))
         both = {"logp_p": logp_all, "logp_q": ref_all}
         return replace(
             scores,
             kl_exact=kl.exact(**both),
-            kl_topk=kl.topk(**both, k=_num_apart(logp_all)) if reference.topk else None,
+            kl_topk=kl.topk(**both, k=_num_top_tokens(logp_all)) if reference.topk else None,
             logp_ref=ref_all.gather(-1, target_ids[:, None])[:, 0],
         )
 
     @torch.no_grad()
-    def _looked(self, hidden: Tensor, ref_all: Tensor, some: np.ndarray) -> Tensor:
+    def _kl_at_tokens(self, hidden: Tensor, ref_all: Tensor, indices: np.ndarray) -> Tensor:
         """Return the exact KL at some tokens and NaN at the others, without gradient."""
-        tokens = torch.from_numpy(some).to(hidden.device)
+        tokens = torch.from_numpy(indices).to(hidden.device)
         kl_exact = ref_all.new_full((len(hidden),), torch.nan)
         # separate logits, in the shape of the reference's: equal policies differ by exactly 0
         logp_some = self.log_softmax(self.head(hidden[tokens]))
@@ -236,20 +241,50 @@ class TokenScorer(nn.Module):
         return kl_exact
 
 
-def _num_apart(logp_all: Tensor) -> int:
+def _num_top_tokens(logp_all: Tensor) -> int:
     return min(TOP_K, logp_all.shape[-1] - 1)
 
 
 @torch.no_grad()
-def _seen(logp_all: Tensor, logp: Tensor) -> dict[str, Tensor]:
+def _entropy_and_rank(logp_all: Tensor, logp: Tensor) -> dict[str, Tensor]:
     """Return entropy and rank, computed in blocks of rows to keep temporary memory small."""
     rows = max(1, BLOCK_ELEMENTS // logp_all.shape[-1])
-    undecided, rank = torch.empty_like(logp), torch.empty_like(logp)
+    entropies, rank = torch.empty_like(logp), torch.empty_like(logp)
     likelier = torch.empty_like(logp_all[:rows])
     for start in range(0, len(logp), rows):
         some = slice(start, start + rows)
-        undecided[some] = entropy(logp_all[some])
+        entropies[some] = entropy(logp_all[some])
         # float zeros and ones take a third of the time; their sum is exact below 2**24
-        into = likelier[: len(undecided[some])]
+        into = likelier[: len(entropies[some])]
         rank[some] = torch.gt(logp_all[some], logp[some, None], out=into).sum(-1)
-    return {"entropy": undecided, "rank": rank.long()}
+    return {"entropy": entropies, "rank": rank.long()}
+
+
+TEST_ROW_LENGTH = 8
+PACKING_TOLERANCE = 0.02  # relative to a hidden state; bf16 rounding reaches 0.01
+
+
+def supports_packing(scorer: TokenScorer) -> bool:
+    """Whether a model uses flash attention and keeps packed rows independent."""
+    attention = str(scorer.lm.config._attn_implementation)
+    return attention.startswith("flash_attention") and keeps_rows_independent(scorer)
+
+
+@torch.no_grad()
+def keeps_rows_independent(scorer: TokenScorer) -> bool:
+    """Whether a row packed after another scores as if alone, independent of the other's tokens."""
+    ids = np.arange(4 * TEST_ROW_LENGTH) % scorer.lm.get_output_embeddings().weight.shape[0]
+    one, other, row = np.split(ids, [TEST_ROW_LENGTH, 2 * TEST_ROW_LENGTH])
+
+    def hidden_of_last_row(*rows: np.ndarray) -> torch.Tensor:
+        starts, rest = [row[:1] for row in rows], [row[1:] for row in rows]
+        states = scorer.hidden(pack_rows(starts, rest, device=scorer.device))
+        return states[-len(row) + 1 :].double()
+
+    alone, packed = hidden_of_last_row(row), hidden_of_last_row(one, row)
+    relative_difference = float((packed - alone).norm() / alone.norm())
+    # masked entries are multiplied by exactly 0, hence `equal`
+    return (
+        torch.equal(packed, hidden_of_last_row(other, row))
+        and relative_difference < PACKING_TOLERANCE
+    )

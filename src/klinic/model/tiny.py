@@ -27,7 +27,7 @@ PAD, EOS, UNKNOWN = SPECIAL = ("<|pad|>", "<|eos|>", "<|unk|>")
 Model = TypeVar("Model", bound=torch.nn.Module)
 
 MAX_LENGTH = 512  # tokens of prompt and completion together
-CHAT = (
+CHAT_TEMPLATE = (
     "{% for message in messages %}{{ message.role }}: {{ message.content }}<|eos|>\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
@@ -48,7 +48,7 @@ def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.Fuse()  # without it tokens are joined by spaces
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
-        chat_template=CHAT,
+        chat_template=CHAT_TEMPLATE,
         pad_token=PAD,
         eos_token=EOS,
         unk_token=UNKNOWN,
@@ -84,7 +84,7 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalL
         pad_token_id=tokenizer.pad_token_id,
         dtype=torch.float32,
     )
-    return _seeded(lambda: Qwen3ForCausalLM(config), seed)
+    return _build_seeded(lambda: Qwen3ForCausalLM(config), seed)
 
 
 def tiny_gpt2(tokenizer: PreTrainedTokenizerFast, seed: int) -> GPT2LMHeadModel:
@@ -104,10 +104,10 @@ def tiny_gpt2(tokenizer: PreTrainedTokenizerFast, seed: int) -> GPT2LMHeadModel:
         # no pad_token_id: transformers would warn about padding that no token attends to
         dtype=torch.float32,
     )
-    return _seeded(lambda: GPT2LMHeadModel(config), seed)
+    return _build_seeded(lambda: GPT2LMHeadModel(config), seed)
 
 
-def built_in(name: str, *, seed: int) -> tuple[Any, PreTrainedTokenizerFast]:
+def build_built_in_model(name: str, *, seed: int) -> tuple[Any, PreTrainedTokenizerFast]:
     """Return a new built-in model with its tokenizer."""
     tokenizer = built_in_tokenizer(name)
     make = tiny_gpt2 if name == "tiny-gpt2" else tiny_model
@@ -119,9 +119,9 @@ def built_in_tokenizer(name: str) -> PreTrainedTokenizerFast:
     return tiny_tokenizer(PRINTABLE if name == "tiny-gpt2" else CHARACTERS)
 
 
-def _seeded(make: Callable[[], Model], seed: int) -> Model:
+def _build_seeded(build: Callable[[], Model], seed: int) -> Model:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = make().to(torch.float32)
+        model = build().to(torch.float32)
     # in eval mode, as `from_pretrained` returns it, so that scores are comparable
     return model.eval()

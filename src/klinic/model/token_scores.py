@@ -21,7 +21,7 @@ class TokenScores:
     logp_ref: Float[Tensor, "n"] | None = None
 
 
-def joined_scores(parts: list[TokenScores]) -> TokenScores:
+def concat_scores(parts: list[TokenScores]) -> TokenScores:
     """Concatenate the scores of consecutive tokens."""
     if len(parts) == 1:
         return parts[0]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-SAMPLED = 64  # entries per tensor in a fingerprint
+NUM_SAMPLED = 64  # entries per tensor in a fingerprint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,13 +24,13 @@ class Weights:
     """`process` for weights that sampler and learner share, else a path."""
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor of a possibly sharded one; every rank must call this."""
     gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return gathered
 
 
-def trained(model: nn.Module) -> dict[str, Tensor]:
+def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the trainable tensors, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
 
@@ -42,16 +42,16 @@ def fingerprint(model: nn.Module) -> str:
     An optimizer changes every entry, so a weight sync that changed nothing is detected by reading a
     few thousand numbers.
     """
-    return sampled_digest(trained(model))
+    return sampled_digest(trainable_tensors(model))
 
 
 @torch.no_grad()
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """Return a hash of every entry of the tensors, usually a model's state dict."""
-    return _hash(tensors.items())
+    return _hash_tensors(tensors.items())
 
 
-def sampled(tensor: Tensor) -> Tensor:
+def sample_entries(tensor: Tensor) -> Tensor:
     """Return evenly spaced entries of a tensor, 64 to 127 of a large one."""
     return tensor.reshape(-1)[:: _spacing(tensor)]
 
@@ -59,29 +59,29 @@ def sampled(tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def sampled_digest(tensors: Mapping[str, Tensor]) -> str:
     """Return a hash of evenly spaced entries of every tensor; all ranks must call it on shards."""
-    gathered = _gathered({name: p for name, p in tensors.items() if _is_sharded(p)})
+    gathered = _all_reduce_samples({name: p for name, p in tensors.items() if _is_sharded(p)})
     entries = {
-        name: gathered[name] if name in gathered else sampled(p.detach())
+        name: gathered[name] if name in gathered else sample_entries(p.detach())
         for name, p in tensors.items()
     }
-    return _hash(_joined(entries))
+    return _hash_tensors(_concat_by_device(entries))
 
 
-def _joined(entries: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+def _concat_by_device(entries: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """Concatenate entries by dtype and device, so that each device is read once."""
-    alike: dict[tuple[torch.dtype, torch.device], list[str]] = {}
-    for name, few in entries.items():
-        alike.setdefault((few.dtype, few.device), []).append(name)
-    for names in alike.values():
+    same_device: dict[tuple[torch.dtype, torch.device], list[str]] = {}
+    for name, sample in entries.items():
+        same_device.setdefault((sample.dtype, sample.device), []).append(name)
+    for names in same_device.values():
         named = " ".join(f"{name} {len(entries[name])}" for name in names)
         yield named, torch.cat([entries[name] for name in names])
 
 
-def _gathered(sharded: Mapping[str, Any]) -> dict[str, Tensor]:
+def _all_reduce_samples(sharded: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the sampled entries of sharded tensors, without gathering the full tensors."""
     if not sharded:
         return {}
-    own = {name: _sampled_here(tensor) for name, tensor in sharded.items()}
+    own = {name: _local_samples(tensor) for name, tensor in sharded.items()}
     # every entry is on one rank and 0 on the others, so the sum gathers them
     total = torch.cat([entries.view(torch.uint8) for entries in own.values()])
     dist.all_reduce(total, group=next(iter(sharded.values())).device_mesh.get_group())
@@ -92,7 +92,7 @@ def _gathered(sharded: Mapping[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def _sampled_here(tensor: Any) -> Tensor:
+def _local_samples(tensor: Any) -> Tensor:
     """Return a tensor's sampled entries, with 0 for those on other ranks."""
     # takes a second to import, and only sharded learners need it
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -102,12 +102,12 @@ def _sampled_here(tensor: Any) -> Tensor:
     )
     if any(offset[1:]):
         raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not sharded by rows")
-    here, spacing = tensor.to_local().reshape(-1), _spacing(tensor)
+    local, spacing = tensor.to_local().reshape(-1), _spacing(tensor)
     start = offset[0] * math.prod(tensor.shape[1:])
-    found = here[-start % spacing :: spacing]
-    entries: Tensor = here.new_zeros(math.ceil(tensor.numel() / spacing))
+    samples = local[-start % spacing :: spacing]
+    entries: Tensor = local.new_zeros(math.ceil(tensor.numel() / spacing))
     first = math.ceil(start / spacing)
-    entries[first : first + len(found)] = found
+    entries[first : first + len(samples)] = samples
     return entries
 
 
@@ -116,10 +116,10 @@ def _is_sharded(tensor: Tensor) -> bool:
 
 
 def _spacing(tensor: Tensor) -> int:
-    return max(1, tensor.numel() // SAMPLED)
+    return max(1, tensor.numel() // NUM_SAMPLED)
 
 
-def _hash(tensors: Iterable[tuple[str, Tensor]]) -> str:
+def _hash_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
     total = hashlib.sha256()
     for name, tensor in tensors:
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

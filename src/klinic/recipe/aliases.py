@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_args
 
-from klinic.recipe.kl import EstimatorName
-from klinic.recipe.output import TrackerName
+from klinic.recipe.sections import EstimatorName, TrackerName
 
 TRACKERS = get_args(TrackerName)
 
@@ -17,78 +16,80 @@ DYNAMIC_ROUNDS = 9  # with the first, the ten batches that DAPO allows a step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Meaning:
+class AliasTarget:
     """The keys that an alias sets for a given value."""
 
     sets: Mapping[str, Any]
     """Keys and their values; a section is set to {} (enabled) or None (disabled)."""
-    unless_said: Mapping[str, Any] = field(default_factory=dict)
+    unless_explicit: Mapping[str, Any] = field(default_factory=dict)
     """Keys that are set unless the same source sets them explicitly."""
-    unless_chosen: Mapping[str, Any] = field(default_factory=dict)
+    unless_set: Mapping[str, Any] = field(default_factory=dict)
     """Keys that are set unless any source sets them."""
 
 
-def _kl_penalty(value: Any) -> Meaning:
+def _kl_penalty(value: Any) -> AliasTarget:
     if value in get_args(EstimatorName):
-        return Meaning(sets={"kl.estimator": value})
+        return AliasTarget(sets={"kl.estimator": value})
     if isinstance(value, bool | str):
         raise ValueError(
             "it must be a coefficient (0.01) or an estimator name (k3). "
             "To switch the KL on or off, use use_kl_penalty"
         )
-    return Meaning(sets={"kl.coef": value})
+    return AliasTarget(sets={"kl.coef": value})
 
 
-def _use_kl(value: Any) -> Meaning:
-    return Meaning(sets={"kl": {} if _flag(value) else None})
+def _use_kl(value: Any) -> AliasTarget:
+    return AliasTarget(sets={"kl": {} if _parse_flag(value) else None})
 
 
-def _target_kl(value: Any) -> Meaning:
-    return Meaning(sets={"kl.target": value}, unless_chosen={"kl.controller": "band"})
+def _target_kl(value: Any) -> AliasTarget:
+    return AliasTarget(sets={"kl.target": value}, unless_set={"kl.controller": "band"})
 
 
-def _both_bounds(value: Any) -> Meaning:
-    return Meaning(sets={"learner.clip_low": value}, unless_said={"learner.clip_high": value})
+def _both_bounds(value: Any) -> AliasTarget:
+    return AliasTarget(
+        sets={"learner.clip_low": value}, unless_explicit={"learner.clip_high": value}
+    )
 
 
-def _bf16(value: Any) -> Meaning:
-    return Meaning(sets={"model.dtype": "bf16" if _flag(value) else "fp32"})
+def _set_bf16(value: Any) -> AliasTarget:
+    return AliasTarget(sets={"model.dtype": "bf16" if _parse_flag(value) else "fp32"})
 
 
-def _report_to(value: Any) -> Meaning:
+def _report_to(value: Any) -> AliasTarget:
     """Accept one tracker name or a list of names; `all` and `none` are allowed too."""
     names = ["none"] if value is None else [value] if isinstance(value, str) else value
-    known = (*TRACKERS, "all", "none")
-    if not isinstance(names, list) or not all(name in known for name in names):
+    allowed = (*TRACKERS, "all", "none")
+    if not isinstance(names, list) or not all(name in allowed for name in names):
         raise ValueError(f"use one of {', '.join(TRACKERS)}, all or none, or a list of these")
-    asked = TRACKERS if "all" in names else names
-    return Meaning(sets={"output.trackers": [name for name in TRACKERS if name in asked]})
+    requested = TRACKERS if "all" in names else names
+    return AliasTarget(sets={"output.trackers": [name for name in TRACKERS if name in requested]})
 
 
-def _dynamic_sampling(value: Any) -> Meaning:
-    return Meaning(sets={"loop.extra_rounds": DYNAMIC_ROUNDS if _flag(value) else 0})
+def _dynamic_sampling(value: Any) -> AliasTarget:
+    return AliasTarget(sets={"loop.extra_rounds": DYNAMIC_ROUNDS if _parse_flag(value) else 0})
 
 
-def _use_vllm(value: Any) -> Meaning:
-    return Meaning(sets={"sampler.type": "vllm" if _flag(value) else "transformers"})
+def _use_vllm(value: Any) -> AliasTarget:
+    return AliasTarget(sets={"sampler.type": "vllm" if _parse_flag(value) else "transformers"})
 
 
-def _vllm_server(value: Any) -> Meaning:
-    return Meaning(sets={"sampler.server": value}, unless_said={"sampler.type": "vllm"})
+def _vllm_server(value: Any) -> AliasTarget:
+    return AliasTarget(sets={"sampler.server": value}, unless_explicit={"sampler.type": "vllm"})
 
 
-def _learners(value: Any) -> Meaning:
-    return Meaning(sets={"learner.shards": value, "cluster": {}})
+def _set_learners(value: Any) -> AliasTarget:
+    return AliasTarget(sets={"learner.shards": value, "cluster": {}})
 
 
-def _flag(value: Any) -> bool:
+def _parse_flag(value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError("it must be true or false")
     return value
 
 
-ALIASES: dict[str, str | Callable[[Any], Meaning]] = {
-    "cluster.learners": _learners,
+ALIASES: dict[str, str | Callable[[Any], AliasTarget]] = {
+    "cluster.learners": _set_learners,
     "use_vllm": _use_vllm,
     "vllm_server_base_url": _vllm_server,
     "kl_coef": "kl.coef",
@@ -154,7 +155,7 @@ ALIASES: dict[str, str | Callable[[Any], Meaning]] = {
     "model_name_or_path": "model.name",
     "model_name": "model.name",
     "model_id": "model.name",
-    "bf16": _bf16,
+    "bf16": _set_bf16,
     "lora_r": "model.lora_rank",
     "lora_rank": "model.lora_rank",
     "lora_alpha": "model.lora_alpha",
@@ -213,16 +214,16 @@ FLAGS = frozenset({"use_kl_penalty", "use_kl_loss", "bf16", "dynamic_sampling", 
 """Aliases whose value is a boolean."""
 
 
-def canonical(name: str) -> str:
+def canonical_name(name: str) -> str:
     """Normalise a name: strip leading dashes, turn the other dashes into underscores.
 
-    >>> canonical("--kl-beta")
+    >>> canonical_name("--kl-beta")
     'kl_beta'
     """
     return name.strip().lstrip("-").replace("-", "_")
 
 
-def meaning(name: str, value: Any) -> Meaning:
+def resolve_alias(name: str, value: Any) -> AliasTarget:
     """Return the keys that an alias sets; raise ValueError for a value it does not accept."""
     target = ALIASES[name]
-    return Meaning(sets={target: value}) if isinstance(target, str) else target(value)
+    return AliasTarget(sets={target: value}) if isinstance(target, str) else target(value)

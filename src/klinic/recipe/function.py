@@ -9,55 +9,60 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from klinic.errors import FunctionError, KlinicError, text_of
-from klinic.user_code import guard
+from klinic.errors import FunctionError, KlinicError, error_text
+from klinic.runtime.user_code import guard_process
 
 
 def find_function(target: str, *, example: str) -> Callable[..., Any]:
     """Return the function named by `module:function` or `path/to/file.py:function`."""
-    place, _, name = target.rpartition(":")
-    if not place or not name:
+    module_name, _, name = target.rpartition(":")
+    if not module_name or not name:
         raise FunctionError(
             f"{target!r} is not a function name. Write module:function or "
             f"path/to/file.py:function, for example {example}."
         )
-    module = _module(place)
+    module = _load_module(module_name)
     function = getattr(module, name, None)
     if not callable(function):
-        known = [n for n, f in vars(module).items() if inspect.isfunction(f)]
+        function_names = [n for n, f in vars(module).items() if inspect.isfunction(f)]
         raise FunctionError(
-            f"{place} has no function {name!r}. "
-            + (f"It has: {', '.join(sorted(known))}." if known else "It defines no functions.")
+            f"{module_name} has no function {name!r}. "
+            + (
+                f"It has: {', '.join(sorted(function_names))}."
+                if function_names
+                else "It defines no functions."
+            )
         )
-    found: Callable[..., Any] = function
-    return found
+    result: Callable[..., Any] = function
+    return result
 
 
-def _module(place: str) -> ModuleType:
-    if place.endswith(".py") and not Path(place).is_file():
-        raise FunctionError(f"{place} is not a file. Give its path relative to {Path.cwd()}.")
+def _load_module(module_name: str) -> ModuleType:
+    if module_name.endswith(".py") and not Path(module_name).is_file():
+        raise FunctionError(f"{module_name} is not a file. Give its path relative to {Path.cwd()}.")
     try:
-        with guard(place):
-            return _imported(place)
+        with guard_process(module_name):
+            return _import_module(module_name)
     except (KeyboardInterrupt, KlinicError):
         raise
     except BaseException as error:  # importing runs user code
         raise FunctionError(
-            f"{place} cannot be imported: {type(error).__name__}: {text_of(error)}. Run the "
+            f"{module_name} cannot be imported: {type(error).__name__}: "
+            f"{error_text(error)}. Run the "
             "command where `python -c 'import ...'` works, or give the path of the file."
         ) from error
 
 
-def _imported(place: str) -> ModuleType:
-    if place.endswith(".py"):
-        return _from_file(Path(place))
+def _import_module(module_name: str) -> ModuleType:
+    if module_name.endswith(".py"):
+        return _import_file(Path(module_name))
     # a console script does not have the working directory on sys.path, `python -c` does
     if "" not in sys.path:
         sys.path.insert(0, "")
-    return importlib.import_module(place)
+    return importlib.import_module(module_name)
 
 
-def _from_file(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{path} is not a Python file")

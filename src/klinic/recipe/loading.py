@@ -9,55 +9,56 @@ from typing import Any
 from pydantic import ValidationError
 
 from klinic.errors import ConfigError
-from klinic.recipe import aliases, keys, settings, yaml_text
+from klinic.recipe import aliases, keys, resolve, yaml_text
 from klinic.recipe.file import read_text
-from klinic.recipe.problems import explain, shown
 from klinic.recipe.recipe import Recipe
+from klinic.recipe.validation_messages import explain_errors, format_value
 
-MOST_PROBLEMS = 20  # listed in one error message
-TRUTH = frozenset({"true", "false", "yes", "no", "on", "off"})
+MAX_PROBLEMS = 20  # listed in one error message
+BOOLEAN_WORDS = frozenset({"true", "false", "yes", "no", "on", "off"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedRecipe:
     """A recipe, and the notes about its aliases to print."""
 
     recipe: Recipe
-    echoes: list[str]
+    notes: list[str]
     """One line for each alias used, with the key it sets."""
     name: str
     """Name of the recipe file, or of the model."""
 
 
-def load(
+def load_recipe(
     path: Path | str, overrides: Sequence[str] = (), *, changed: Mapping[str, Any] | None = None
-) -> Loaded:
+) -> LoadedRecipe:
     """Load a recipe file; `changed` (from Python), then `key=value` overrides take precedence."""
     where = str(path)
-    values = yaml_text.parse(read_text(Path(path)), where=where)
+    values = yaml_text.parse_yaml(read_text(Path(path)), where=where)
     if not isinstance(values, dict):
-        found = "this one is empty" if values is None else f"this one is {shown(values)}"
+        problem = "this one is empty" if values is None else f"this one is {format_value(values)}"
         raise ConfigError(
-            f"{where}: a recipe is a mapping of keys to values; {found}. A minimal recipe has two "
+            f"{where}: a recipe is a mapping of keys to values; "
+            f"{problem}. A minimal recipe has two "
             "lines: `model: tiny` and `task: arithmetic`."
         )
-    file = settings.read(values.items(), where=where)
-    by_code = settings.read((changed or {}).items(), where="")
-    recipe, echoes = _resolve([file, by_code, _from_overrides(overrides)], where=where)
-    return Loaded(recipe=recipe, echoes=echoes, name=Path(path).stem)
+    file = resolve.read_source(values.items(), where=where)
+    code_source = resolve.read_source((changed or {}).items(), where="")
+    recipe, echoes = _resolve_recipe([file, code_source, _parse_overrides(overrides)], where=where)
+    return LoadedRecipe(recipe=recipe, notes=echoes, name=Path(path).stem)
 
 
-def from_keywords(**values: Any) -> Loaded:
+def from_keywords(**values: Any) -> LoadedRecipe:
     """Build a recipe from keywords: sections as dictionaries, keys and aliases.
 
     >>> loaded = from_keywords(model="tiny", task="arithmetic", kl_beta=0.02)
-    >>> loaded.recipe.kl.coef, loaded.echoes[1]
+    >>> loaded.recipe.kl.coef, loaded.notes[1]
     (0.02, 'kl_beta is written kl.coef here: 0.02')
     """
     plain = {name: fspath(v) if isinstance(v, PathLike) else v for name, v in values.items()}
-    recipe, echoes = _resolve([settings.read(plain.items(), where="")], where="")
+    recipe, echoes = _resolve_recipe([resolve.read_source(plain.items(), where="")], where="")
     name = recipe.model.name.rstrip("/").rpartition("/")[2]
-    return Loaded(recipe=recipe, echoes=echoes, name=name or "model")
+    return LoadedRecipe(recipe=recipe, notes=echoes, name=name or "model")
 
 
 def flags_to_overrides(args: Sequence[str]) -> list[str]:
@@ -75,66 +76,68 @@ def flags_to_overrides(args: Sequence[str]) -> list[str]:
             continue
         name, equals, value = word.partition("=")
         if not equals:
-            value = _value_of_flag(name, rest)
-        overrides.append(f"{aliases.canonical(name)}={value}")
+            value = _pop_flag_value(name, rest)
+        overrides.append(f"{aliases.canonical_name(name)}={value}")
     return overrides
 
 
-def dump(recipe: Recipe) -> str:
+def dump_recipe(recipe: Recipe) -> str:
     """Return the whole recipe as YAML; loading it gives an equal recipe."""
     values = recipe.model_dump(mode="json")
     if recipe.kl is not None and recipe.kl.controller == "fixed":
         del values["kl"]["target"]  # loading refuses a target with a fixed coefficient
-    return yaml_text.write(values)
+    return yaml_text.dump_yaml(values)
 
 
-def _value_of_flag(name: str, rest: list[str]) -> str:
-    key = aliases.canonical(name)
+def _pop_flag_value(name: str, rest: list[str]) -> str:
+    key = aliases.canonical_name(name)
     target = aliases.ALIASES.get(key, key)
     if key in aliases.FLAGS or key in keys.optional_sections() or keys.is_flag(str(target)):
-        return rest.pop(0) if rest and rest[0].lower() in TRUTH else "true"
+        return rest.pop(0) if rest and rest[0].lower() in BOOLEAN_WORDS else "true"
     if rest and not rest[0].startswith("--"):
         return rest.pop(0)
-    if key in aliases.ALIASES or key in keys.fields():
+    if key in aliases.ALIASES or key in keys.recipe_fields():
         raise ConfigError(f"{name} has no value. Write {name} VALUE, or {key}=VALUE.")
     return "true"
 
 
-def _from_overrides(overrides: Sequence[str]) -> settings.Source:
+def _parse_overrides(overrides: Sequence[str]) -> resolve.Source:
     pairs, problems = [], []
     for override in overrides:
         name, equals, value = override.partition("=")
         if not equals or not name.strip():
             problems.append(
-                f"{shown(override)} is not a setting. Write key=value, such as kl.coef=0.02."
+                f"{format_value(override)} is not a setting. Write key=value, such as kl.coef=0.02."
             )
             continue
         try:
-            pairs.append((name, yaml_text.parse(value, where=shown(override))))
+            pairs.append((name, yaml_text.parse_yaml(value, where=format_value(override))))
         except ConfigError as error:
             problems.append(f"{error} Put the value in quotes if it is text.")
-    source = settings.read(pairs, where="")
+    source = resolve.read_source(pairs, where="")
     source.problems[:0] = problems
     return source
 
 
-def _resolve(sources: Sequence[settings.Source], *, where: str) -> tuple[Recipe, list[str]]:
+def _resolve_recipe(sources: Sequence[resolve.Source], *, where: str) -> tuple[Recipe, list[str]]:
     """Merge sources into a recipe; raise ConfigError with all problems."""
-    tree, said, echoes = settings.merge(sources)
+    tree, settings_by_key, echoes = resolve.merge_sources(sources)
     problems = [problem for source in sources for problem in source.problems]
     try:
         recipe = Recipe.model_validate(tree)
     except ValidationError as error:
-        place = f"{where}: " if where else ""
-        for key, sentence in explain(error):
-            blamed = said.get(key or sentence.partition(" ")[0])
-            problems.append(blamed.line(sentence) if blamed else place + sentence)
+        prefix = f"{where}: " if where else ""
+        for key, sentence in explain_errors(error):
+            setting = settings_by_key.get(key or sentence.partition(" ")[0])
+            problems.append(setting.format_message(sentence) if setting else prefix + sentence)
     if problems:
-        raise ConfigError(_listed(list(dict.fromkeys(problems))))
+        raise ConfigError(_join_problems(list(dict.fromkeys(problems))))
     return recipe, echoes
 
 
-def _listed(problems: list[str]) -> str:
-    more = len(problems) - MOST_PROBLEMS
-    lines = problems[:MOST_PROBLEMS] + ([f"... and {more} more problems."] if more > 0 else [])
+def _join_problems(problems: list[str]) -> str:
+    num_omitted = len(problems) - MAX_PROBLEMS
+    lines = problems[:MAX_PROBLEMS] + (
+        [f"... and {num_omitted} more problems."] if num_omitted > 0 else []
+    )
     return "\n".join(lines)

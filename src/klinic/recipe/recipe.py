@@ -7,29 +7,32 @@ from pydantic import model_validator
 
 from klinic.errors import ConfigError
 from klinic.maths.surrogate import SURROGATES
-from klinic.recipe.cluster import ClusterSection
-from klinic.recipe.data import DataSection
-from klinic.recipe.held_out import EvalSection, RetentionSection
-from klinic.recipe.kl import KLSection
-from klinic.recipe.learner import LearnerSection
-from klinic.recipe.loop import LoopSection
-from klinic.recipe.model import ModelSection
-from klinic.recipe.output import OutputSection
-from klinic.recipe.recovery import RecoverySection
-from klinic.recipe.reference import ReferenceSection
 from klinic.recipe.rewards import Rewards
-from klinic.recipe.sampler import SamplerSection
-from klinic.recipe.sampling import SamplingSection
 from klinic.recipe.section import Count, Section, within
-from klinic.recipe.warm_start import WarmStartSection
+from klinic.recipe.sections import (
+    ClusterSection,
+    DataSection,
+    EvalSection,
+    KLSection,
+    LearnerSection,
+    LoopSection,
+    ModelSection,
+    OutputSection,
+    RecoverySection,
+    ReferenceSection,
+    RetentionSection,
+    SamplerSection,
+    SamplingSection,
+    WarmStartSection,
+)
 
-LARGEST_SEED = 2**63 - 1  # largest seed of a 64-bit random generator
+MAX_SEED = 2**63 - 1  # largest seed of a 64-bit random generator
 
 
 class Recipe(Section):
     """All settings of a run, validated section by section and together."""
 
-    seed: Annotated[int, within("it seeds random generators", low=0, high=LARGEST_SEED)] = 0
+    seed: Annotated[int, within("it seeds random generators", low=0, high=MAX_SEED)] = 0
     """Seed of all random generators; the same recipe and seed give the same run."""
     threads: Count | None = None
     """CPU threads of torch; null: all cores, and one for the tiny model."""
@@ -65,18 +68,18 @@ class Recipe(Section):
     """Run folder, metrics sinks, records and doctor."""
 
     @model_validator(mode="after")
-    def _sections_fit(self) -> "Recipe":
+    def _check_sections(self) -> "Recipe":
         problems = [
-            *_kl_against_loss(self),
-            *_warm_start_has_rows(self),
-            *_rewards_exist(self),
-            *_held_out_is_free(self),
-            *_buffer_fits(self),
-            *_reference_is_used(self),
-            *_limits_can_be_seen(self),
-            *_shards_fit(self),
-            *_server_is_used(self),
-            *_cluster_fits(self),
+            *_check_kl_loss(self),
+            *_check_warm_start(self),
+            *_check_rewards(self),
+            *_check_held_out(self),
+            *_check_overlong_buffer(self),
+            *_check_reference(self),
+            *_check_kl_limit(self),
+            *_check_shards(self),
+            *_check_server(self),
+            *_check_cluster(self),
         ]
         if problems:
             raise ValueError("\n".join(problems))
@@ -87,7 +90,7 @@ class Recipe(Section):
         """Steps by which sampling may run ahead of training; 0 without a cluster."""
         return 0 if self.cluster is None else self.cluster.max_staleness
 
-    def plain(self) -> dict[str, Any]:
+    def explicit_values(self) -> dict[str, Any]:
         """Return the explicitly set values as JSON values, for another process to validate."""
         return self.model_dump(mode="json", exclude_unset=True)
 
@@ -121,7 +124,7 @@ def check_complete(recipe: Recipe, *, has_reward_functions: bool = False) -> Non
         )
 
 
-def _kl_against_loss(recipe: Recipe) -> Iterator[str]:
+def _check_kl_loss(recipe: Recipe) -> Iterator[str]:
     if recipe.kl is None or recipe.kl.estimator != "sequence":
         return
     loss = recipe.learner.loss
@@ -133,7 +136,7 @@ def _kl_against_loss(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _warm_start_has_rows(recipe: Recipe) -> Iterator[str]:
+def _check_warm_start(recipe: Recipe) -> Iterator[str]:
     warm_start = recipe.warm_start
     if warm_start is not None and warm_start.path is None and recipe.data.task is None:
         yield (
@@ -143,7 +146,7 @@ def _warm_start_has_rows(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _rewards_exist(recipe: Recipe) -> Iterator[str]:
+def _check_rewards(recipe: Recipe) -> Iterator[str]:
     if recipe.data.task is not None:
         return
     for name, rewards in _all_rewards(recipe):
@@ -164,7 +167,7 @@ def _all_rewards(recipe: Recipe) -> Iterator[tuple[str, Rewards]]:
         yield "retention.rewards", recipe.retention.rewards
 
 
-def _held_out_is_free(recipe: Recipe) -> Iterator[str]:
+def _check_held_out(recipe: Recipe) -> Iterator[str]:
     if recipe.data.task is None:
         return
     for name in ("eval", "retention"):
@@ -175,7 +178,7 @@ def _held_out_is_free(recipe: Recipe) -> Iterator[str]:
             )
 
 
-def _buffer_fits(recipe: Recipe) -> Iterator[str]:
+def _check_overlong_buffer(recipe: Recipe) -> Iterator[str]:
     buffer, limit = recipe.learner.overlong_buffer, recipe.sampling.max_new_tokens
     if buffer > limit:
         yield (
@@ -184,7 +187,7 @@ def _buffer_fits(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _reference_is_used(recipe: Recipe) -> Iterator[str]:
+def _check_reference(recipe: Recipe) -> Iterator[str]:
     if recipe.kl is None and recipe.reference != ReferenceSection():
         yield (
             "reference is set, but kl is not: without a KL the reference is not used. Add kl (coef "
@@ -192,7 +195,7 @@ def _reference_is_used(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _server_is_used(recipe: Recipe) -> Iterator[str]:
+def _check_server(recipe: Recipe) -> Iterator[str]:
     if recipe.sampler.server is not None and recipe.sampler.type != "vllm":
         yield (
             f"sampler.server is {recipe.sampler.server} with sampler.type {recipe.sampler.type}: "
@@ -200,7 +203,7 @@ def _server_is_used(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _cluster_fits(recipe: Recipe) -> Iterator[str]:
+def _check_cluster(recipe: Recipe) -> Iterator[str]:
     if recipe.cluster is not None and recipe.sampler.server is not None:
         yield (
             f"sampler.server is {recipe.sampler.server} and there is a cluster: its samplers have "
@@ -208,7 +211,7 @@ def _cluster_fits(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _shards_fit(recipe: Recipe) -> Iterator[str]:
+def _check_shards(recipe: Recipe) -> Iterator[str]:
     shards = recipe.learner.shards
     if shards == 1:
         return
@@ -224,7 +227,7 @@ def _shards_fit(recipe: Recipe) -> Iterator[str]:
         )
 
 
-def _limits_can_be_seen(recipe: Recipe) -> Iterator[str]:
+def _check_kl_limit(recipe: Recipe) -> Iterator[str]:
     limit = None if recipe.recovery is None else recipe.recovery.kl_limit
     if limit is not None and (recipe.kl is None or not recipe.kl.needs_reference):
         yield (

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from klinic.recipe.loading import load
+from klinic.recipe.loading import load_recipe
 from klinic.recipe.recipe import Recipe
 from klinic.recipe.rewards import RewardEntry
 
@@ -29,13 +29,13 @@ class NamedCode:
 
     def __str__(self) -> str:
         """Return the key, its target, and the absolute path if the target is in a file."""
-        place = self.target.rpartition(":")[0]
-        file = f" ({Path(place).absolute()})" if place.endswith(".py") else ""
+        module_path = self.target.rpartition(":")[0]
+        file = f" ({Path(module_path).absolute()})" if module_path.endswith(".py") else ""
         return f"{self.key}: {self.target}{file}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedRecipe:
     """A recipe from a run folder, with the code it may run and the code removed from it."""
 
     recipe: Recipe
@@ -43,13 +43,13 @@ class Recorded:
     refused: tuple[NamedCode, ...] = ()
 
 
-def load_recorded(path: Path, *, run_code: bool) -> Recorded:
+def load_recorded(path: Path, *, run_code: bool) -> RecordedRecipe:
     """Load the recipe of a run folder; without `run_code`, remove all code from it."""
-    recipe = load(path).recipe
+    recipe = load_recipe(path).recipe
     code = tuple(find_code(recipe))
     if run_code:
-        return Recorded(recipe=recipe, allowed=code)
-    return Recorded(recipe=_without_code(recipe) if code else recipe, refused=code)
+        return RecordedRecipe(recipe=recipe, allowed=code)
+    return RecordedRecipe(recipe=_without_code(recipe) if code else recipe, refused=code)
 
 
 def find_code(recipe: Recipe) -> Iterator[NamedCode]:
@@ -60,14 +60,14 @@ def find_code(recipe: Recipe) -> Iterator[NamedCode]:
         yield NamedCode(key="data.map", target=recipe.data.map)
     if recipe.sampling.reply is not None:
         yield NamedCode(key="sampling.reply", target=recipe.sampling.reply)
-    yield from _functions("rewards", recipe.rewards)
+    yield from _find_reward_code("rewards", recipe.rewards)
     if recipe.eval is not None:
-        yield from _functions("eval.rewards", recipe.eval.rewards)
+        yield from _find_reward_code("eval.rewards", recipe.eval.rewards)
     if recipe.retention is not None:
-        yield from _functions("retention.rewards", recipe.retention.rewards)
+        yield from _find_reward_code("retention.rewards", recipe.retention.rewards)
 
 
-def functions_of(code: Iterable[NamedCode]) -> tuple[NamedCode, ...]:
+def without_model_code(code: Iterable[NamedCode]) -> tuple[NamedCode, ...]:
     """Return the functions and judges, without model code."""
     return tuple(one for one in code if one.key != MODEL_CODE)
 
@@ -77,7 +77,7 @@ def list_code(code: tuple[NamedCode, ...]) -> str:
     return ", ".join(map(str, code))
 
 
-def _functions(key: str, entries: tuple[RewardEntry, ...]) -> Iterator[NamedCode]:
+def _find_reward_code(key: str, entries: tuple[RewardEntry, ...]) -> Iterator[NamedCode]:
     """Yield the rewards that are functions of a file or module, or HTTP judges."""
     for entry in entries:
         if entry.is_url or ":" in entry.function:  # any other name is a reward of a built-in task
@@ -90,13 +90,13 @@ def _without_code(recipe: Recipe) -> Recipe:
     It removes all rewards if it removes one: a subset would be a different reward.
     """
     update: dict[str, Any] = {"model": recipe.model.model_copy(update={"trust_remote_code": False})}
-    if not functions_of(find_code(recipe)):
+    if not without_model_code(find_code(recipe)):
         return recipe.model_copy(update=update)
-    without: dict[str, Any] = {
+    code_removed: dict[str, Any] = {
         "data": recipe.data.model_copy(update={"map": None}),
         "sampling": recipe.sampling.model_copy(update={"reply": None}),
         "rewards": (),
         "eval": None,
         "retention": None,
     }
-    return recipe.model_copy(update=update | without)
+    return recipe.model_copy(update=update | code_removed)

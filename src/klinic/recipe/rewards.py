@@ -8,11 +8,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from klinic.recipe.section import CountOrZero, Section, Text, within
 
-LONGEST_WAIT = 86_400  # seconds; a step that waits for a day is stuck
-MOST_AT_ONCE = 1_000  # open connections; near the usual file limit of a process
+MAX_TIMEOUT = 86_400  # seconds; a step that waits for a day is stuck
+MAX_CONCURRENCY = 1_000  # open connections; near the usual file limit of a process
 
-Seconds = Annotated[float, within("it is a time limit in seconds", above=0, high=LONGEST_WAIT)]
-AtOnce = Annotated[int, within("it is a number of open requests", low=1, high=MOST_AT_ONCE)]
+Seconds = Annotated[float, within("it is a time limit in seconds", above=0, high=MAX_TIMEOUT)]
+Concurrency = Annotated[int, within("it is a number of open requests", low=1, high=MAX_CONCURRENCY)]
 
 
 def _pair_from_list(value: object) -> object:
@@ -32,7 +32,7 @@ class RewardEntry(Section):
     """Factor of this reward in the total."""
     timeout: Seconds | None = None
     """Time limit of a call in seconds, enforced in a subprocess; null: none, and 30 for a URL."""
-    concurrency: AtOnce = 8
+    concurrency: Concurrency = 8
     """Concurrent requests to an HTTP judge."""
     retries: CountOrZero = 2
     """Retries of a failed request to an HTTP judge."""
@@ -47,11 +47,11 @@ class RewardEntry(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _text_is_a_function(cls, value: Any) -> Any:
+    def _parse_shorthand(cls, value: Any) -> Any:
         return {"function": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _only_a_judge_is_asked_again(self) -> "RewardEntry":
+    def _check_combination(self) -> "RewardEntry":
         if self.is_url:
             _check_url(self.function)
             self._refuse_levels(f"{self.function} is a URL, and an HTTP judge has no levels")

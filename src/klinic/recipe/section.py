@@ -12,8 +12,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from klinic.recipe.secret import refuse_secret
 
-LARGEST_COUNT = 10**9  # turns a mistyped digit into an error message instead of a crash
-LONGEST_TEXT = 4096  # longest path on Linux
+MAX_COUNT = 10**9  # turns a mistyped digit into an error message instead of a crash
+MAX_TEXT_LENGTH = 4096  # longest path on Linux
 
 Number = int | float
 
@@ -45,13 +45,13 @@ def within(
         (high, "at most {}", operator.le),
         (below, "less than {}", operator.lt),
     )
-    given = [
+    active_bounds = [
         (bound, text.format(bound), holds) for bound, text, holds in bounds if bound is not None
     ]
 
     def check(value: Number) -> Number:
-        if not all(holds(value, bound) for bound, _, holds in given):
-            raise ValueError(f"{why}. Use {' and '.join(text for _, text, _ in given)}")
+        if not all(holds(value, bound) for bound, _, holds in active_bounds):
+            raise ValueError(f"{why}. Use {' and '.join(text for _, text, _ in active_bounds)}")
         return value
 
     return AfterValidator(check)
@@ -60,11 +60,11 @@ def within(
 def _check_text(value: str) -> str:
     if not value.strip():
         raise ValueError("it is empty. Set a value, or remove the key")
-    if not value.isprintable() or len(value) > LONGEST_TEXT:
-        raise ValueError(f"use at most {LONGEST_TEXT} printable characters, on one line")
+    if not value.isprintable() or len(value) > MAX_TEXT_LENGTH:
+        raise ValueError(f"use at most {MAX_TEXT_LENGTH} printable characters, on one line")
     return refuse_secret(value)
 
 
 Text = Annotated[str, AfterValidator(_check_text)]
-Count = Annotated[int, within("it is a count", low=1, high=LARGEST_COUNT)]
-CountOrZero = Annotated[int, within("it is a count", low=0, high=LARGEST_COUNT)]
+Count = Annotated[int, within("it is a count", low=1, high=MAX_COUNT)]
+CountOrZero = Annotated[int, within("it is a count", low=0, high=MAX_COUNT)]

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 
 from klinic.evidence.numbers import as_number, as_step
-from klinic.report.gaps import LARGEST
+from klinic.report.logp_gaps import MAX_NATS
 
-SHOWN = (
+PLOTTED_METRICS = (
     *("reward", "eval/accuracy", "kl", "kl_exact/mean", "kl_coef", "entropy"),
     *("grad_norm", "grad_norm_clipped", "completions/mean_length", "completions/parse_rate"),
     "completions/clipped_ratio",
 )
-MOST_REWARDS = 12  # reward functions; more curves cannot be distinguished
-MOST_POINTS = 2_000  # points per curve; a page is half as many pixels wide
+MAX_REWARDS = 12  # reward functions; more curves cannot be distinguished
+MAX_POINTS = 2_000  # points per curve; a page is half as many pixels wide
 Series = tuple[list[int], list[float]]
 
 
-class Curves:
+class MetricCurves:
     """Metrics by name, each over its own steps."""
 
     def __init__(self, entries: Iterable[Mapping[str, Any]]) -> None:
@@ -35,37 +35,38 @@ class Curves:
         for entry in entries:
             step = as_step(entry.get("step"))
             if step is not None:
-                self._add(step, entry)
+                self._add_entry(step, entry)
 
     def series(self, name: str) -> Series:
         """Return the steps at which a metric was logged, in order, and its values.
 
-        >>> Curves([{"step": 2, "kl": 1}, {"step": 1, "kl": 2}, {"step": 2, "kl": 3}]).series("kl")
+        >>> lines = [{"step": 2, "kl": 1}, {"step": 1, "kl": 2}, {"step": 2, "kl": 3}]
+        >>> MetricCurves(lines).series("kl")
         ([1, 2], [2.0, 3.0])
         """
-        steps, values = self._column(name)
+        steps, values = self._sorted_column(name)
         return steps.tolist(), values.tolist()
 
-    def thinned(self, name: str) -> Series:
+    def downsampled_series(self, name: str) -> Series:
         """Return a curve of at most `MAX_POINTS` points that preserves every spike."""
-        steps, values = self._column(name)
-        chosen = _extremes(values)
+        steps, values = self._sorted_column(name)
+        chosen = _extreme_indices(values)
         return steps[chosen].tolist(), values[chosen].tolist()
 
-    def rows(self, name: str) -> Iterator[dict[str, Any]]:
+    def iter_rows(self, name: str) -> Iterator[dict[str, Any]]:
         """Yield a metric step by step."""
         for step, value in zip(*self.series(name), strict=True):
             yield {"step": step, name: value}
 
-    def _add(self, step: int, entry: Mapping[str, Any]) -> None:
-        names = [name for name in SHOWN if name in entry]
+    def _add_entry(self, step: int, entry: Mapping[str, Any]) -> None:
+        names = [name for name in PLOTTED_METRICS if name in entry]
         rewards = [name for name in entry if name.startswith("rewards/") and self._is_reward(name)]
         for name in (*names, *rewards):
             value = as_number(entry[name])
             if value is not None:
                 self._steps.setdefault(name, array("q")).append(step)
                 self._values.setdefault(name, array("d")).append(
-                    value if abs(value) <= LARGEST else math.nan  # beyond any plottable scale
+                    value if abs(value) <= MAX_NATS else math.nan  # beyond any plottable scale
                 )
 
     def _is_reward(self, name: str) -> bool:
@@ -73,11 +74,11 @@ class Curves:
         parts = name.split("/")
         if len(parts) != 3 or parts[2] != "mean":
             return False
-        if parts[1] not in self.reward_names and len(self.reward_names) < MOST_REWARDS:
+        if parts[1] not in self.reward_names and len(self.reward_names) < MAX_REWARDS:
             self.reward_names.append(parts[1])
         return parts[1] in self.reward_names
 
-    def _column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
+    def _sorted_column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return a metric in step order; the last value of a step wins."""
         steps = np.asarray(self._steps.get(name, array("q")), np.int64)[::-1]
         values = np.asarray(self._values.get(name, array("d")), np.float64)[::-1]
@@ -85,18 +86,18 @@ class Curves:
         return unique, values[first]
 
 
-def _extremes(values: np.ndarray) -> np.ndarray:
+def _extreme_indices(values: np.ndarray) -> np.ndarray:
     """Return the indices of both ends and of each interval's minimum and maximum.
 
-    >>> _extremes(np.array([1.0, 2.0])).tolist()
+    >>> _extreme_indices(np.array([1.0, 2.0])).tolist()
     [0, 1]
     """
     num = len(values)
-    if num <= MOST_POINTS:
+    if num <= MAX_POINTS:
         return np.arange(num)
-    places = {0, num - 1}
-    for part in np.array_split(np.arange(num), MOST_POINTS // 2):
-        known = part[np.isfinite(values[part])]
-        known = known if known.size else part
-        places |= {int(known[np.argmin(values[known])]), int(known[np.argmax(values[known])])}
-    return np.array(sorted(places))
+    indices = {0, num - 1}
+    for part in np.array_split(np.arange(num), MAX_POINTS // 2):
+        finite = part[np.isfinite(values[part])]
+        finite = finite if finite.size else part
+        indices |= {int(finite[np.argmin(values[finite])]), int(finite[np.argmax(values[finite])])}
+    return np.array(sorted(indices))

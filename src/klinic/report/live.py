@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from klinic.doctor.reading import with_old
+from klinic.doctor.cases import fill_logp_old
 from klinic.errors import EvidenceError, KlinicError
 from klinic.evidence import store
 from klinic.evidence.files import open_file, parse_line, read_json
@@ -32,19 +32,19 @@ from klinic.evidence.run_facts import (
     read_run_facts,
     read_tokens,
 )
-from klinic.evidence.tail import News, Tail
-from klinic.recipe.loading import load
+from klinic.evidence.tail import JournalTail, JournalUpdate
+from klinic.recipe.loading import load_recipe
 from klinic.recipe.recipe import Recipe
-from klinic.report.gaps import LANES, gap
-from klinic.report.heat import HeatStep, heat_step
+from klinic.report.logp_gaps import LANES, logp_gap
+from klinic.report.token_heatmap import HeatmapStep, heatmap_step
 
-KEPT = 400  # steps kept in memory: more than a terminal is wide
-KEPT_EVENTS = 1_000  # newest events kept; a screen shows five
-LONGEST_VERDICT = 2_000  # characters
+NUM_STEPS_KEPT = 400  # steps kept in memory: more than a terminal is wide
+NUM_EVENTS_KEPT = 1_000  # newest events kept; a screen shows five
+MAX_VERDICT_CHARS = 2_000  # characters
 NUM_RECORDS = 60  # recorded steps whose gaps are kept
-AT_ONCE = 12  # records read per snapshot, so that the first one of a long run is fast
-PATIENCE = 10  # multiple of the last read's duration to wait before records are read again
-TIMES = ("time/sample", "time/reward", "time/learn")
+MAX_RECORDS_PER_POLL = 12  # records read per snapshot, so that the first one of a long run is fast
+READ_BACKOFF = 10  # multiple of the last read's duration to wait before records are read again
+STEP_TIMES = ("time/sample", "time/reward", "time/learn")
 
 
 class Phase(StrEnum):
@@ -64,7 +64,7 @@ class Phase(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gaps:
+class StepGaps:
     """Mean absolute log-prob gaps of a step by lane, in nats; NaN if unknown."""
 
     step: int
@@ -72,7 +72,7 @@ class Gaps:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sight:
+class RunSnapshot:
     """State of a run at one poll."""
 
     run: str
@@ -83,8 +83,8 @@ class Sight:
     events: tuple[Mapping[str, Any], ...]
     verdict: str | None
     """The last diagnosis, if the doctor named a cause."""
-    gaps: tuple[Gaps, ...]
-    heat: HeatStep | None
+    gaps: tuple[StepGaps, ...]
+    heat: HeatmapStep | None
     new_steps: tuple[Mapping[str, Any], ...]
     """Metrics lines since the last poll."""
     new_events: tuple[Mapping[str, Any], ...]
@@ -94,7 +94,7 @@ class Sight:
     """Metrics lines that are not JSON or lack a step."""
     problem: str = ""
     """Why a file could not be read, if one could not."""
-    more: bool = False
+    has_more: bool = False
     """Whether the journals hold more lines than were read in this poll."""
 
     @property
@@ -117,9 +117,9 @@ def seconds_of(metrics: Mapping[str, Any]) -> float | None:
     >>> seconds_of({"time/sample": 1.0, "time/reward": 0.5, "time/learn": 2.0}), seconds_of({})
     (3.5, None)
     """
-    times = [as_number(metrics.get(name)) for name in TIMES]
-    known = [seconds for seconds in times if seconds is not None and math.isfinite(seconds)]
-    return sum(known) if known else None
+    times = [as_number(metrics.get(name)) for name in STEP_TIMES]
+    finite = [seconds for seconds in times if seconds is not None and math.isfinite(seconds)]
+    return sum(finite) if finite else None
 
 
 def tokens_per_second(metrics: Mapping[str, Any]) -> float | None:
@@ -128,39 +128,40 @@ def tokens_per_second(metrics: Mapping[str, Any]) -> float | None:
     return tokens / seconds if seconds and tokens is not None else None
 
 
-class Follower:
+class RunWatcher:
     """Polls a run folder."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self._tail = Tail(run / METRICS)
-        self._events_tail = Tail(run / EVENTS)
+        self._tail = JournalTail(run / METRICS)
+        self._events_tail = JournalTail(run / EVENTS)
         self._steps: dict[int, dict[str, Any]] = {}
-        self._events: deque[dict[str, Any]] = deque(maxlen=KEPT_EVENTS)
+        self._events: deque[dict[str, Any]] = deque(maxlen=NUM_EVENTS_KEPT)
         self._damaged = 0
-        self._records = Records(run)
+        self._records = RecordReader(run)
         self._recipe: tuple[int, Recipe | None] = (-1, None)
         self._problem = ""
-        self._more = False
+        self._has_more = False
 
-    def look(self) -> Sight:
+    def take_snapshot(self) -> RunSnapshot:
         """Return the current state of the run."""
-        self._problem, self._more = "", False
-        held = is_held(self._run / LOCK)  # first: without a lock, the files read next are final
+        self._problem, self._has_more = "", False
+        # first: without a lock, the files read next are final
+        is_locked = is_held(self._run / LOCK)
         new, back_to = self._read_metrics()
         new_events = self._read_events()
         if back_to is not None or new or not self._records.gaps:
-            with self._reading():
-                self._records.read(again=back_to is not None)
+            with self._record_problems():
+                self._records.read_new(again=back_to is not None)
         recipe = self._read_recipe()
-        phase = self._phase(recipe, held)
-        return Sight(
+        phase = self._find_phase(recipe, is_locked)
+        return RunSnapshot(
             run=str(self._run),
-            phase=Phase.GOING if self._more and phase.is_over else phase,
+            phase=Phase.GOING if self._has_more and phase.is_over else phase,
             steps=tuple(self._steps.values()),
             max_steps=None if recipe is None else recipe.loop.max_steps,
             events=tuple(self._events),
-            verdict=self._verdict(),
+            verdict=self._read_verdict(),
             gaps=tuple(self._records.gaps),
             heat=self._records.heat,
             new_steps=tuple(new),
@@ -168,7 +169,7 @@ class Follower:
             back_to=back_to,
             num_damaged=self._damaged,
             problem=self._problem,
-            more=self._more,
+            has_more=self._has_more,
         )
 
     def close(self) -> None:
@@ -177,55 +178,55 @@ class Follower:
         self._events_tail.close()
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _record_problems(self) -> Iterator[None]:
         """Record a read error as the snapshot's problem; the next poll retries."""
         try:
             yield
         except (KlinicError, OSError) as error:
             self._problem = str(error)
 
-    def _news(self, tail: Tail) -> News:
-        news = News(lines=())
-        with self._reading():
-            news = tail.news()
-        self._more = self._more or news.more
-        return news
+    def _read_update(self, tail: JournalTail) -> JournalUpdate:
+        update = JournalUpdate(lines=())
+        with self._record_problems():
+            update = tail.read_update()
+        self._has_more = self._has_more or update.has_more
+        return update
 
     def _read_metrics(self) -> tuple[list[dict[str, Any]], int | None]:
-        news = self._news(self._tail)
+        update = self._read_update(self._tail)
         back_to = None
-        if news.kept is not None:
+        if update.remaining is not None:
             self._steps, self._damaged = {}, 0
-            self._keep(news.kept)
+            self._merge_metrics(update.remaining)
             back_to = max(self._steps, default=0)
-        return self._keep(news.lines), back_to
+        return self._merge_metrics(update.lines), back_to
 
-    def _keep(self, lines: Sequence[bytes]) -> list[dict[str, Any]]:
+    def _merge_metrics(self, lines: Sequence[bytes]) -> list[dict[str, Any]]:
         """Merge metrics lines by step; an evaluation belongs to its step."""
         entries = [parse_line(line) for line in lines]
-        known = [e for e in entries if e is not None and as_step(e.get("step")) is not None]
-        self._damaged += len(entries) - len(known)
-        for entry in known:
+        valid = [e for e in entries if e is not None and as_step(e.get("step")) is not None]
+        self._damaged += len(entries) - len(valid)
+        for entry in valid:
             self._steps[entry["step"]] = {**self._steps.get(entry["step"], {}), **entry}
-        for step in sorted(self._steps)[:-KEPT]:
+        for step in sorted(self._steps)[:-NUM_STEPS_KEPT]:
             del self._steps[step]
-        return known
+        return valid
 
     def _read_events(self) -> list[dict[str, Any]]:
-        news = self._news(self._events_tail)
-        if news.kept is not None:
+        update = self._read_update(self._events_tail)
+        if update.remaining is not None:
             self._events.clear()
-            self._events.extend(self._parse_events(news.kept))
-        new = self._parse_events(news.lines)
+            self._events.extend(self._parse_events(update.remaining))
+        new = self._parse_events(update.lines)
         self._events.extend(new)
         return new
 
     def _parse_events(self, lines: Sequence[bytes]) -> list[dict[str, Any]]:
         entries = [parse_line(line) for line in lines]
-        known = [entry for entry in entries if entry is not None]
-        if len(known) < len(entries):
-            self._problem = f"{self._run / EVENTS}: {len(entries) - len(known)} lines are not JSON."
-        return known
+        valid = [entry for entry in entries if entry is not None]
+        if len(valid) < len(entries):
+            self._problem = f"{self._run / EVENTS}: {len(entries) - len(valid)} lines are not JSON."
+        return valid
 
     def _read_recipe(self) -> Recipe | None:
         path = self._run / RECIPE
@@ -233,30 +234,32 @@ class Follower:
             changed = path.stat().st_mtime_ns
             if changed != self._recipe[0]:
                 self._recipe = (changed, None)  # stays None for another trainer's recipe
-                self._recipe = (changed, load(path).recipe)
+                self._recipe = (changed, load_recipe(path).recipe)
         return self._recipe[1]
 
-    def _verdict(self) -> str | None:
-        told = [e for e in self._events if e.get("event") == "diagnosis" and e.get("says")]
-        if told:
-            return str(told[-1]["says"])[:LONGEST_VERDICT]
+    def _read_verdict(self) -> str | None:
+        diagnoses = [e for e in self._events if e.get("event") == "diagnosis" and e.get("says")]
+        if diagnoses:
+            return str(diagnoses[-1]["says"])[:MAX_VERDICT_CHARS]
         with contextlib.suppress(KlinicError):
-            found = read_json(self._run / DIAGNOSIS)
-            first = found.get("first_step")
+            diagnosis = read_json(self._run / DIAGNOSIS)
+            first = diagnosis.get("first_step")
             # the file survives a rollback to before the step it is about
-            if found.get("cause") and isinstance(first, int) and first in self._steps:
-                return f"Cause: {found['cause']}. Fix: {found.get('fix')}"[:LONGEST_VERDICT]
+            if diagnosis.get("cause") and isinstance(first, int) and first in self._steps:
+                return f"Cause: {diagnosis['cause']}. Fix: {diagnosis.get('fix')}"[
+                    :MAX_VERDICT_CHARS
+                ]
         return None
 
-    def _phase(self, recipe: Recipe | None, held: bool | None) -> Phase:
+    def _find_phase(self, recipe: Recipe | None, is_locked: bool | None) -> Phase:
         if not self._steps and not any((self._run / name).exists() for name in (RECIPE, RUN_FACTS)):
             return Phase.WAITING
-        if held:
+        if is_locked:
             return Phase.GOING
         last = max(self._steps, default=0)
         if recipe is not None and last >= recipe.loop.max_steps:
             return Phase.ENDED
-        if held is None:  # another trainer without a lock: only its `ended` event counts
+        if is_locked is None:  # another trainer without a lock: only its `ended` event counts
             return Phase.ENDED if self._has_ended(last) else Phase.GOING
         if self._events and self._events[-1].get("event") == STOPPED:
             return Phase.PAUSED
@@ -277,47 +280,47 @@ class Follower:
         return last.get("act") == "stop" or (by_doctor and last.get("event") == "diagnosis")
 
 
-class Records:
+class RecordReader:
     """Log-prob gaps of the last recorded steps, and the heat map of the newest."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
-        self.gaps: list[Gaps] = []
-        self.heat: HeatStep | None = None
+        self.gaps: list[StepGaps] = []
+        self.heat: HeatmapStep | None = None
         self._texts: dict[int, str] | None = None
         self._facts: dict[str, Any] = {}
         self._not_before = 0.0
 
-    def read(self, *, again: bool) -> None:
+    def read_new(self, *, again: bool) -> None:
         """Read new records, at a limited rate; `again` rereads all after a rollback."""
         begun = time.monotonic()
         if begun < self._not_before and not again:
             return
-        there = store.steps(self._run)
-        known = set(there)
-        self.gaps = [] if again else [one for one in self.gaps if one.step in known]
-        if self.heat is not None and (again or self.heat.step not in known):
+        steps = store.complete_steps(self._run)
+        available = set(steps)
+        self.gaps = [] if again else [one for one in self.gaps if one.step in available]
+        if self.heat is not None and (again or self.heat.step not in available):
             self.heat = None
         newest = self.gaps[-1].step if self.gaps else 0
         try:
-            for step in [step for step in there if step > newest][-AT_ONCE:]:
-                self._take(step)
+            for step in [step for step in steps if step > newest][-MAX_RECORDS_PER_POLL:]:
+                self._add_record(step)
         finally:
-            self._not_before = time.monotonic() + PATIENCE * (time.monotonic() - begun)
+            self._not_before = time.monotonic() + READ_BACKOFF * (time.monotonic() - begun)
 
-    def _take(self, step: int) -> None:
+    def _add_record(self, step: int) -> None:
         if self._texts is None:
             self._facts = read_run_facts(self._run)
             self._texts = read_tokens(self._run)
-        record = with_old(store.read_record(self._run, step), self._facts)
-        sizes = {lane: _mean_size(gap(record, lane)) for lane in LANES}
-        self.gaps = [*self.gaps, Gaps(step=step, sizes=sizes)][-NUM_RECORDS:]
-        self.heat = heat_step(record, self._texts)
+        record = fill_logp_old(store.read_record(self._run, step), self._facts)
+        sizes = {lane: _mean_size(logp_gap(record, lane)) for lane in LANES}
+        self.gaps = [*self.gaps, StepGaps(step=step, sizes=sizes)][-NUM_RECORDS:]
+        self.heat = heatmap_step(record, self._texts)
 
 
 def _mean_size(gaps: np.ndarray | None) -> float:
-    known = np.array([]) if gaps is None else np.abs(gaps[np.isfinite(gaps)])
-    return float(known.mean()) if known.size else math.nan
+    finite = np.array([]) if gaps is None else np.abs(gaps[np.isfinite(gaps)])
+    return float(finite.mean()) if finite.size else math.nan
 
 
 def is_held(lock: Path) -> bool | None:

@@ -11,15 +11,15 @@ from rich.console import Console
 from rich.text import Text
 
 from klinic.evidence.numbers import as_number, as_step
-from klinic.harmless import harmless
-from klinic.report.gaps import LANES
-from klinic.report.heat import largest
-from klinic.report.live import Phase, Sight, seconds_of, tokens_per_second
+from klinic.report.live import Phase, RunSnapshot, seconds_of, tokens_per_second
+from klinic.report.logp_gaps import LANES
 from klinic.report.terminal import completion_text, has_colours, shade
+from klinic.report.token_heatmap import colour_limit
+from klinic.runtime.terminal_text import escape_for_terminal
 
 BARS = "▁▂▃▄▅▆▇█"
 NOT_A_NUMBER = "!"
-MOST_EVENTS = 5
+MAX_EVENTS = 5
 LONGEST_EVENT, LONGEST_NAME = 2_000, 100  # characters
 WIDEST_BAR = 30
 LABEL, VALUE = 11, 10  # columns
@@ -32,7 +32,7 @@ METRICS = (
     ("length", "completions/mean_length"),
     ("tokens/s", "tokens/s"),
 )
-SAID = {
+PHASE_TEXT = {
     Phase.WAITING: "no files written yet",
     Phase.GONE: "no process is training here: killed or stopped, not resumed yet",
     Phase.PAUSED: "stopped by a signal, checkpoint saved, not resumed yet",
@@ -41,21 +41,21 @@ SAID = {
 }
 
 
-def screen(sight: Sight, console: Console, height: int | None = None) -> list[Text]:
+def render_screen(snapshot: RunSnapshot, console: Console, height: int | None = None) -> list[Text]:
     """Return the lines of a terminal screen, cut to its width and height."""
     width, height = max(1, console.width), max(1, height or console.height)
-    top = [_headline(sight, width)]
+    top = [_headline_text(snapshot, width)]
     parts = [
-        *((0, [line]) for line in _state(sight)),
-        (1, _metric_lines(sight, width)),
-        (3, _gap_lines(sight, width)),
-        (2, _wrapped(_verdict(sight), console, most=2)),
-        (4, _event_lines(sight)),
+        *((0, [line]) for line in _status_lines(snapshot)),
+        (1, _metric_lines(snapshot, width)),
+        (3, _gap_lines(snapshot, width)),
+        (2, _wrap_text(_verdict_text(snapshot), console, most=2)),
+        (4, _event_lines(snapshot)),
     ]
     room = height - len(top)
-    chosen = _fitting(parts, room)
+    chosen = _fit_sections(parts, room)
     shown = [line for lines in chosen for line in lines]
-    heat = _heat_lines(sight, console, most=room - len(shown))
+    heat = _heat_lines(snapshot, console, most=room - len(shown))
     every = [*top, *shown, *heat][:height]
     for line in every:
         line.no_wrap, line.overflow = True, "crop"
@@ -69,17 +69,24 @@ def step_line(metrics: Mapping[str, Any], max_steps: int | None) -> str:
     >>> step_line({"step": 2, "reward": 0.5, "kl": None, "eval/accuracy": 1.0}, 9)
     'step 2 of 9 | reward 0.5 | KL/token nan | accuracy 1'
     """
-    known = [(label, value(metrics, name)) for label, name in METRICS if _has(metrics, name)]
-    told = [f"{label} {_said(number)}" for label, number in known]
+    measured = [
+        (label, metric_value(metrics, name))
+        for label, name in METRICS
+        if _has_metric(metrics, name)
+    ]
+    parts = [f"{label} {_format_number(number)}" for label, number in measured]
     if "kl_coef" in metrics:
-        told.append(f"kl_coef {_said(as_number(metrics['kl_coef']))}")
-    told += [
-        f"{harmless(name.removeprefix('eval/')[:LONGEST_NAME])} {_said(as_number(number))}"
+        parts.append(f"kl_coef {_format_number(as_number(metrics['kl_coef']))}")
+    parts += [
+        (
+            f"{escape_for_terminal(name.removeprefix('eval/')[:LONGEST_NAME])} "
+            f"{_format_number(as_number(number))}"
+        )
         for name, number in metrics.items()
         if name.startswith("eval/")
     ]
     of = f" of {max_steps}" if max_steps is not None and metrics["step"] <= max_steps else ""
-    return " | ".join([f"step {metrics['step']}{of}", *told])
+    return " | ".join([f"step {metrics['step']}{of}", *parts])
 
 
 def event_line(event: Mapping[str, Any]) -> str:
@@ -92,16 +99,19 @@ def event_line(event: Mapping[str, Any]) -> str:
     where = f"step {step}: " if step is not None else ""
     says = event.get("says", event.get("problem", ""))
     text = f"{where}{event.get('event', '?')}{f': {says}' if says else ''}"
-    return harmless(text[:LONGEST_EVENT])[:LONGEST_EVENT]
+    return escape_for_terminal(text[:LONGEST_EVENT])[:LONGEST_EVENT]
 
 
-def phase_line(sight: Sight) -> str:
+def phase_line(snapshot: RunSnapshot) -> str:
     """Return the state of the run as a sentence with its last step."""
-    said = f"{harmless(sight.run)}: {SAID.get(sight.phase, 'the run is in progress')}"
-    return f"{said}, after step {sight.step}." if sight.steps else f"{said}."
+    sentence = (
+        f"{escape_for_terminal(snapshot.run)}: "
+        f"{PHASE_TEXT.get(snapshot.phase, 'the run is in progress')}"
+    )
+    return f"{sentence}, after step {snapshot.step}." if snapshot.steps else f"{sentence}."
 
 
-def value(metrics: Mapping[str, Any], name: str) -> float | None:
+def metric_value(metrics: Mapping[str, Any], name: str) -> float | None:
     """Return a metric of a step: NaN if it is not finite, None if it was not measured."""
     if name == "tokens/s":
         return tokens_per_second(metrics)
@@ -109,8 +119,8 @@ def value(metrics: Mapping[str, Any], name: str) -> float | None:
         name = "clip_ratio"  # the name that other trainers use
     if name not in metrics:
         return None
-    found = as_number(metrics[name])
-    return found if found is not None and math.isfinite(found) else math.nan
+    number = as_number(metrics[name])
+    return number if number is not None and math.isfinite(number) else math.nan
 
 
 def sparkline(values: Sequence[float | None], width: int) -> str:
@@ -120,54 +130,58 @@ def sparkline(values: Sequence[float | None], width: int) -> str:
     '▁▂▃ !█'
     """
     shown = list(values)[-width:] if width > 0 else []
-    known = [v for v in shown if v is not None and math.isfinite(v)]
-    if not known:
+    finite = [v for v in shown if v is not None and math.isfinite(v)]
+    if not finite:
         return "".join(" " if v is None else NOT_A_NUMBER for v in shown)
-    low, high = min(known), max(known)
-    return "".join(_bar(v, low, high) for v in shown)
+    low, high = min(finite), max(finite)
+    return "".join(_bar_char(v, low, high) for v in shown)
 
 
-def _bar(number: float | None, low: float, high: float) -> str:
+def _bar_char(number: float | None, low: float, high: float) -> str:
     if number is None:
         return " "
     if not math.isfinite(number):
         return NOT_A_NUMBER
     # halved, since the difference of two floats may overflow
-    share = (number / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.0
-    return BARS[round(share * (len(BARS) - 1))]
+    fraction = (number / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.0
+    return BARS[round(fraction * (len(BARS) - 1))]
 
 
-def _fitting(parts: Iterable[tuple[int, list[Text]]], room: int) -> list[list[Text]]:
+def _fit_sections(parts: Iterable[tuple[int, list[Text]]], room: int) -> list[list[Text]]:
     """Return the sections in order, without the least urgent lines that do not fit."""
-    kept = list(parts)
-    while kept and sum(len(lines) for _, lines in kept) > room:
-        urgency = max(urgency for urgency, _ in kept)
-        place = max(i for i, (u, _) in enumerate(kept) if u == urgency)
-        lines = kept[place][1][:-1]  # drop line by line: part of a section is better than none
-        kept[place : place + 1] = [(urgency, lines)] if lines else []
-    return [lines for _, lines in kept]
+    sections = list(parts)
+    while sections and sum(len(lines) for _, lines in sections) > room:
+        urgency = max(urgency for urgency, _ in sections)
+        index = max(i for i, (u, _) in enumerate(sections) if u == urgency)
+        lines = sections[index][1][:-1]  # drop line by line: part of a section is better than none
+        sections[index : index + 1] = [(urgency, lines)] if lines else []
+    return [lines for _, lines in sections]
 
 
-def _headline(sight: Sight, width: int) -> Text:
-    of = "" if sight.max_steps is None or sight.step > sight.max_steps else f" of {sight.max_steps}"
-    left = sight.seconds_left
-    told = f" step {sight.step}{of} "
-    rest = "" if left is None else f" {clock(left)} left"
-    bar = min(WIDEST_BAR, width - len(told) - len(rest) - 12)
-    text = Text(told, style="bold")
-    if of and sight.max_steps and bar >= 5:
-        done = round(bar * sight.step / sight.max_steps)
+def _headline_text(snapshot: RunSnapshot, width: int) -> Text:
+    of = (
+        ""
+        if snapshot.max_steps is None or snapshot.step > snapshot.max_steps
+        else f" of {snapshot.max_steps}"
+    )
+    left = snapshot.seconds_left
+    title = f" step {snapshot.step}{of} "
+    rest = "" if left is None else f" {format_duration(left)} left"
+    bar = min(WIDEST_BAR, width - len(title) - len(rest) - 12)
+    text = Text(title, style="bold")
+    if of and snapshot.max_steps and bar >= 5:
+        done = round(bar * snapshot.step / snapshot.max_steps)
         text.append("█" * done, style="green").append("░" * (bar - done), style="dim")
     text.append(rest)
-    name = harmless(sight.run)
+    name = escape_for_terminal(snapshot.run)
     room = width - text.cell_len - 1
     return text.append(f" {name if len(name) <= room else '…' + name[-max(0, room - 1) :]}", "dim")
 
 
-def clock(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return seconds as minutes and hours.
 
-    >>> clock(59.6), clock(3725.0), clock(200000.0)
+    >>> format_duration(59.6), format_duration(3725.0), format_duration(200000.0)
     ('1:00', '1:02:05', '55:33:20')
     """
     whole = round(seconds)
@@ -175,97 +189,103 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{whole % 60:02d}" if hours else f"{minutes}:{whole % 60:02d}"
 
 
-def _state(sight: Sight) -> list[Text]:
+def _status_lines(snapshot: RunSnapshot) -> list[Text]:
     """Return status and warning lines, most urgent first."""
     lines = []
-    if sight.phase != Phase.GOING:
-        lines.append(Text(f" {SAID[sight.phase]}", style="bold yellow"))
-    elif not sight.steps:
+    if snapshot.phase != Phase.GOING:
+        lines.append(Text(f" {PHASE_TEXT[snapshot.phase]}", style="bold yellow"))
+    elif not snapshot.steps:
         lines.append(Text(" no step yet: the run is starting", style="yellow"))
-    if sight.num_damaged:
-        lines.append(Text(f" {sight.num_damaged} lines of metrics cannot be read", style="red"))
-    if sight.problem:
-        lines.append(Text(f" {harmless(sight.problem)}", style="red"))
+    if snapshot.num_damaged:
+        lines.append(Text(f" {snapshot.num_damaged} lines of metrics cannot be read", style="red"))
+    if snapshot.problem:
+        lines.append(Text(f" {escape_for_terminal(snapshot.problem)}", style="red"))
     return lines
 
 
-def _metric_lines(sight: Sight, width: int) -> list[Text]:
+def _metric_lines(snapshot: RunSnapshot, width: int) -> list[Text]:
     lines = []
     for label, name in METRICS:
-        values = [value(step, name) for step in sight.steps if seconds_of(step) or _has(step, name)]
+        values = [
+            metric_value(step, name)
+            for step in snapshot.steps
+            if seconds_of(step) or _has_metric(step, name)
+        ]
         if all(v is None for v in values):
             continue
         newest = next(v for v in reversed(values) if v is not None)
-        text = Text(f" {label:<{LABEL}}").append(f"{_said(newest):>{VALUE}}", style="bold")
+        text = Text(f" {label:<{LABEL}}").append(f"{_format_number(newest):>{VALUE}}", style="bold")
         if name == "kl":
-            text.append(_target(sight), style="dim")
+            text.append(_target_text(snapshot), style="dim")
         text.append("  ").append(sparkline(values, width - text.cell_len), style="cyan")
         lines.append(text)
     return lines
 
 
-def _target(sight: Sight) -> str:
-    newest = sight.steps[-1]
+def _target_text(snapshot: RunSnapshot) -> str:
+    newest = snapshot.steps[-1]
     target, coef = (as_number(newest.get(name)) for name in ("kl_target", "kl_coef"))
-    told = [f"target {target:g}"] if target is not None else []
-    told += [f"coef {coef:.3g}"] if coef is not None else []
-    return f" ({', '.join(told)})" if told else ""
+    parts = [f"target {target:g}"] if target is not None else []
+    parts += [f"coef {coef:.3g}"] if coef is not None else []
+    return f" ({', '.join(parts)})" if parts else ""
 
 
-def _gap_lines(sight: Sight, width: int) -> list[Text]:
+def _gap_lines(snapshot: RunSnapshot, width: int) -> list[Text]:
     """Return the log-prob gaps by recorded step, in the shades of the report."""
     lines = []
     for lane in LANES:
-        sizes = [gaps.sizes[lane] for gaps in sight.gaps]
+        sizes = [gaps.sizes[lane] for gaps in snapshot.gaps]
         if not sizes or all(map(math.isnan, sizes)):
             continue
         name = "update" if lane == "update" else f"- {lane}"
-        text = Text(f" {name:<{LABEL}}").append(f"{_said(sizes[-1]):>{VALUE}}", style="bold")
+        text = Text(f" {name:<{LABEL}}").append(
+            f"{_format_number(sizes[-1]):>{VALUE}}", style="bold"
+        )
         text.append(" nats ", style="dim")
         room = max(0, width - text.cell_len)
         lines.append(text.append("".join(map(shade, sizes[-room:] if room else []))))
     return lines
 
 
-def _verdict(sight: Sight) -> Text:
-    if sight.verdict is not None:
-        return Text(f" {harmless(sight.verdict)}", style="bold red")
-    return Text(" Doctor: no cause named so far." if sight.steps else "", style="green")
+def _verdict_text(snapshot: RunSnapshot) -> Text:
+    if snapshot.verdict is not None:
+        return Text(f" {escape_for_terminal(snapshot.verdict)}", style="bold red")
+    return Text(" Doctor: no cause named so far." if snapshot.steps else "", style="green")
 
 
-def _event_lines(sight: Sight) -> list[Text]:
-    told = [e for e in sight.events if e.get("event") != "diagnosis"]
+def _event_lines(snapshot: RunSnapshot) -> list[Text]:
+    events = [e for e in snapshot.events if e.get("event") != "diagnosis"]
     return [
-        Text(f" {event_line(event)}", style="yellow") for event in reversed(told[-MOST_EVENTS:])
+        Text(f" {event_line(event)}", style="yellow") for event in reversed(events[-MAX_EVENTS:])
     ]
 
 
-def _heat_lines(sight: Sight, console: Console, *, most: int) -> list[Text]:
+def _heat_lines(snapshot: RunSnapshot, console: Console, *, most: int) -> list[Text]:
     """Return as many lines of the newest recorded completions as fit."""
-    heat = sight.heat
+    heat = snapshot.heat
     if heat is None or most < 2:
         return []
     lines = [Text(f" step {heat.step}, KL token by token", style="dim")]
-    scale = largest([heat])
+    scale = colour_limit([heat])
     for completion in heat.completions:
         text = completion_text(completion, scale, colours=has_colours(console))
-        lines += _wrapped(text, console, most=most - len(lines))
+        lines += _wrap_text(text, console, most=most - len(lines))
         if len(lines) >= most:
             break
     return lines
 
 
-def _wrapped(text: Text, console: Console, *, most: int) -> list[Text]:
+def _wrap_text(text: Text, console: Console, *, most: int) -> list[Text]:
     if not text.plain:
         return []
     return list(text.wrap(console, max(1, console.width), overflow="fold"))[: max(0, most)]
 
 
-def _has(metrics: Mapping[str, Any], name: str) -> bool:
-    return value(metrics, name) is not None
+def _has_metric(metrics: Mapping[str, Any], name: str) -> bool:
+    return metric_value(metrics, name) is not None
 
 
-def _said(number: float | None) -> str:
+def _format_number(number: float | None) -> str:
     if number is None or not math.isfinite(number):
         return "nan"
     return f"{number:.4g}"

@@ -11,15 +11,15 @@ from typing import Any
 import yaml
 
 from klinic import __version__
-from klinic.harmless import harmless
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.recipe.recipe import Recipe
+from klinic.runtime.terminal_text import escape_for_terminal
 
-CARD = "README.md"
+CARD_NAME = "README.md"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class CardFacts:
     """Facts about a run at the time its model is saved."""
 
     recipe: Recipe
@@ -34,7 +34,7 @@ class Facts:
     """Step and name of each diagnosed cause; None if the doctor was disabled."""
 
 
-def model_card(facts: Facts) -> str:
+def model_card(facts: CardFacts) -> str:
     """Return the model card as Markdown."""
     recipe = facts.recipe
     head = {
@@ -43,36 +43,36 @@ def model_card(facts: Facts) -> str:
     }
     rows = {
         "Trained with": f"GRPO ({recipe.learner.loss}), klinic {__version__}",
-        "Start": code(recipe.model.name),
+        "Start": inline_code(recipe.model.name),
         "Step": f"{facts.step} of {recipe.loop.max_steps}, seed {recipe.seed}",
-        "KL term": _kl(facts),
-        "Reference": _reference(facts.reference),
-        "KL to it": _distance(facts.metrics),
-        "Held out": _held_out(facts.metrics),
-        "Diagnosis": _diagnosis(facts),
+        "KL term": _kl_text(facts),
+        "Reference": _reference_text(facts.reference),
+        "KL to it": _distance_text(facts.metrics),
+        "Held out": _held_out_text(facts.metrics),
+        "Diagnosis": _diagnosis_text(facts),
     }
-    table = [f"| {name} | {cell(value)} |" for name, value in rows.items() if value]
+    table = [f"| {name} | {escape_cell(value)} |" for name, value in rows.items() if value]
     front = yaml.safe_dump(head, sort_keys=False)
     return "\n".join(
         ["---", f"{front}---", "", "## Training", "", "| | |", "|---|---|", *table, ""]
     )
 
 
-def cell(text: str) -> str:
+def escape_cell(text: str) -> str:
     r"""Return text escaped for a table cell.
 
-    >>> cell("KL(p || q)")
+    >>> escape_cell("KL(p || q)")
     'KL(p \\|\\| q)'
     """
     return text.replace("|", r"\|")
 
 
-def code(text: str) -> str:
+def inline_code(text: str) -> str:
     """Return untrusted text as inline code on one line."""
-    return f"`{harmless(text).replace('`', ' ')}`"
+    return f"`{escape_for_terminal(text).replace('`', ' ')}`"
 
 
-def _kl(facts: Facts) -> str:
+def _kl_text(facts: CardFacts) -> str:
     kl = facts.recipe.kl
     if kl is None or facts.kl_coef is None:
         return "none"
@@ -81,14 +81,14 @@ def _kl(facts: Facts) -> str:
     return f"`{kl.estimator}`, coefficient {facts.kl_coef:.6g}{moves}. {means}"
 
 
-def _reference(reference: Mapping[str, Any]) -> str:
+def _reference_text(reference: Mapping[str, Any]) -> str:
     if not reference.get("digest"):
         return ""
     kind = str(reference["kind"]).replace("_", " ")
-    return f"{kind} of {code(str(reference['source']))}, digest `{reference['digest']}`"
+    return f"{kind} of {inline_code(str(reference['source']))}, digest `{reference['digest']}`"
 
 
-def _distance(metrics: Mapping[str, float]) -> str:
+def _distance_text(metrics: Mapping[str, float]) -> str:
     if "kl" not in metrics:
         return ""
     return (
@@ -97,14 +97,14 @@ def _distance(metrics: Mapping[str, float]) -> str:
     )
 
 
-def _held_out(metrics: Mapping[str, float]) -> str:
-    found = {name.removeprefix("eval/"): v for name, v in metrics.items() if name[:5] == "eval/"}
-    return ", ".join(f"{name} {value:.3f}" for name, value in found.items())
+def _held_out_text(metrics: Mapping[str, float]) -> str:
+    scores = {name.removeprefix("eval/"): v for name, v in metrics.items() if name[:5] == "eval/"}
+    return ", ".join(f"{name} {value:.3f}" for name, value in scores.items())
 
 
-def _diagnosis(facts: Facts) -> str:
+def _diagnosis_text(facts: CardFacts) -> str:
     if facts.causes is None:
         return "disabled (`output.doctor: none`)"
     if not facts.causes:
         return "no cause was named up to this step"
-    return ", ".join(f"{code(cause)} in step {step}" for step, cause in facts.causes)
+    return ", ".join(f"{inline_code(cause)} in step {step}" for step, cause in facts.causes)

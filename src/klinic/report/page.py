@@ -14,26 +14,26 @@ from klinic import __version__
 from klinic.doctor.diagnosis import Status
 from klinic.errors import ConfigError
 from klinic.evidence.numbers import as_step
-from klinic.harmless import harmless
 from klinic.recipe import yaml_text
-from klinic.recipe.keys import dotted
-from klinic.report.gaps import thinned
-from klinic.report.heat import HeatStep, largest
-from klinic.report.marks import KINDS
+from klinic.recipe.keys import flatten_settings
+from klinic.report.logp_gaps import subsample_steps
 from klinic.report.pictures import (
     LETTERS,
     Scale,
-    curves,
+    curves_svg,
     gap_lanes,
     rewards_and_positions,
     scale_of,
 )
-from klinic.report.reading import Story
+from klinic.report.reading import RunReport
+from klinic.report.timeline_events import KINDS
+from klinic.report.token_heatmap import HeatmapStep, colour_limit
+from klinic.runtime.terminal_text import escape_for_terminal
 
-PLACES = ("output.dir",)  # keys that differ between any two runs
+PATH_KEYS = ("output.dir",)  # keys that differ between any two runs
 LONGEST_VALUE = 200
 LONGEST_EVENT = 600
-MOST_DATA = 1_200_000  # characters of heat-map data: with pictures and text, two megabytes
+MAX_DATA_CHARS = 1_200_000  # characters of heat-map data: with pictures and text, two megabytes
 HEAT, LIVE = "heat.js", "live.js"
 ORDER = (Status.CONFIRMED, Status.EXPLAINED, Status.UNDECIDED, Status.RULED_OUT)
 
@@ -46,96 +46,100 @@ WAITING = """<!doctype html>
 """
 
 
-def render(stories: Sequence[Story], version: str = "") -> str:
+def render(stories: Sequence[RunReport], version: str = "") -> str:
     """Return the page of one run, or of two for comparison.
 
     With a `version`, the page polls its server for a newer version.
     """
     scale = scale_of(stories)
-    return _template(_file("page.html.jinja")).render(
-        stories=[_content(s, letter, scale) for s, letter in zip(stories, LETTERS, strict=False)],
-        kinds=[kind for name, kind in KINDS.items() if name in _kinds(stories)],
+    return _make_template(_read_asset("page.html.jinja")).render(
+        stories=[
+            _run_content(s, letter, scale) for s, letter in zip(stories, LETTERS, strict=False)
+        ],
+        kinds=[kind for name, kind in KINDS.items() if name in _kinds_shown(stories)],
         title=" and ".join(story.name for story in stories),
         klinic=__version__,
         live=version,
-        live_script=_file(LIVE),
-        curves=curves(stories),
-        changes=_changes(stories),
+        live_script=_read_asset(LIVE),
+        curves=curves_svg(stories),
+        changes=_recipe_changes(stories),
         data=_heat_data(stories),
-        script=_file(HEAT),
-        style=_file("page.css"),
+        script=_read_asset(HEAT),
+        style=_read_asset("page.css"),
         policy=content_policy(live=bool(version)),
     )
 
 
 def render_waiting(says: str, version: str) -> str:
     """Return the placeholder page of a run that cannot be shown yet, with the reason."""
-    return _template(WAITING).render(
-        says=says, live=version, live_script=_file(LIVE), style=_file("page.css")
+    return _make_template(WAITING).render(
+        says=says, live=version, live_script=_read_asset(LIVE), style=_read_asset("page.css")
     )
 
 
-def _template(text: str) -> Template:
+def _make_template(text: str) -> Template:
     """Return a template that HTML-escapes every value and replaces control characters."""
     environment = Environment(
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_quoted,
+        finalize=_escape_value,
     )
     return environment.from_string(text)
 
 
-def _quoted(value: Any) -> Any:
-    return harmless(value, keep="\n\t") if type(value) is str else value
+def _escape_value(value: Any) -> Any:
+    return escape_for_terminal(value, keep="\n\t") if type(value) is str else value
 
 
-def _content(story: Story, letter: str, scale: Scale) -> dict[str, Any]:
-    found = story.diagnosis
+def _run_content(story: RunReport, letter: str, scale: Scale) -> dict[str, Any]:
+    diagnosis = story.diagnosis
     hypotheses = sorted(
-        found.hypotheses, key=lambda h: (ORDER.index(h.status), h.check.stage, h.check.name)
+        diagnosis.hypotheses, key=lambda h: (ORDER.index(h.status), h.check.stage, h.check.name)
     )
     # the cause itself is shown above
-    left = [h for h in hypotheses if h.status != Status.RULED_OUT and h.check.name != found.cause]
+    left = [
+        h for h in hypotheses if h.status != Status.RULED_OUT and h.check.name != diagnosis.cause
+    ]
     return {
         "story": story,
         "letter": letter,
-        "diagnosis": found,
+        "diagnosis": diagnosis,
         "hypotheses": hypotheses,
-        "looked": [(True, left), (False, found.of(Status.RULED_OUT))],
+        "looked": [(True, left), (False, diagnosis.with_status(Status.RULED_OUT))],
         "lanes": gap_lanes(story, scale),
-        "events": [_event(event) for event in story.events.last],
+        "events": [_event_text(event) for event in story.events.last],
         "parts": rewards_and_positions(story, scale),
     }
 
 
-def _event(event: Mapping[str, Any]) -> str:
+def _event_text(event: Mapping[str, Any]) -> str:
     step, says = as_step(event.get("step")), event.get("says", event.get("problem"))
     where = "" if step is None else f"step {step}: "
     what = f"{event.get('event', '?')}"[:LONGEST_VALUE]
     return where + what + ("" if says is None else f": {says}"[:LONGEST_EVENT])
 
 
-def _kinds(stories: Sequence[Story]) -> set[str]:
+def _kinds_shown(stories: Sequence[RunReport]) -> set[str]:
     return {mark.kind for story in stories for mark in story.marks}
 
 
-def _heat_data(stories: Sequence[Story]) -> str:
+def _heat_data(stories: Sequence[RunReport]) -> str:
     """Return the heat maps as JSON for the script, with fewer steps if they are too large."""
     num = max(len(story.heat) for story in stories)
-    scale = largest([step for story in stories for step in story.heat])  # one scale for both
+    scale = colour_limit([step for story in stories for step in story.heat])  # one scale for both
     while True:
-        heats = [[s.heat[i] for i in thinned(range(len(s.heat)), num)] for s in stories]
-        data = _embedded(
+        heats = [[s.heat[i] for i in subsample_steps(range(len(s.heat)), num)] for s in stories]
+        data = _embed_json(
             [{"largest": scale, "steps": [_heat_step(step) for step in heat]} for heat in heats]
         )
-        if len(data) <= MOST_DATA or num <= 2:
+        if len(data) <= MAX_DATA_CHARS or num <= 2:
             return data
-        num = max(2, num * MOST_DATA // len(data))
+        num = max(2, num * MAX_DATA_CHARS // len(data))
 
 
-def _heat_step(step: HeatStep) -> dict[str, Any]:
+def _heat_step(step: HeatmapStep) -> dict[str, Any]:
     """Return a step in columns, which avoids repeating the field names."""
     return {
         "step": step.step,
@@ -161,7 +165,7 @@ def _heat_step(step: HeatStep) -> dict[str, Any]:
     }
 
 
-def _embedded(value: Any) -> str:
+def _embed_json(value: Any) -> str:
     """Return ASCII JSON for a script element; no content can close the element."""
     text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
@@ -169,7 +173,7 @@ def _embedded(value: Any) -> str:
 
 def content_policy(*, live: bool = True) -> str:
     """Return a content security policy that allows only this page's own scripts."""
-    scripts = [_file(name) for name in ((HEAT, LIVE) if live else (HEAT,))]
+    scripts = [_read_asset(name) for name in ((HEAT, LIVE) if live else (HEAT,))]
     digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
     sources = " ".join(f"'sha256-{digest}'" for digest in digests)
     # the SVGs have style attributes; default-src 'none' keeps them from fetching anything
@@ -180,28 +184,29 @@ def content_policy(*, live: bool = True) -> str:
     return f"{policy}; connect-src 'self'" if live else policy
 
 
-def _changes(stories: Sequence[Story]) -> list[tuple[str, str, str]]:
+def _recipe_changes(stories: Sequence[RunReport]) -> list[tuple[str, str, str]]:
     """Return the keys in which two recipes differ, with both values."""
     if len(stories) < 2:
         return []
     first, second = (
-        {key: _shown(value) for key, value in dotted(_parsed(story)).items()} for story in stories
+        {key: _format_value(value) for key, value in flatten_settings(_parse_recipe(story)).items()}
+        for story in stories
     )
     keys = sorted(first.keys() | second.keys())
-    differing = [key for key in keys if first.get(key) != second.get(key) and key not in PLACES]
+    differing = [key for key in keys if first.get(key) != second.get(key) and key not in PATH_KEYS]
     return [(key, first.get(key, "-"), second.get(key, "-")) for key in differing]
 
 
-def _parsed(story: Story) -> Any:
+def _parse_recipe(story: RunReport) -> Any:
     try:
-        return yaml_text.parse(story.recipe, where=story.name)
+        return yaml_text.parse_yaml(story.recipe, where=story.name)
     except ConfigError:
         return {"recipe": "cannot be read"}
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return json.dumps(value, default=str, ensure_ascii=False)[:LONGEST_VALUE]
 
 
-def _file(name: str) -> str:
+def _read_asset(name: str) -> str:
     return files("klinic.report").joinpath(name).read_text()

@@ -8,29 +8,29 @@ from typing import Any
 
 import numpy as np
 
+from klinic.doctor.cases import fill_logp_old
 from klinic.doctor.diagnosis import Diagnosis
-from klinic.doctor.examining import Progress, diagnose_run
+from klinic.doctor.examination import Progress, diagnose_run
 from klinic.doctor.findings_cache import FindingsCache
-from klinic.doctor.reading import with_old
 from klinic.errors import ConfigError, EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import EVENTS, METRICS, RECIPE, read_run_facts, read_tokens
 from klinic.recipe.file import read_text
-from klinic.report.curves import Curves
-from klinic.report.gaps import (
+from klinic.report.curves import MetricCurves
+from klinic.report.logp_gaps import (
     NUM_STEPS,
+    GapLane,
     KLProfile,
-    Lane,
+    compute_lanes,
     kl_by_position,
     kl_profile,
-    lanes,
     longest_row,
-    thinned,
+    subsample_steps,
 )
-from klinic.report.heat import HeatStep, heat_step
-from klinic.report.marks import Mark, marks_of
+from klinic.report.timeline_events import TimelineEvent, timeline_events
+from klinic.report.token_heatmap import HeatmapStep, heatmap_step
 
 NUM_HEAT = 40  # steps selectable in the heat map
 NUM_EVENTS = 200  # newest events listed on a page
@@ -43,7 +43,7 @@ class EventLog:
     num: int = 0
     last: deque[Mapping[str, Any]] = field(default_factory=lambda: deque(maxlen=NUM_EVENTS))
 
-    def read(self, path: Path) -> Iterator[Mapping[str, Any]]:
+    def iter_events(self, path: Path) -> Iterator[Mapping[str, Any]]:
         """Yield every event and keep the newest."""
         for event in Journal(path).entries():
             self.num += 1
@@ -52,60 +52,60 @@ class EventLog:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Story:
+class RunReport:
     """All data that a report shows of one run."""
 
     name: str
     facts: Mapping[str, Any]
     recipe: str
     diagnosis: Diagnosis
-    curves: Curves
+    curves: MetricCurves
     events: "EventLog"
-    marks: list[Mark]
+    marks: list[TimelineEvent]
     """Timeline events shown in the curves."""
-    lanes: list[Lane]
+    lanes: list[GapLane]
     kl_by_position: dict[str, list[float]]
-    heat: list[HeatStep]
+    heat: list[HeatmapStep]
 
 
-def read_story(
+def read_run_report(
     run: Path,
     *,
     cache: FindingsCache | None = None,
     workers: int = 0,
     progress: Progress | None = None,
-) -> Story:
+) -> RunReport:
     """Read a run and its diagnosis; raise if it has no records."""
-    if not store.steps(run):
+    if not store.complete_steps(run):
         raise EvidenceError(
             f"{run} has no records to show. Give a run folder; its records are in "
             "`records/step=...` (output.records_every: 1)."
         )
     facts = read_run_facts(run)
     with np.errstate(all="ignore"):  # records may hold any value
-        found = diagnose_run(run, cache=cache, workers=workers, progress=progress)
-    keep = [] if found.first_step is None else [found.first_step]
+        diagnosis = diagnose_run(run, cache=cache, workers=workers, progress=progress)
+    keep = [] if diagnosis.first_step is None else [diagnosis.first_step]
     texts = read_tokens(run)
-    steps = thinned(store.steps(run), NUM_STEPS, keep)
-    shown = _Records(run, steps, facts)
-    seen = _look_at(shown, set(thinned(steps, NUM_HEAT, keep)), texts)
-    curves, events = Curves(Journal(run / METRICS).entries()), EventLog()
-    return Story(
+    steps = subsample_steps(store.complete_steps(run), NUM_STEPS, keep)
+    shown = _RecordSequence(run, steps, facts)
+    first_pass = _scan_records(shown, set(subsample_steps(steps, NUM_HEAT, keep)), texts)
+    curves, events = MetricCurves(Journal(run / METRICS).entries()), EventLog()
+    return RunReport(
         name=str(run),
         facts=facts,
-        recipe=_recipe(run / RECIPE),
-        diagnosis=found,
+        recipe=_recipe_text(run / RECIPE),
+        diagnosis=diagnosis,
         curves=curves,
         events=events,
-        marks=marks_of(run, events.read(run / EVENTS), curves.rows("kl_coef")),
-        lanes=lanes(shown, seen.longest),
-        kl_by_position=kl_by_position(seen.profiles),
-        heat=seen.heat,
+        marks=timeline_events(run, events.iter_events(run / EVENTS), curves.iter_rows("kl_coef")),
+        lanes=compute_lanes(shown, first_pass.longest),
+        kl_by_position=kl_by_position(first_pass.profiles),
+        heat=first_pass.heat,
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Records:
+class _RecordSequence:
     """Selected records of a run, reread on each iteration: a hundred do not fit in memory."""
 
     run: Path
@@ -114,31 +114,33 @@ class _Records:
 
     def __iter__(self) -> Iterator[StepRecord]:
         for step in self.steps:
-            yield with_old(store.read_record(self.run, step), self.facts)
+            yield fill_logp_old(store.read_record(self.run, step), self.facts)
 
 
 @dataclass(slots=True)
-class _Seen:
+class _FirstPass:
     """Results of the first pass over the records."""
 
     longest: int = 0
     profiles: list[KLProfile] = field(default_factory=list)
-    heat: list[HeatStep] = field(default_factory=list)
+    heat: list[HeatmapStep] = field(default_factory=list)
 
 
-def _look_at(records: _Records, chosen: Set[int], texts: Mapping[int, str]) -> _Seen:
-    seen = _Seen()
+def _scan_records(
+    records: _RecordSequence, chosen: Set[int], texts: Mapping[int, str]
+) -> _FirstPass:
+    result = _FirstPass()
     for record in records:
-        seen.longest = max(seen.longest, longest_row(record))
+        result.longest = max(result.longest, longest_row(record))
         profile = kl_profile(record)
         if profile is not None:
-            seen.profiles.append(profile)
+            result.profiles.append(profile)
         if record.step in chosen:
-            seen.heat.append(heat_step(record, texts))
-    return seen
+            result.heat.append(heatmap_step(record, texts))
+    return result
 
 
-def _recipe(path: Path) -> str:
+def _recipe_text(path: Path) -> str:
     """Return the recipe text, or a comment with the reason it cannot be shown."""
     if not path.exists():
         return ""

@@ -1,32 +1,28 @@
 """Reward functions: loading, calling, validation of results, aggregation.
 
-function.py     a reward function with its name and weight
-entry.py        builds a reward from a recipe entry
-arguments.py    arguments of reward functions from rollouts
-signature.py    selects the arguments that a function accepts
-calling.py      calls functions, async ones concurrently; locates the completion that fails
-returned.py     validates returned values
-fault.py        the error type, with the index of the failing completion
-runner.py       calls all functions on the rollouts of a step
-scores.py       rewards of a step and their statistics
-batch.py        adds rewards and advantages to a step record
-overlong.py     soft length penalty
-own_process.py  a function in a subprocess, with a time limit
-process.py      the parent side of the subprocess
-worker.py       the child side of the subprocess
-plain.py        conversion of columns to JSON values
-concurrent.py   per-completion functions: concurrency, retries, back-off
-http_judge.py   a judge behind a URL
-levels.py       graduated rewards
+function.py           a reward function with its name and weight
+entry.py              builds a reward from a recipe entry
+arguments.py          arguments of reward functions from rollouts
+signature.py          selects the arguments that a function accepts
+invoke.py             calls functions, async ones concurrently; locates the failing completion
+parse_result.py       validates returned values; the error with the failing completion's index
+runner.py             calls all functions on the rollouts of a step
+scores.py             rewards of a step, their statistics, the soft length penalty
+subprocess_reward.py  a function in a subprocess, with a time limit: parent side
+subprocess_worker.py  child side
+json_values.py        conversion of columns to JSON values
+concurrency.py        per-completion functions: concurrency, retries, back-off
+http_judge.py         a judge behind a URL
+levels.py             graduated rewards
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from klinic.rewards.concurrent import per_completion
+    from klinic.rewards.concurrency import per_completion
     from klinic.rewards.levels import Grade, Levels, graduated
-    from klinic.rewards.own_process import killable
+    from klinic.rewards.subprocess_reward import killable
 
 __all__ = ["Grade", "Levels", "graduated", "killable", "per_completion"]
 
@@ -34,8 +30,8 @@ HOMES = {
     "Grade": "levels",
     "Levels": "levels",
     "graduated": "levels",
-    "killable": "own_process",
-    "per_completion": "concurrent",
+    "killable": "subprocess_reward",
+    "per_completion": "concurrency",
 }
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from klinic.errors import ConfigError
-from klinic.rewards.own_process import Killable
+from klinic.rewards.subprocess_reward import SubprocessReward
 
 RewardFunction = Callable[..., Any]
 
@@ -34,5 +34,5 @@ class Reward:
 
     def close(self) -> None:
         """End the function's subprocess, if it has one; the next call starts a new one."""
-        if isinstance(self.function, Killable):
+        if isinstance(self.function, SubprocessReward):
             self.function.close()

@@ -17,66 +17,65 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from klinic.errors import ConfigError, MissingExtraError
-from klinic.rewards.concurrent import Patience, TryLater, ask_all
-from klinic.rewards.fault import Fault
-from klinic.rewards.plain import plain_columns, without_nan
-from klinic.rewards.returned import Values
+from klinic.rewards.concurrency import CallLimits, RetryLater, call_judges
+from klinic.rewards.json_values import json_columns, nan_to_null
+from klinic.rewards.parse_result import RewardFault, RewardValues
 
-LARGEST_ANSWER = 65_536  # bytes; a reward needs twenty
-LONGEST_QUOTE = 200
-BUSY = frozenset({408, 425, 429})  # retried, like all of 5xx
+MAX_RESPONSE_BYTES = 65_536  # bytes; a reward needs twenty
+MAX_QUOTE_LENGTH = 200
+RETRY_STATUSES = frozenset({408, 425, 429})  # retried, like all of 5xx
 MOVED = "Redirects are not followed. Set the judge's final URL in the recipe."
 REFUSED = "A retry would fail the same way: fix the request or the judge."
 
 
-def http_judge(url: str, patience: Patience) -> Callable[..., Awaitable[Values]]:
+def http_judge(url: str, limits: CallLimits) -> Callable[..., Awaitable[RewardValues]]:
     """Return a reward function that posts completions to the judge at a URL."""
-    client = _client_library()
+    client = _import_httpx()
     certificates = client.create_ssl_context()
-    login = _login(client)
+    login = _netrc_auth(client)
 
     async def reward(
         prompts: list[Any],
         completions: list[Any],
         completion_ids: Any = None,  # noqa: ARG001 - the judge gets text
         **columns: list[Any],
-    ) -> Values:
-        given = plain_columns({"prompt": prompts, "completion": completions, **columns})
+    ) -> RewardValues:
+        row_columns = json_columns({"prompt": prompts, "completion": completions, **columns})
         async with client.AsyncClient(
             timeout=None,  # ask_all limits each attempt
             follow_redirects=False,
-            limits=client.Limits(max_connections=patience.concurrency),
+            limits=client.Limits(max_connections=limits.concurrency),
             verify=certificates,
             auth=login,
         ) as connection:
 
-            async def ask(index: int) -> float | None:
-                own = {name: values[index] for name, values in given.items()}
-                asked = {"prompt": own.pop("prompt"), "completion": own.pop("completion")}
-                content = json.dumps(without_nan(asked | {"columns": own}), allow_nan=False)
+            async def post_one(index: int) -> float | None:
+                own = {name: values[index] for name, values in row_columns.items()}
+                payload = {"prompt": own.pop("prompt"), "completion": own.pop("completion")}
+                content = json.dumps(nan_to_null(payload | {"columns": own}), allow_nan=False)
                 try:
-                    return await _post(connection, url, content, index)
+                    return await _post_completion(connection, url, content, index)
                 except client.TransportError as error:
                     what = str(error) or type(error).__name__
-                    raise TryLater(f"{url} cannot be reached ({what})") from error
+                    raise RetryLater(f"{url} cannot be reached ({what})") from error
 
-            return await ask_all(ask, len(completions), patience)
+            return await call_judges(post_one, len(completions), limits)
 
-    reward.__name__ = name_of_url(url)
+    reward.__name__ = judge_name(url)
     return reward
 
 
-def name_of_url(url: str) -> str:
+def judge_name(url: str) -> str:
     """Return the name of a judge in metrics: the last part of its URL.
 
-    >>> name_of_url("http://127.0.0.1:8000/v1/score"), name_of_url("https://judge.example.org")
+    >>> judge_name("http://127.0.0.1:8000/v1/score"), judge_name("https://judge.example.org")
     ('score', 'judge.example.org')
     """
     parts = urlsplit(url)
     return parts.path.rstrip("/").rpartition("/")[2] or str(parts.hostname)
 
 
-def _client_library() -> Any:
+def _import_httpx() -> Any:
     try:
         import httpx2
     except ModuleNotFoundError as error:
@@ -86,7 +85,7 @@ def _client_library() -> Any:
     return httpx2
 
 
-def _login(client: Any) -> Any:
+def _netrc_auth(client: Any) -> Any:
     """Return the netrc authentication; None without a ~/.netrc file."""
     file = Path(os.environ.get("NETRC") or "~/.netrc").expanduser()
     if not file.is_file():
@@ -103,47 +102,51 @@ def _login(client: Any) -> Any:
         ) from None
 
 
-async def _post(connection: Any, url: str, content: str, index: int) -> float | None:
+async def _post_completion(connection: Any, url: str, content: str, index: int) -> float | None:
     headers = {"Content-Type": "application/json", "Accept": "application/json"}
     headers["Accept-Encoding"] = "identity"  # no compression of a few bytes
     async with connection.stream("POST", url, content=content, headers=headers) as response:
-        body = await _body(response)
+        body = await _read_body(response)
         status = response.status_code
-        said = f"{url} answered {status}: {_quoted(body)}"
-        if status in BUSY or status >= 500:
-            raise TryLater(said, _seconds(response.headers.get("Retry-After")))
+        response_text = f"{url} answered {status}: {_quote_body(body)}"
+        if status in RETRY_STATUSES or status >= 500:
+            raise RetryLater(
+                response_text, _retry_after_seconds(response.headers.get("Retry-After"))
+            )
         if 300 <= status < 400:
             target = response.headers.get("Location", "nowhere")
-            raise Fault(f"got a redirect from {url} to {target[:LONGEST_QUOTE]}", index, MOVED)
+            raise RewardFault(
+                f"got a redirect from {url} to {target[:MAX_QUOTE_LENGTH]}", index, MOVED
+            )
         if status >= 400:
-            raise Fault(f"was refused: {said}", index, REFUSED)
-    return _reward(body, said)
+            raise RewardFault(f"was refused: {response_text}", index, REFUSED)
+    return _parse_reward(body, response_text)
 
 
-async def _body(response: Any) -> bytes:
+async def _read_body(response: Any) -> bytes:
     body = b""
     async for chunk in response.aiter_bytes():
         body += chunk
-        if len(body) > LARGEST_ANSWER:
-            raise TryLater(f"{response.url} answered with more than {LARGEST_ANSWER:,} bytes")
+        if len(body) > MAX_RESPONSE_BYTES:
+            raise RetryLater(f"{response.url} answered with more than {MAX_RESPONSE_BYTES:,} bytes")
     return body
 
 
-def _reward(body: bytes, said: str) -> float | None:
+def _parse_reward(body: bytes, response_text: str) -> float | None:
     """Parse the reward from a response body."""
     try:
         reward = json.loads(body)["reward"]
     except (ValueError, TypeError, KeyError, RecursionError):
-        raise TryLater(f'{said}, which is not {{"reward": number}}') from None
+        raise RetryLater(f'{response_text}, which is not {{"reward": number}}') from None
     if reward is not None and not isinstance(reward, Real):
-        raise TryLater(f"{said}, whose reward is not a number")
+        raise RetryLater(f"{response_text}, whose reward is not a number")
     return None if reward is None else float(reward)
 
 
-def _seconds(retry_after: str | None) -> float:
+def _retry_after_seconds(retry_after: str | None) -> float:
     """Return the seconds of a `Retry-After` header, which holds seconds or a date.
 
-    >>> _seconds("7"), _seconds(None), _seconds("soon")
+    >>> _retry_after_seconds("7"), _retry_after_seconds(None), _retry_after_seconds("soon")
     (7.0, 0.0, 0.0)
     """
     try:
@@ -158,7 +161,9 @@ def _seconds(retry_after: str | None) -> float:
         return 0.0
 
 
-def _quoted(body: bytes) -> str:
+def _quote_body(body: bytes) -> str:
     """Return the start of a response body, without control characters."""
-    text = body[: 4 * LONGEST_QUOTE].decode("utf-8", "replace")
-    return "".join(c if c.isprintable() else " " for c in text)[:LONGEST_QUOTE].strip() or "nothing"
+    text = body[: 4 * MAX_QUOTE_LENGTH].decode("utf-8", "replace")
+    return (
+        "".join(c if c.isprintable() else " " for c in text)[:MAX_QUOTE_LENGTH].strip() or "nothing"
+    )

@@ -18,7 +18,7 @@ from typing import Any
 
 from klinic.errors import ConfigError, FunctionError
 
-Worth = float | Sequence[float]
+LevelScore = float | Sequence[float]
 """A score, or the scores at the start and end of a level."""
 
 
@@ -39,24 +39,24 @@ class Levels:
     Levels(malformed=-0.3, wrong=(0.1, 0.8), right=1.0)
     """
 
-    def __init__(self, **worth: Worth) -> None:
-        self._ranges = {name: _range(name, given) for name, given in worth.items()}
+    def __init__(self, **worth: LevelScore) -> None:
+        self._ranges = {name: _score_range(name, score) for name, score in worth.items()}
         _check_order(list(self._ranges.items()))
 
-    def worth(self, grade: Grade) -> float:
+    def score(self, grade: Grade) -> float:
         """Return the score of a grade.
 
         >>> levels = Levels(malformed=-0.3, wrong=(0.1, 0.8), right=1.0)
-        >>> round(levels.worth(Grade("wrong", "one of two digits is right", share=0.5)), 3)
+        >>> round(levels.score(Grade("wrong", "one of two digits is right", share=0.5)), 3)
         0.45
         """
         low, high = self._ranges[grade.level]
         return low + (high - low) * grade.share
 
-    def changed(self, worth: Mapping[str, Worth]) -> "Levels":
+    def replace_scores(self, worth: Mapping[str, LevelScore]) -> "Levels":
         """Return the levels with some scores replaced.
 
-        >>> Levels(malformed=-0.3, right=1.0).changed({"malformed": -1.0})
+        >>> Levels(malformed=-0.3, right=1.0).replace_scores({"malformed": -1.0})
         Levels(malformed=-1.0, right=1.0)
         """
         unknown = [name for name in worth if name not in self._ranges]
@@ -87,7 +87,7 @@ class Levels:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Explained:
+class GradedReward:
     """The reward of a completion, its level and the reason."""
 
     reward: float
@@ -95,7 +95,7 @@ class Explained:
     reason: str
 
 
-class Graduated:
+class GraduatedReward:
     """A reward function built from levels and a function that grades one completion.
 
     `grade` is called by keyword with the completion and the columns in its signature, as in
@@ -119,30 +119,31 @@ class Graduated:
 
     def explain(
         self, prompts: Sequence[Any], completions: Sequence[Any], **columns: Sequence[Any]
-    ) -> list[Explained]:
+    ) -> list[GradedReward]:
         """Return the reward, level and reason of each completion."""
-        known = {"prompt": prompts, **columns}
-        missing = [name for name in self._columns if name not in known]
+        all_columns = {"prompt": prompts, **columns}
+        missing = [name for name in self._columns if name not in all_columns]
         if missing:
             raise FunctionError(
                 f"the reward {self.__name__} needs {missing[0]!r}, which is not a column of the "
-                f"dataset. Columns: {', '.join(known)}."
+                f"dataset. Columns: {', '.join(all_columns)}."
             )
-        rows = zip(completions, *(known[name] for name in self._columns), strict=True)
+        rows = zip(completions, *(all_columns[name] for name in self._columns), strict=True)
         return [
-            self._explained(said, dict(zip(self._columns, row, strict=True))) for said, *row in rows
+            self._explain_one(completion, dict(zip(self._columns, row, strict=True)))
+            for completion, *row in rows
         ]
 
-    def with_levels(self, worth: Mapping[str, Worth]) -> "Graduated":
+    def with_levels(self, worth: Mapping[str, LevelScore]) -> "GraduatedReward":
         """Return the same reward with the scores of some levels replaced."""
-        return Graduated(self.grade, self.levels.changed(worth))
+        return GraduatedReward(self.grade, self.levels.replace_scores(worth))
 
-    def _explained(self, said: Any, row: Mapping[str, Any]) -> Explained:
-        grade = self.grade(completion=said, **row)
-        return Explained(reward=self.levels.worth(grade), level=grade.level, reason=grade.reason)
+    def _explain_one(self, completion: Any, row: Mapping[str, Any]) -> GradedReward:
+        grade = self.grade(completion=completion, **row)
+        return GradedReward(reward=self.levels.score(grade), level=grade.level, reason=grade.reason)
 
 
-def graduated(levels: Levels) -> Callable[[Callable[..., Grade]], Graduated]:
+def graduated(levels: Levels) -> Callable[[Callable[..., Grade]], GraduatedReward]:
     """Decorator: build a reward function from one that grades a completion.
 
     >>> @graduated(Levels(silent=-0.3, wrong=0.1, right=1.0))
@@ -154,16 +155,16 @@ def graduated(levels: Levels) -> Callable[[Callable[..., Grade]], Graduated]:
     >>> polite(prompts=["?", "?"], completions=["", "yes"], answer=["yes", "yes"])
     [-0.3, 1.0]
     >>> polite.explain(prompts=["?"], completions=["no"], answer=["yes"])
-    [Explained(reward=0.1, level='wrong', reason='the answer is no')]
+    [GradedReward(reward=0.1, level='wrong', reason='the answer is no')]
     """
-    return lambda grade: Graduated(grade, levels)
+    return lambda grade: GraduatedReward(grade, levels)
 
 
-def _range(name: str, given: Worth) -> tuple[float, float]:
-    pair = (given, given) if isinstance(given, int | float) else tuple(given)
+def _score_range(name: str, score: LevelScore) -> tuple[float, float]:
+    pair = (score, score) if isinstance(score, int | float) else tuple(score)
     if len(pair) != 2 or not all(map(math.isfinite, pair)) or pair[0] > pair[1]:
         raise ConfigError(
-            f"the level {name} is {given}: use a score, or two that do not decrease, such as "
+            f"the level {name} is {score}: use a score, or two that do not decrease, such as "
             "0.5 or [0.1, 0.8]."
         )
     return float(pair[0]), float(pair[1])

@@ -14,89 +14,88 @@ from jaxtyping import Bool, Float64
 
 from klinic.errors import ConfigError, KlinicError, RewardError
 from klinic.evidence.rollout import Rollout
-from klinic.rewards.arguments import arguments
-from klinic.rewards.calling import Call, call_all, located
-from klinic.rewards.fault import Fault
+from klinic.rewards.arguments import reward_arguments
 from klinic.rewards.function import Reward
-from klinic.rewards.returned import Values
-from klinic.rewards.scores import LOST, Scores
-from klinic.rewards.signature import wanted
+from klinic.rewards.invoke import RewardCall, invoke_all, locate_fault
+from klinic.rewards.parse_result import RewardFault, RewardValues
+from klinic.rewards.scores import LOST_REASONS, StepRewards
+from klinic.rewards.signature import accepted_arguments
 
-LARGEST = 1e12
+MAX_REWARD = 1e12
 """Larger rewards count as non-finite: squared gradients would overflow float32."""
 
 
-def score(rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> Scores:
+def score(rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> StepRewards:
     """Return the rewards of the rollouts, in their order."""
     if not rewards:
         raise ConfigError("there is no reward function, so nothing can be learned. Add one.")
     with redirect_stdout(sys.stderr):
-        answers = _answers(rollouts, rewards)
-    parts = [_array(values) for values in answers]
-    usable = [_usable(part) for part in parts]
+        answers = _collect_values(rollouts, rewards)
+    parts = [_values_array(values) for values in answers]
+    usable = [_is_usable(part) for part in parts]
     parts = [np.where(ok, part, np.nan) for ok, part in zip(usable, parts, strict=True)]
-    given = [np.array([v is not None for v in values], np.bool_) for values in answers]
-    total = _total(rewards, parts, len(rollouts))
-    return Scores(
+    returned = [np.array([v is not None for v in values], np.bool_) for values in answers]
+    total = _weighted_total(rewards, parts, len(rollouts))
+    return StepRewards(
         total=total,
         parts=dict(zip(_distinct_names(rewards), parts, strict=True)),
         num_missing=int(np.isnan(total).sum()),
-        num_nonfinite=sum(int((g & ~ok).sum()) for g, ok in zip(given, usable, strict=True)),
-        lost={kind: sum(values.lost.get(kind, 0) for values in answers) for kind in LOST},
+        num_nonfinite=sum(int((g & ~ok).sum()) for g, ok in zip(returned, usable, strict=True)),
+        lost={kind: sum(values.lost.get(kind, 0) for values in answers) for kind in LOST_REASONS},
     )
 
 
-def _answers(rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> list[Values]:
+def _collect_values(rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> list[RewardValues]:
     answers = []
-    results = call_all([_call(reward, rollouts) for reward in rewards])
+    results = invoke_all([_make_call(reward, rollouts) for reward in rewards])
     for reward, answer in zip(rewards, results, strict=True):
-        if isinstance(answer, Fault):
+        if isinstance(answer, RewardFault):
             # with fresh arguments: the function may have mutated the first ones
-            fault = located(answer, _call(reward, rollouts))
-            raise _error(reward.name, fault, rollouts) from fault.__cause__
+            fault = locate_fault(answer, _make_call(reward, rollouts))
+            raise _reward_error(reward.name, fault, rollouts) from fault.__cause__
         if isinstance(answer, KlinicError):
             raise answer
         answers.append(answer)
     return answers
 
 
-def _call(reward: Reward, rollouts: Sequence[Rollout]) -> Call:
-    given = wanted(reward.name, reward.function, arguments(rollouts))
+def _make_call(reward: Reward, rollouts: Sequence[Rollout]) -> RewardCall:
+    kwargs = accepted_arguments(reward.name, reward.function, reward_arguments(rollouts))
     name = f"the reward {reward.name}"
-    return Call(function=reward.function, given=given, num=len(rollouts), name=name)
+    return RewardCall(function=reward.function, kwargs=kwargs, num=len(rollouts), name=name)
 
 
-def _error(name: str, fault: Fault, rollouts: Sequence[Rollout]) -> RewardError:
+def _reward_error(name: str, fault: RewardFault, rollouts: Sequence[Rollout]) -> RewardError:
     if fault.index is None:
-        place = f" on {len(rollouts)} completions, but on none of them alone"
+        location = f" on {len(rollouts)} completions, but on none of them alone"
     else:
         blamed = rollouts[fault.index]
         row = f"row {blamed.prompt.index + 1} of the dataset, sample {blamed.sample}"
-        place = f", first at completion {fault.index} ({row})"
-    return RewardError(f"the reward {name} {fault.what}{place}. {fault.advice}")
+        location = f", first at completion {fault.index} ({row})"
+    return RewardError(f"the reward {name} {fault.what}{location}. {fault.advice}")
 
 
-def _array(values: Values) -> Float64[np.ndarray, "B"]:
+def _values_array(values: RewardValues) -> Float64[np.ndarray, "B"]:
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
-def _usable(values: Float64[np.ndarray, "B"]) -> Bool[np.ndarray, "B"]:
-    usable: np.ndarray = np.abs(values) <= LARGEST  # False for NaN
+def _is_usable(values: Float64[np.ndarray, "B"]) -> Bool[np.ndarray, "B"]:
+    usable: np.ndarray = np.abs(values) <= MAX_REWARD  # False for NaN
     return usable
 
 
-def _total(
+def _weighted_total(
     rewards: Sequence[Reward], parts: Sequence[Float64[np.ndarray, "B"]], num: int
 ) -> Float64[np.ndarray, "B"]:
     """Return weighted sums, NaN where no function with a nonzero weight returned a number."""
-    total, given = np.zeros(num), np.zeros(num, np.bool_)
+    total, has_value = np.zeros(num), np.zeros(num, np.bool_)
     for reward, part in zip(rewards, parts, strict=True):
         if reward.weight != 0:
             is_number = ~np.isnan(part)
             with np.errstate(over="ignore"):  # overflow is set to NaN below
                 total[is_number] += reward.weight * part[is_number]
-            given |= is_number
-    total[~given | ~_usable(total)] = np.nan  # a weight can make a total overflow
+            has_value |= is_number
+    total[~has_value | ~_is_usable(total)] = np.nan  # a weight can make a total overflow
     return total
 
 

@@ -7,27 +7,30 @@ from typing import Any
 from klinic.errors import RewardError
 
 
-def wanted(name: str, function: Callable[..., Any], given: dict[str, Any]) -> dict[str, Any]:
+def accepted_arguments(
+    name: str, function: Callable[..., Any], kwargs: dict[str, Any]
+) -> dict[str, Any]:
     """Return the arguments that a function accepts.
 
     TRL passes every argument, so its functions end in `**kwargs`. A function without it gets only
     the arguments in its signature.
 
-    >>> wanted("length", lambda completions: ..., {"prompts": ["1+1="], "completions": ["2"]})
+    >>> arguments = {"prompts": ["1+1="], "completions": ["2"]}
+    >>> accepted_arguments("length", lambda completions: ..., arguments)
     {'completions': ['2']}
     """
     try:
         parameters = inspect.signature(function).parameters
     except Exception:  # no signature available
-        return given
-    _refuse_unknown(name, parameters, given)
+        return kwargs
+    _check_signature(name, parameters, kwargs)
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return given
-    return {key: values for key, values in given.items() if key in parameters}
+        return kwargs
+    return {key: values for key, values in kwargs.items() if key in parameters}
 
 
-def _refuse_unknown(
-    name: str, parameters: Mapping[str, inspect.Parameter], given: dict[str, Any]
+def _check_signature(
+    name: str, parameters: Mapping[str, inspect.Parameter], kwargs: dict[str, Any]
 ) -> None:
     by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     needed = [p for p in parameters.values() if p.default is p.empty]
@@ -37,9 +40,9 @@ def _refuse_unknown(
                 f"the reward {name} takes {parameter.name!r} by position only, but reward "
                 "functions are called by keyword. Remove the `/` from its signature."
             )
-        if parameter.kind in by_name and parameter.name not in given:
+        if parameter.kind in by_name and parameter.name not in kwargs:
             raise RewardError(
                 f"the reward {name} requires {parameter.name!r}, which is not a column of the "
-                f"dataset. Available: {', '.join(given)}. Rename the argument or the column, or "
+                f"dataset. Available: {', '.join(kwargs)}. Rename the argument or the column, or "
                 "give the argument a default."
             )

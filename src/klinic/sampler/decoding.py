@@ -15,8 +15,8 @@ from torch import Tensor
 
 from klinic.errors import ConfigError
 from klinic.model.scorer import TokenScorer
-from klinic.sampler.drawing import Drawing, draw
-from klinic.sampler.growing_cache import BLOCK, Room, grouped_attention, growing_cache
+from klinic.sampler.kv_cache import BLOCK, AllocationRule, grouped_attention, make_growing_cache
+from klinic.sampler.token_sampling import SamplingParams, sample_tokens
 
 FinishReason = Literal["stop", "length"]
 
@@ -32,7 +32,7 @@ class Stream:
     logp: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
-    def add(self, token_id: int, logp: float, eos_ids: frozenset[int]) -> None:
+    def append_token(self, token_id: int, logp: float, eos_ids: frozenset[int]) -> None:
         """Append a sampled token and set the finish reason if it is the last."""
         self.token_ids.append(token_id)
         self.logp.append(logp)
@@ -47,55 +47,61 @@ def decode(
     scorer: TokenScorer,
     streams: Sequence[Stream],
     *,
-    how: Drawing,
+    params: SamplingParams,
     eos_ids: frozenset[int],
     pad_id: int,
     block: int = BLOCK,
 ) -> Iterator[list[int]]:
     """Fill the streams; after every token, yield the indices of the streams that finished."""
     rows, contexts = list(range(len(streams))), [stream.context for stream in streams]
-    most = max(map(len, contexts)) + max(len(stream.uniforms) for stream in streams) - 1
-    cached = _Cached(scorer, contexts, pad_id, lambda length: min(length - 1 + block, most))
+    max_length = max(map(len, contexts)) + max(len(stream.uniforms) for stream in streams) - 1
+    cached = _DecodingBatch(
+        scorer, contexts, pad_id, lambda length: min(length - 1 + block, max_length)
+    )
     while rows:
         numbers = [streams[i].uniforms[len(streams[i].token_ids)] for i in rows]
         uniform = torch.tensor(numbers, dtype=torch.float64, device=scorer.device)
-        drawn = draw(cached.logits, uniform, how)
-        values = zip(rows, drawn.token_ids.tolist(), drawn.logp.tolist(), strict=True)
+        sampled = sample_tokens(cached.logits, uniform, params)
+        values = zip(rows, sampled.token_ids.tolist(), sampled.logp.tolist(), strict=True)
         for i, token_id, logp in values:
-            streams[i].add(token_id, logp, eos_ids)
+            streams[i].append_token(token_id, logp, eos_ids)
         yield [i for i in rows if streams[i].finish_reason is not None]
-        going = _closed_up([row for row, i in enumerate(rows) if not streams[i].finish_reason])
-        token_ids = drawn.token_ids
+        going = _compact_rows([row for row, i in enumerate(rows) if not streams[i].finish_reason])
+        token_ids = sampled.token_ids
         if len(going) < len(rows):
             token_ids = token_ids[going]
             rows = [rows[row] for row in going]
-            cached.keep(going)
+            cached.select_rows(going)
         if rows:
-            cached.grow(token_ids)
+            cached.append_tokens(token_ids)
 
 
-def _closed_up(going: list[int]) -> list[int]:
+def _compact_rows(going: list[int]) -> list[int]:
     """Return the unfinished rows, compacted: trailing rows move into the slots of finished ones.
 
-    >>> _closed_up([0, 2, 3, 5])
+    >>> _compact_rows([0, 2, 3, 5])
     [0, 5, 2, 3]
     """
     staying, behind = set(going), [row for row in going if row >= len(going)]
     return [row if row in staying else behind.pop() for row in range(len(going))]
 
 
-class _Cached:
+class _DecodingBatch:
     """A batch of contexts with their KV cache and the next-token logits."""
 
     logits: Float[Tensor, "R V"]
 
     def __init__(
-        self, scorer: TokenScorer, contexts: Sequence[np.ndarray], pad_id: int, room: Room
+        self,
+        scorer: TokenScorer,
+        contexts: Sequence[np.ndarray],
+        pad_id: int,
+        allocation: AllocationRule,
     ) -> None:
         self._scorer = scorer
         self._decoder = scorer.lm.get_decoder()
-        self._cache = growing_cache(self._decoder, room)
-        unique, copies = _unique(contexts)
+        self._cache = make_growing_cache(self._decoder, allocation)
+        unique, copies = _unique_contexts(contexts)
         longest = max(map(len, unique))
         ids = np.full((len(unique), longest), pad_id, dtype=np.int64)
         for row, context in zip(ids, unique, strict=True):
@@ -105,23 +111,23 @@ class _Cached:
         self._padded = bool((lengths < longest).any())
         self._mask = torch.from_numpy(position >= 0).to(scorer.device)
         self._position = torch.from_numpy(position.clip(min=0)).to(scorer.device)
-        self._run(torch.from_numpy(ids).to(scorer.device))
-        self.keep(copies)
+        self._forward(torch.from_numpy(ids).to(scorer.device))
+        self.select_rows(copies)
         self.logits = self.logits[copies]
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def select_rows(self, rows: Sequence[int]) -> None:
         """Select these cache rows in this order; a row may repeat."""
         index = torch.tensor(rows, dtype=torch.int64)
         self._cache.reorder_cache(index)
         self._mask, self._position = self._mask[index], self._position[index]
 
-    def grow(self, token_ids: Int[Tensor, "R"]) -> None:
+    def append_tokens(self, token_ids: Int[Tensor, "R"]) -> None:
         """Append a token to every row and compute the next logits."""
         self._mask = torch.cat([self._mask, torch.ones_like(self._mask[:, :1])], -1)
         self._position = self._position[:, -1:] + 1
-        self._run(token_ids[:, None])
+        self._forward(token_ids[:, None])
 
-    def _run(self, ids: Int[Tensor, "R L"]) -> None:
+    def _forward(self, ids: Int[Tensor, "R L"]) -> None:
         with grouped_attention(self._decoder):
             output = self._scorer.decode(
                 input_ids=ids,
@@ -139,9 +145,9 @@ class _Cached:
         self.logits = self._scorer.head(output.last_hidden_state[:, -1])
 
 
-def _unique(contexts: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[int]]:
+def _unique_contexts(contexts: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[int]]:
     """Return the distinct contexts, and for each input the index of its distinct context."""
-    place: dict[bytes, int] = {}
-    copies = [place.setdefault(context.tobytes(), len(place)) for context in contexts]
-    firsts = [copies.index(number) for number in range(len(place))]
+    index_of: dict[bytes, int] = {}
+    copies = [index_of.setdefault(context.tobytes(), len(index_of)) for context in contexts]
+    firsts = [copies.index(number) for number in range(len(index_of))]
     return [contexts[first] for first in firsts], copies

@@ -9,12 +9,12 @@ from klinic.model.weights import Weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadResult:
     """Result of loading weights into a sampler."""
 
     fingerprint: str
     """Fingerprint of the weights now in use."""
-    answer: dict[str, Any] = field(default_factory=dict)
+    sync_gaps: dict[str, Any] = field(default_factory=dict)
     """Log-prob gap to the policy, for samplers with their own weights: `probes.sampler_sync`."""
 
 
@@ -22,7 +22,7 @@ class Loaded:
 class Sampler(Protocol):
     """Samples completions with the weights that were loaded last."""
 
-    def load(self, weights: Weights) -> Loaded:
+    def load(self, weights: Weights) -> LoadResult:
         """Load weights; return the fingerprint of the weights now in use."""
 
     def sample(self, prompts: Sequence[Prompt], *, step: int) -> Iterator[list[Rollout]]:

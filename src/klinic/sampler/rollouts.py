@@ -12,7 +12,7 @@ from klinic.model.loading import Policy
 from klinic.sampler.decoding import FinishReason
 
 
-def started(prompts: Sequence[Prompt], group_size: int) -> list[Rollout]:
+def empty_rollouts(prompts: Sequence[Prompt], group_size: int) -> list[Rollout]:
     """Return one empty rollout per sample, grouped by prompt."""
     return [
         Rollout(prompt=prompt, sample=sample, segments=(), finish_reason="length", text="")
@@ -21,15 +21,15 @@ def started(prompts: Sequence[Prompt], group_size: int) -> list[Rollout]:
     ]
 
 
-def context_of(rollout: Rollout) -> np.ndarray:
+def context_ids(rollout: Rollout) -> np.ndarray:
     """Return the prompt and completion tokens that precede the next token."""
     return np.concatenate([rollout.prompt.token_ids, rollout.token_ids])
 
 
-def room(rollout: Rollout, policy: Policy, max_new_tokens: int) -> int:
+def remaining_tokens(rollout: Rollout, policy: Policy, max_new_tokens: int) -> int:
     """Return how many tokens a completion may still get; raise if the prompt does not fit."""
     left = max_new_tokens - rollout.num_policy_tokens
-    length, window = len(context_of(rollout)), policy.context_window
+    length, window = len(context_ids(rollout)), policy.context_window
     if window is None:
         return left
     if rollout.segments:  # tool tokens use up the context window too
@@ -45,7 +45,7 @@ def room(rollout: Rollout, policy: Policy, max_new_tokens: int) -> int:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class PolicyTurn:
     """One policy turn: the tokens generated in one call, with their log-probs."""
 
     token_ids: Sequence[int]
@@ -56,28 +56,30 @@ class Said:
     cached_tokens: int
 
 
-def grown(rollout: Rollout, said: Said, policy: Policy, *, version: int) -> Rollout:
+def append_turn(rollout: Rollout, turn: PolicyTurn, policy: Policy, *, version: int) -> Rollout:
     """Return the rollout with a policy turn appended."""
     segment = Segment(
-        token_ids=np.array(said.token_ids, dtype=np.int64),
+        token_ids=np.array(turn.token_ids, dtype=np.int64),
         emitted_by=EmittedBy.POLICY,
-        logp_sampler=np.array(said.logp, dtype=np.float32),
+        logp_sampler=np.array(turn.logp, dtype=np.float32),
         weight_version=version,
     )
     longer = replace(
         rollout,
         segments=(*rollout.segments, segment),
-        finish_reason=said.finish_reason,
-        sent=np.asarray(said.context, dtype=np.int64)[: len(said.context) - len(rollout.token_ids)],
-        cached_tokens=said.cached_tokens,
+        finish_reason=turn.finish_reason,
+        sent_prompt_ids=np.asarray(turn.context, dtype=np.int64)[
+            : len(turn.context) - len(rollout.token_ids)
+        ],
+        cached_tokens=turn.cached_tokens,
     )
-    longer = replace(longer, text=_text(longer.token_ids, policy))
+    longer = replace(longer, text=_decode_text(longer.token_ids, policy))
     if rollout.prompt.messages is None:
         return longer
-    message = {"role": "assistant", "content": _text(segment.token_ids, policy)}
+    message = {"role": "assistant", "content": _decode_text(segment.token_ids, policy)}
     return replace(longer, messages=(*rollout.messages, message))
 
 
-def _text(token_ids: np.ndarray, policy: Policy) -> str:
+def _decode_text(token_ids: np.ndarray, policy: Policy) -> str:
     text: str = policy.tokenizer.decode(token_ids.tolist(), skip_special_tokens=True)
     return text

@@ -14,13 +14,13 @@ from torch._C._distributed_c10d import FileStore, TCPStore
 from torch.distributed import ProcessGroupGloo
 
 LOOPBACK = "127.0.0.1"
-PATIENCE = timedelta(minutes=10)  # a worker may be busy with a long completion
+TIMEOUT = timedelta(minutes=10)  # a worker may be busy with a long completion
 TCP = "tcp://"
-MEMORY = Path("/dev/shm")  # noqa: S108 - a RAM disk, for files that are read once
+RAM_DISK = Path("/dev/shm")  # noqa: S108 - a RAM disk, for files that are read once
 
 
 def open_group(
-    store: str, *, rank: int, size: int, host: str = LOOPBACK, meeting: timedelta = PATIENCE
+    store: str, *, rank: int, size: int, host: str = LOOPBACK, timeout: timedelta = TIMEOUT
 ) -> Any:
     """Return the process group of the trainer (rank 0) and all receivers.
 
@@ -29,26 +29,26 @@ def open_group(
     """
     options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [ProcessGroupGloo.create_device(hostname=host)]
-    options._timeout = meeting
-    group = ProcessGroupGloo(_store(store, rank, size, meeting), rank, size, options)
-    group._set_default_timeout(PATIENCE)
+    options._timeout = timeout
+    group = ProcessGroupGloo(_open_store(store, rank, size, timeout), rank, size, options)
+    group._set_default_timeout(TIMEOUT)
     return group
 
 
 @torch.no_grad()
-def send(group: Any, tensors: Mapping[str, Tensor]) -> None:
+def broadcast_tensors(group: Any, tensors: Mapping[str, Tensor]) -> None:
     """Broadcast full tensors from the trainer, one by one."""
     for tensor in tensors.values():
         group.broadcast(tensor.detach().cpu().contiguous(), 0).wait()
 
 
-def in_memory() -> str | None:
+def ram_disk() -> str | None:
     """Return a RAM-backed folder for temporary files; None on systems without one."""
-    return str(MEMORY) if MEMORY.is_dir() else None
+    return str(RAM_DISK) if RAM_DISK.is_dir() else None
 
 
-def _store(where: str, rank: int, size: int, meeting: timedelta) -> Any:
-    if not where.startswith(TCP):
-        return FileStore(where, size)
-    host, _, port = where.removeprefix(TCP).rpartition(":")
-    return TCPStore(host, int(port), size, is_master=rank == 0, timeout=meeting)
+def _open_store(address: str, rank: int, size: int, timeout: timedelta) -> Any:
+    if not address.startswith(TCP):
+        return FileStore(address, size)
+    host, _, port = address.removeprefix(TCP).rpartition(":")
+    return TCPStore(host, int(port), size, is_master=rank == 0, timeout=timeout)

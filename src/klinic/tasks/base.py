@@ -35,22 +35,34 @@ class Task:
     measures: tuple[str, ...] = ()
     """Rewards reported in evaluations in addition to accuracy."""
 
-    def correct(self, row: Mapping[str, str], completion: str) -> bool:
+    def is_correct(self, row: Mapping[str, str], completion: str) -> bool:
         """Return whether the answer in a completion equals that of its row."""
-        given = self.parse(row, completion)
-        return given is not None and given == self.parse(row, row["answer"])
+        answer = self.parse(row, completion)
+        return answer is not None and answer == self.parse(row, row["answer"])
 
 
-def choose(kind: str, name: str, known: Mapping[str, Named]) -> Named:
+def look_up(kind: str, name: str, options: Mapping[str, Named]) -> Named:
     """Look up a name; raise ConfigError with the available names if it is unknown.
 
-    >>> choose("skill", "adition", {"addition": 1, "copying": 2})
+    >>> look_up("skill", "adition", {"addition": 1, "copying": 2})
     Traceback (most recent call last):
     klinic.errors.ConfigError: there is no skill 'adition'. Did you mean addition? There are: \
 addition, copying.
     """
-    if name in known:
-        return known[name]
-    close = get_close_matches(name, known, n=1)
+    if name in options:
+        return options[name]
+    close = get_close_matches(name, options, n=1)
     guess = f"Did you mean {close[0]}? " if close else ""
-    raise ConfigError(f"there is no {kind} {name!r}. {guess}There are: {', '.join(known)}.")
+    raise ConfigError(f"there is no {kind} {name!r}. {guess}There are: {', '.join(options)}.")
+
+
+Completion = str | Sequence[Mapping[str, str]]
+
+
+def completion_text(completion: Completion) -> str:
+    """Return the text of a completion: the string, or the content of the last message.
+
+    >>> completion_text([{"role": "assistant", "content": "42"}])
+    '42'
+    """
+    return completion if isinstance(completion, str) else completion[-1]["content"]

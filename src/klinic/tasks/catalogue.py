@@ -3,19 +3,19 @@
 from importlib import import_module
 
 from klinic.errors import MissingExtraError
-from klinic.tasks.base import Task, choose
+from klinic.tasks.base import Task, look_up
 
 EXTRAS = {"arithmetic": None, "chess": "chess", "multihop": None, "sums": None}
 """Each task with the optional dependency group (extra) it needs."""
 
 
-def find(name: str) -> Task:
+def find_task(name: str) -> Task:
     """Return the task of this name.
 
-    >>> find("arithmetic").default_skill
+    >>> find_task("arithmetic").default_skill
     'addition'
     """
-    extra = choose("task", name, EXTRAS)
+    extra = look_up("task", name, EXTRAS)
     try:
         task: Task = import_module(f"klinic.tasks.{name}.task").TASK
     except ModuleNotFoundError as error:

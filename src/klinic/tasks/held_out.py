@@ -12,13 +12,13 @@ from klinic.errors import ConfigError
 
 HeldOut = TypeVar("HeldOut")
 
-HELD_OUT = 0.2  # fraction of the questions of each skill
+HELD_OUT_FRACTION = 0.2  # fraction of the questions of each skill
 
 
-def fraction(text: str) -> float:
+def digest_fraction(text: str) -> float:
     """Return a number from 0 to 1 that depends on the text alone.
 
-    >>> round(fraction("47+38="), 4)
+    >>> round(digest_fraction("47+38="), 4)
     0.9823
     """
     return int.from_bytes(sha256(text.encode()).digest()[:6]) / 2**48
@@ -26,10 +26,10 @@ def fraction(text: str) -> float:
 
 def is_held_out(text: str) -> bool:
     """Return whether a text is held out of training."""
-    return fraction(text) < HELD_OUT
+    return digest_fraction(text) < HELD_OUT_FRACTION
 
 
-def first(rows: Sequence[HeldOut], num: int, skill: str) -> Sequence[HeldOut]:
+def first_rows(rows: Sequence[HeldOut], num: int, skill: str) -> Sequence[HeldOut]:
     """Return the first `num` held-out rows; raise ConfigError if there are fewer."""
     if not 0 < num <= len(rows):
         raise ConfigError(

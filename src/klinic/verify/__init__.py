@@ -1,17 +1,17 @@
 """Proofs by enumeration of the value and the gradient of every KL term.
 
-world.py        toy policies with enumerable completions
-targets.py      the gradients that a KL term can have, as exact sums
-expectation.py  mean and variance of a term's gradient over all completions
-identify.py     matches an expected gradient with a target
-estimators.py   measurements of each estimator
-identities.py   identities that klinic's terms must satisfy, each with its error
-meaning.py      effect of aggregation and advantage scaling on the KL coefficient
-proof.py        the complete result of `klinic verify`
-extremes.py     where a term overflows, cancels or has no gradient
-departure.py    where a user's function leaves its identified gradient
-function.py     measurements of a user's own KL function
-advice.py       verdict and advice for a user's function
-loading.py      imports and calls a user's function
-monte_carlo.py  direction of k3 by sampling, on policy and off
+toy_policies.py         toy policies with enumerable completions
+targets.py              the gradients that a KL term can have, as exact sums
+expectation.py          mean and variance of a term's gradient over all completions
+identify.py             matches an expected gradient with a target
+estimators.py           measurements of each estimator
+identities.py           identities that klinic's terms must satisfy, each with its error
+coefficient_meaning.py  effect of aggregation and advantage scaling on the KL coefficient
+proof.py                the complete result of `klinic verify`
+extremes.py             where a term overflows, cancels or has no gradient
+gradient_range.py       where a user's function leaves its identified gradient
+function.py             measurements of a user's own KL function
+advice.py               verdict and advice for a user's function
+loading.py              imports and calls a user's function
+monte_carlo.py          direction of k3 by sampling, on policy and off
 """

@@ -11,32 +11,42 @@ from torch import Tensor
 
 from klinic.maths.kl_estimators import ESTIMATORS, Estimator, Gradient
 from klinic.maths.kl_inputs import RATIO_CAP, KLInputs
-from klinic.verify.expectation import Drawn, Moments, mean_gradient, moments
-from klinic.verify.extremes import Extremes, scan
+from klinic.verify.expectation import (
+    EnumeratedPairs,
+    GradientMoments,
+    gradient_moments,
+    mean_gradient,
+)
+from klinic.verify.extremes import Extremes, scan_term
 from klinic.verify.identify import (
     TOLERANCE,
-    Identity,
+    GradientIdentity,
     Targets,
-    deviation,
-    identify,
-    relative,
-    worst,
+    deviation_from_target,
+    identify_gradient,
+    relative_norm,
+    worst_error,
 )
-from klinic.verify.targets import sequence_kl, targets
-from klinic.verify.world import World, make_world
+from klinic.verify.targets import sequence_kl, target_gradients
+from klinic.verify.toy_policies import World, make_world
 
 Verdict = Literal["correct", "wrong", "conditional"]
 
 # Promised gradients without a public name; each is compared with an exact sum all the same.
-UNNAMED = {
+UNNAMED_IDENTITIES = {
     "topk": "bucket_token",
     "k3_reversed": "half_chi_square",
     "abs": "sign_token",
     "exp_k1_reward": "exp_k1_cost",
 }
-LOWER_BOUND = "bucket_token"
-OFF_POLICY = {"reverse_token_off_policy", "bucket_token_off_policy"}
-NEEDS_VOCABULARY = {"exact", "topk", "sequence"}  # not functions of one token's log-probs
+LOWER_BOUND_IDENTITY = "bucket_token"
+OFF_POLICY_IDENTITIES = {"reverse_token_off_policy", "bucket_token_off_policy"}
+# not functions of one token's log-probs
+WHOLE_VOCABULARY_ESTIMATORS = {
+    "exact",
+    "topk",
+    "sequence",
+}
 SAMPLER_DRIFTS = (0.1, 0.3, 0.6, 1.0)
 
 
@@ -53,7 +63,7 @@ class CapBias:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class EstimatorRow:
     """Measurements of one estimator. Biases are relative to the gradient of the sequence KL."""
 
     name: str
@@ -79,91 +89,100 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Setting:
+class WorldSet:
     """A family of worlds with their enumerated pairs and targets, shared by all estimators."""
 
     worlds: Sequence[World]
-    drawn: Sequence[Drawn]
+    world_pairs: Sequence[EnumeratedPairs]
     targets: Sequence[Targets]
 
     @classmethod
-    def of(cls, worlds: Sequence[World]) -> "Setting":
+    def from_worlds(cls, worlds: Sequence[World]) -> "WorldSet":
         """Enumerate and score every pair, with the cap off."""
         return cls(
             worlds=worlds,
-            drawn=[Drawn.of(world, ratio_cap=math.inf) for world in worlds],
-            targets=[targets(world) for world in worlds],
+            world_pairs=[EnumeratedPairs.from_world(world, ratio_cap=math.inf) for world in worlds],
+            targets=[target_gradients(world) for world in worlds],
         )
 
     @cached_property
-    def moments(self) -> dict[str, list[Moments]]:
+    def term_moments(self) -> dict[str, list[GradientMoments]]:
         """The moments of every term in every world."""
         return {
-            name: [moments(drawn, estimator.term) for drawn in self.drawn]
+            name: [gradient_moments(pairs, estimator.term) for pairs in self.world_pairs]
             for name, estimator in ESTIMATORS.items()
         }
 
 
-def row(estimator: Estimator, on_policy: Setting, off_policy: Setting) -> Row:
+def measure_estimator(
+    estimator: Estimator, on_policy: WorldSet, off_policy: WorldSet
+) -> EstimatorRow:
     """Measure one estimator in all worlds and compare it with its promise."""
-    here, there = on_policy.moments[estimator.name], off_policy.moments[estimator.name]
-    found = identify(here, on_policy.targets)
-    found_off = identify(there, off_policy.targets)
+    moments_on_policy, moments_off_policy = (
+        on_policy.term_moments[estimator.name],
+        off_policy.term_moments[estimator.name],
+    )
+    identity = identify_gradient(moments_on_policy, on_policy.targets)
+    identity_off_policy = identify_gradient(moments_off_policy, off_policy.targets)
     by_world = {
-        world.name: _figures(world, moment, target)
-        for world, moment, target in zip(on_policy.worlds, here, on_policy.targets, strict=True)
+        world.name: _relative_moments(world, moment, target)
+        for world, moment, target in zip(
+            on_policy.worlds, moments_on_policy, on_policy.targets, strict=True
+        )
     }
     biases_off = [
-        relative(moment.gradient - target["reverse_sequence"], target)
-        for moment, target in zip(there, off_policy.targets, strict=True)
+        relative_norm(moment.gradient - target["reverse_sequence"], target)
+        for moment, target in zip(moments_off_policy, off_policy.targets, strict=True)
     ]
-    by_drift = cap_biases(estimator)
+    by_drift = measure_cap_biases(estimator)
     error = promise_error(estimator, on_policy)
-    verdict = _verdict(found)
-    return Row(
+    verdict = _on_policy_verdict(identity)
+    return EstimatorRow(
         name=estimator.name,
         kind=estimator.kind,
-        gradient=found.gradient,
-        identity=found.target or "none",
+        gradient=identity.gradient,
+        identity=identity.target or "none",
         identity_error=error,
         **by_world["far"],
         by_world=by_world,
-        cap_bias=worst(entry.bias for entry in by_drift),
+        cap_bias=worst_error(entry.bias for entry in by_drift),
         cap_bias_by_drift=by_drift,
-        gradient_off_policy=found_off.gradient,
-        bias_off_policy=worst(biases_off),
+        gradient_off_policy=identity_off_policy.gradient,
+        bias_off_policy=worst_error(biases_off),
         verdict=verdict,
-        verdict_off_policy=_verdict_off_policy(verdict, found_off),
-        extremes=None if estimator.name in NEEDS_VOCABULARY else extremes_of(estimator),
+        verdict_off_policy=_off_policy_verdict(verdict, identity_off_policy),
+        extremes=None
+        if estimator.name in WHOLE_VOCABULARY_ESTIMATORS
+        else scan_estimator(estimator),
         sentence=estimator.sentence,
-        ok=error < TOLERANCE and found.target == promised_identity(estimator),
+        ok=error < TOLERANCE and identity.target == promised_identity(estimator),
     )
 
 
 def promised_identity(estimator: Estimator) -> str:
     """Return the exact sum that the expected gradient is promised to equal."""
-    return UNNAMED.get(estimator.name, estimator.gradient.value)
+    return UNNAMED_IDENTITIES.get(estimator.name, estimator.gradient.value)
 
 
-def promise_error(estimator: Estimator, setting: Setting) -> float:
+def promise_error(estimator: Estimator, world_set: WorldSet) -> float:
     """Return the deviation of the expected gradients from the promised ones."""
-    found = setting.moments[estimator.name]
-    return deviation(promised_identity(estimator), found, setting.targets)
+    moments_on_policy = world_set.term_moments[estimator.name]
+    return deviation_from_target(promised_identity(estimator), moments_on_policy, world_set.targets)
 
 
-def cap_biases(estimator: Estimator) -> tuple[CapBias, ...]:
+def measure_cap_biases(estimator: Estimator) -> tuple[CapBias, ...]:
     """Return the bias of the default cap in the expected gradient, by drift of the sampler."""
-    return tuple(_cap_bias(estimator, drift) for drift in SAMPLER_DRIFTS)
+    return tuple(_measure_cap_bias(estimator, drift) for drift in SAMPLER_DRIFTS)
 
 
-def extremes_of(estimator: Estimator) -> Extremes:
+def scan_estimator(estimator: Estimator) -> Extremes:
     """Scan a term on policy, each token as a completion of its own."""
 
-    def term(logp: Tensor, logp_ref: Tensor) -> Tensor:
+    def token_term(logp: Tensor, logp_ref: Tensor) -> Tensor:
         terms: Tensor = estimator.term(one_token_rows(logp, logp_ref))
         return terms
 
-    return scan(term)
+    return scan_term(token_term)
 
 
 def one_token_rows(logp: Tensor, logp_ref: Tensor) -> KLInputs:
@@ -179,42 +198,44 @@ def one_token_rows(logp: Tensor, logp_ref: Tensor) -> KLInputs:
     )
 
 
-def _figures(world: World, moment: Moments, target: Targets) -> dict[str, float]:
+def _relative_moments(world: World, moment: GradientMoments, target: Targets) -> dict[str, float]:
     exact = float(sequence_kl(world, world.theta))
-    goal = target["reverse_sequence"]
+    sequence_gradient = target["reverse_sequence"]
     return {
-        "bias": relative(moment.gradient - goal, target),
-        "variance": moment.variance / float(goal @ goal),
+        "bias": relative_norm(moment.gradient - sequence_gradient, target),
+        "variance": moment.variance / float(sequence_gradient @ sequence_gradient),
         "value_bias": moment.value / exact - 1,
     }
 
 
 @cache
-def _drifted(drift: float, ratio_cap: float) -> Drawn:
+def _drifted_pairs(drift: float, ratio_cap: float) -> EnumeratedPairs:
     world = make_world("drifted", seed=8, drift=1.0, sampler_drift=drift)
-    return Drawn.of(world, ratio_cap=ratio_cap)
+    return EnumeratedPairs.from_world(world, ratio_cap=ratio_cap)
 
 
-def _cap_bias(estimator: Estimator, drift: float) -> CapBias:
-    free, capped = _drifted(drift, math.inf), _drifted(drift, RATIO_CAP)
-    without, with_cap = (mean_gradient(drawn, estimator.term) for drawn in (free, capped))
-    log_ratio = (free.inputs.logp - free.inputs.logp_sampler).detach().abs()
-    share = free.world.pair_probability[free.pair]
-    scale = max(float(without.norm()), 1e-300)
+def _measure_cap_bias(estimator: Estimator, drift: float) -> CapBias:
+    uncapped, capped = _drifted_pairs(drift, math.inf), _drifted_pairs(drift, RATIO_CAP)
+    uncapped_gradient, capped_gradient = (
+        mean_gradient(pairs, estimator.term) for pairs in (uncapped, capped)
+    )
+    log_ratio = (uncapped.inputs.logp - uncapped.inputs.logp_sampler).detach().abs()
+    probability = uncapped.world.pair_probability[uncapped.pair_of_token]
+    scale = max(float(uncapped_gradient.norm()), 1e-300)
     return CapBias(
         drift=drift,
-        mean_log_ratio=float((share * log_ratio).sum() / share.sum()),
-        bias=float((with_cap - without).norm()) / scale,
+        mean_log_ratio=float((probability * log_ratio).sum() / probability.sum()),
+        bias=float((capped_gradient - uncapped_gradient).norm()) / scale,
     )
 
 
-def _verdict(found: Identity) -> Verdict:
-    if found.target in {"reverse_token", "reverse_sequence", LOWER_BOUND}:
+def _on_policy_verdict(identity: GradientIdentity) -> Verdict:
+    if identity.target in {"reverse_token", "reverse_sequence", LOWER_BOUND_IDENTITY}:
         return "correct"
-    return "conditional" if found.target in {"forward_token", "forward_sequence"} else "wrong"
+    return "conditional" if identity.target in {"forward_token", "forward_sequence"} else "wrong"
 
 
-def _verdict_off_policy(on_policy: Verdict, found: Identity) -> Verdict:
-    if found.target in OFF_POLICY:
+def _off_policy_verdict(on_policy: Verdict, identity: GradientIdentity) -> Verdict:
+    if identity.target in OFF_POLICY_IDENTITIES:
         return "correct"
     return "conditional" if on_policy == "correct" else "wrong"

@@ -16,32 +16,35 @@ from klinic.maths import kl
 from klinic.maths.kl_inputs import KLInputs
 from klinic.maths.masked import constant
 from klinic.verify.targets import TOP_K
-from klinic.verify.world import MEMBERS, World
+from klinic.verify.toy_policies import PAIR_SIZE, World
 
 Term = Callable[[KLInputs], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drawn:
+class EnumeratedPairs:
     """Every pair of a world, as inputs of the KL term of a training step."""
 
     world: World
-    leaf: Float[Tensor, "N V"]
+    leaf_logits: Float[Tensor, "N V"]
     """The logits at each token, with gradient."""
     inputs: KLInputs
-    pair: Tensor
+    pair_of_token: Tensor
     """The pair of each token."""
     weights: Float[Tensor, "N"]
     """Per pair: sum over tokens, mean over its two members."""
 
     @classmethod
-    def of(cls, world: World, *, ratio_cap: float) -> "Drawn":
+    def from_world(cls, world: World, *, ratio_cap: float) -> "EnumeratedPairs":
         """Enumerate the pairs of a world and score them under policy, sampler and reference."""
-        pairs = world.pairs
-        leaf = world.logits(world.theta)[pairs.state].requires_grad_()
-        rows, rows_ref = leaf.log_softmax(-1), world.log_probs(world.theta_ref)[pairs.state]
-        logp_sampler = world.log_probs(world.theta_sampler)[pairs.state, pairs.token]
-        group = torch.arange(pairs.num_rows) // MEMBERS
+        pairs = world.completion_pairs
+        leaf_logits = world.prefix_logits(world.theta)[pairs.state].requires_grad_()
+        rows, rows_ref = (
+            leaf_logits.log_softmax(-1),
+            world.prefix_log_probs(world.theta_ref)[pairs.state],
+        )
+        logp_sampler = world.prefix_log_probs(world.theta_sampler)[pairs.state, pairs.token]
+        group = torch.arange(pairs.num_rows) // PAIR_SIZE
         inputs = KLInputs(
             group=group,
             row_offsets=pairs.row_offsets,
@@ -55,28 +58,38 @@ class Drawn:
             ratio_cap=ratio_cap,
         )
         # constant() divides by all rows, but a step here is one pair
-        weights = constant(inputs.loss_mask, pairs.row_offsets, length=1, dtype=leaf.dtype)
-        weights = weights * (pairs.num_rows / MEMBERS)
-        return cls(world=world, leaf=leaf, inputs=inputs, pair=group[pairs.row], weights=weights)
+        weights = constant(inputs.loss_mask, pairs.row_offsets, length=1, dtype=leaf_logits.dtype)
+        weights = weights * (pairs.num_rows / PAIR_SIZE)
+        return cls(
+            world=world,
+            leaf_logits=leaf_logits,
+            inputs=inputs,
+            pair_of_token=group[pairs.row_of_token],
+            weights=weights,
+        )
 
-    def gradient_of_pairs(self, loss_per_token: Float[Tensor, "N"]) -> Float[Tensor, "G P"]:
+    def pair_gradients(self, loss_per_token: Float[Tensor, "N"]) -> Float[Tensor, "G P"]:
         """Return the parameter gradient of each pair."""
-        return self._to_parameters(loss_per_token, self.pair, len(self.world.pair_probability))
+        return self._parameter_gradients(
+            loss_per_token, self.pair_of_token, len(self.world.pair_probability)
+        )
 
-    def gradient(self, loss_per_token: Float[Tensor, "N"]) -> Float[Tensor, "P"]:
+    def total_gradient(self, loss_per_token: Float[Tensor, "N"]) -> Float[Tensor, "P"]:
         """Return the parameter gradient of the sum over all tokens."""
-        return self._to_parameters(loss_per_token, torch.zeros_like(self.pair), 1)[0]
+        return self._parameter_gradients(loss_per_token, torch.zeros_like(self.pair_of_token), 1)[0]
 
-    def _to_parameters(self, loss_per_token: Tensor, segment: Tensor, num_segments: int) -> Tensor:
-        (by_token,) = torch.autograd.grad(loss_per_token.sum(), self.leaf, retain_graph=True)
+    def _parameter_gradients(
+        self, loss_per_token: Tensor, segment: Tensor, num_segments: int
+    ) -> Tensor:
+        (by_token,) = torch.autograd.grad(loss_per_token.sum(), self.leaf_logits, retain_graph=True)
         num_states, num_tokens = self.world.base.shape
         by_prefix = torch.zeros(num_segments * num_states, num_tokens, dtype=by_token.dtype)
-        by_prefix.index_add_(0, segment * num_states + self.world.pairs.state, by_token)
+        by_prefix.index_add_(0, segment * num_states + self.world.completion_pairs.state, by_token)
         return by_prefix.view(num_segments, -1) @ self.world.features
 
 
 @dataclass(frozen=True, kw_only=True)
-class Moments:
+class GradientMoments:
     """Mean gradient, gradient variance and mean value of a term."""
 
     gradient: Float[Tensor, "P"]
@@ -85,27 +98,29 @@ class Moments:
     value: float
 
     @property
-    def size(self) -> float:
+    def gradient_rms(self) -> float:
         """Root mean square of a pair's gradient norm."""
-        return math.sqrt(self.variance / MEMBERS + float(self.gradient @ self.gradient))
+        return math.sqrt(self.variance / PAIR_SIZE + float(self.gradient @ self.gradient))
 
 
-def moments(drawn: Drawn, term: Term, *, weights: Float[Tensor, "N"] | None = None) -> Moments:
+def gradient_moments(
+    pairs: EnumeratedPairs, term: Term, *, weights: Float[Tensor, "N"] | None = None
+) -> GradientMoments:
     """Return mean gradient, variance and mean value of a term over all pairs."""
-    probability = drawn.world.pair_probability
-    terms = term(drawn.inputs) * (drawn.weights if weights is None else weights)
-    each = drawn.gradient_of_pairs(terms)
+    probability = pairs.world.pair_probability
+    terms = term(pairs.inputs) * (pairs.weights if weights is None else weights)
+    per_pair = pairs.pair_gradients(terms)
     # a second pass with the probabilities inside: correct even if a term mixed pairs
-    mean = drawn.gradient(terms * probability[drawn.pair])
-    spread = ((each - mean) ** 2).sum(-1)
-    return Moments(
+    mean = pairs.total_gradient(terms * probability[pairs.pair_of_token])
+    squared_deviation = ((per_pair - mean) ** 2).sum(-1)
+    return GradientMoments(
         gradient=mean,
-        variance=float((probability * spread).sum()) * MEMBERS,
-        value=float((probability[drawn.pair] * terms.detach()).sum()),
+        variance=float((probability * squared_deviation).sum()) * PAIR_SIZE,
+        value=float((probability[pairs.pair_of_token] * terms.detach()).sum()),
     )
 
 
-def mean_gradient(drawn: Drawn, term: Term) -> Float[Tensor, "P"]:
+def mean_gradient(pairs: EnumeratedPairs, term: Term) -> Float[Tensor, "P"]:
     """Return the mean gradient of a term over all pairs."""
-    probability = drawn.world.pair_probability[drawn.pair]
-    return drawn.gradient(term(drawn.inputs) * drawn.weights * probability)
+    probability = pairs.world.pair_probability[pairs.pair_of_token]
+    return pairs.total_gradient(term(pairs.inputs) * pairs.weights * probability)

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-FARTHEST = 200.0
-STEP = 0.005
-DEAD = 1e-6  # a smaller pull counts as none: the correct one is |d|
-WRONG = 0.01  # a relative error above this is reported
+MAX_DISTANCE = 200.0
+DISTANCE_STEP = 0.005
+DEAD_PULL = 1e-6  # a smaller pull counts as none: the correct one is |d|
+MAX_RELATIVE_ERROR = 0.01  # a relative error above this is reported
 SMALLEST = 1e-6
-ANCHOR = -0.5  # the larger of the two log-probs; a log-prob cannot be positive
+LARGER_LOGP = -0.5  # the larger of the two log-probs; a log-prob cannot be positive
 
 TokenFunction = Callable[[Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sides:
+class SideLimits:
     """A limit on either side of d = 0, None for no limit."""
 
     above: float | None
@@ -41,108 +41,111 @@ class Sides:
 class Extremes:
     """Numerical limits of a term far from, and very near to, the reference."""
 
-    overflows_at: Sides
+    overflows_at: SideLimits
     """Value or gradient is non-finite beyond this distance."""
-    saturates_at: Sides
+    saturates_at: SideLimits
     """No gradient beyond this distance: a dead zone."""
-    cancels_at: Sides
+    cancels_at: SideLimits
     """The float32 gradient is wrong by more than 1% from this distance on."""
     imprecise_below: float | None
     """The float32 value is wrong by more than 1% for |d| below this."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Scan:
+class _TermValues:
     value: Tensor
     gradient: Tensor
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Both:
-    single: _Scan
-    double: _Scan
+class _PrecisionPair:
+    single: _TermValues
+    double: _TermValues
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Side:
+class _SideFindings:
     overflows: float | None
     cancels: float | None
     dead: float | None
 
 
-def scan(term: TokenFunction) -> Extremes:
+def scan_term(term: TokenFunction) -> Extremes:
     """Return where the term overflows, saturates, cancels and loses precision."""
-    distance = torch.arange(STEP, FARTHEST + STEP, STEP, dtype=torch.float64)
-    above = _judge(distance, _measure(term, distance))
-    below = _judge(-distance, _measure(term, -distance))
+    distance = torch.arange(
+        DISTANCE_STEP, MAX_DISTANCE + DISTANCE_STEP, DISTANCE_STEP, dtype=torch.float64
+    )
+    above = _classify_side(distance, _evaluate_both(term, distance))
+    below = _classify_side(-distance, _evaluate_both(term, -distance))
     return Extremes(
-        overflows_at=Sides(above=above.overflows, below=below.overflows),
-        saturates_at=Sides(above=above.dead, below=below.dead),
-        cancels_at=Sides(above=above.cancels, below=below.cancels),
+        overflows_at=SideLimits(above=above.overflows, below=below.overflows),
+        saturates_at=SideLimits(above=above.dead, below=below.dead),
+        cancels_at=SideLimits(above=above.cancels, below=below.cancels),
         imprecise_below=_imprecise_below(term),
     )
 
 
-def _measure(term: TokenFunction, d: Tensor) -> _Both:
-    logp = (ANCHOR - d.clamp(min=0)).float()
-    logp_ref = (ANCHOR + d.clamp(max=0)).float()
-    return _Both(
-        single=_run(term, logp, logp_ref), double=_run(term, logp.double(), logp_ref.double())
+def _evaluate_both(term: TokenFunction, d: Tensor) -> _PrecisionPair:
+    logp = (LARGER_LOGP - d.clamp(min=0)).float()
+    logp_ref = (LARGER_LOGP + d.clamp(max=0)).float()
+    return _PrecisionPair(
+        single=_evaluate_term(term, logp, logp_ref),
+        double=_evaluate_term(term, logp.double(), logp_ref.double()),
     )
 
 
-def _run(term: TokenFunction, logp: Tensor, logp_ref: Tensor) -> _Scan:
+def _evaluate_term(term: TokenFunction, logp: Tensor, logp_ref: Tensor) -> _TermValues:
     logp = logp.clone().requires_grad_()
     value = term(logp, logp_ref)
     gradient = torch.zeros_like(logp)
     if value.requires_grad:
         (gradient,) = torch.autograd.grad(value.sum(), logp)
-    return _Scan(value=value.detach().double(), gradient=gradient.double())
+    return _TermValues(value=value.detach().double(), gradient=gradient.double())
 
 
 def pull_in_float64(term: TokenFunction, d: Tensor) -> Tensor:
     """Return the derivative of a term in logp at each d, computed in float64."""
-    return _run(term, ANCHOR - d.clamp(min=0), ANCHOR + d.clamp(max=0)).gradient
+    return _evaluate_term(term, LARGER_LOGP - d.clamp(min=0), LARGER_LOGP + d.clamp(max=0)).gradient
 
 
-def _judge(d: Tensor, both: _Both) -> _Side:
-    single, truth = both.single.gradient, both.double.gradient
+def _classify_side(d: Tensor, both: _PrecisionPair) -> _SideFindings:
+    single, exact = both.single.gradient, both.double.gradient
     finite = both.single.value.isfinite() & single.isfinite()
-    pulling = truth.isfinite() & (truth.abs() > DEAD)
-    wrong = finite & pulling & ((single - truth).abs() > WRONG * truth.abs())
-    cancels = _first_of_run(d, wrong)
-    dead = _first_of_tail(d, ~pulling)  # includes a dead zone that ends in an overflow
-    if dead is not None and not bool((truth.abs() < DEAD)[(d - dead).abs().argmin()]):
+    has_pull = exact.isfinite() & (exact.abs() > DEAD_PULL)
+    is_wrong = finite & has_pull & ((single - exact).abs() > MAX_RELATIVE_ERROR * exact.abs())
+    cancels = _first_of_any_run(d, is_wrong)
+    dead = _first_of_final_run(d, ~has_pull)  # includes a dead zone that ends in an overflow
+    if dead is not None and not bool((exact.abs() < DEAD_PULL)[(d - dead).abs().argmin()]):
         dead = None
     if cancels is not None and dead is not None and abs(cancels) < abs(dead):
         dead = None  # float64 cancels as well: not a dead zone of the formula
-    return _Side(overflows=_first_of_tail(d, ~finite), cancels=cancels, dead=dead)
+    return _SideFindings(overflows=_first_of_final_run(d, ~finite), cancels=cancels, dead=dead)
 
 
-def _first_of_tail(d: Tensor, holds: Tensor) -> float | None:
+def _first_of_final_run(d: Tensor, condition: Tensor) -> float | None:
     """Return the first d from which the condition holds up to the end of the scan."""
-    if not bool(holds[-1]):
+    if not bool(condition[-1]):
         return None
-    failing = (~holds).nonzero()
+    failing = (~condition).nonzero()
     start = 0 if len(failing) == 0 else int(failing[-1]) + 1
-    return _rounded(d[start])
+    return _round_distance(d[start])
 
 
-def _first_of_run(d: Tensor, holds: Tensor) -> float | None:
+def _first_of_any_run(d: Tensor, condition: Tensor) -> float | None:
     """Return the first d at which the condition holds for three neighbours, to exclude chance."""
-    runs = (holds[:-2] & holds[1:-1] & holds[2:]).nonzero()
-    return _rounded(d[int(runs[0])]) if len(runs) else None
+    runs = (condition[:-2] & condition[1:-1] & condition[2:]).nonzero()
+    return _round_distance(d[int(runs[0])]) if len(runs) else None
 
 
-def _rounded(d: Tensor) -> float:
+def _round_distance(d: Tensor) -> float:
     return round(float(d), 3)
 
 
 def _imprecise_below(term: TokenFunction) -> float | None:
     d = torch.logspace(-6, 0, 1201, dtype=torch.float64)
-    both = _measure(term, torch.cat([d, -d]))
-    truth = both.double.value
-    wrong = (both.single.value - truth).abs() > WRONG * truth.abs()
-    wrong &= truth != 0
-    largest = torch.cat([d, d])[wrong]
-    return float(f"{float(largest.max()):.1e}") if len(largest) else None
+    both = _evaluate_both(term, torch.cat([d, -d]))
+    exact = both.double.value
+    is_wrong = (both.single.value - exact).abs() > MAX_RELATIVE_ERROR * exact.abs()
+    is_wrong &= exact != 0
+    wrong_distances = torch.cat([d, d])[is_wrong]
+    return float(f"{float(wrong_distances.max()):.1e}") if len(wrong_distances) else None

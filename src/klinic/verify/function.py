@@ -12,15 +12,22 @@ from torch import Tensor
 
 from klinic.errors import FunctionError, first_line
 from klinic.maths.kl_estimators import ESTIMATORS
-from klinic.maths.score import score
-from klinic.verify.departure import Departure, departure
-from klinic.verify.estimators import Setting, one_token_rows
-from klinic.verify.expectation import Drawn, moments
-from klinic.verify.extremes import Extremes, pull_in_float64, scan
-from klinic.verify.identify import TOLERANCE, Identity, identify
+from klinic.maths.score import score_term
+from klinic.verify.estimators import WorldSet, one_token_rows
+from klinic.verify.expectation import EnumeratedPairs, gradient_moments
+from klinic.verify.extremes import Extremes, pull_in_float64, scan_term
+from klinic.verify.gradient_range import Departure, find_departure
+from klinic.verify.identify import TOLERANCE, GradientIdentity, identify_gradient
 from klinic.verify.loading import Role, UserFunction
-from klinic.verify.targets import TOP_K, at_prefixes, bucket, forward, half_chi_square, reverse
-from klinic.verify.world import LENGTH, World, make_world
+from klinic.verify.targets import (
+    TOP_K,
+    bucketed_top_k_kl,
+    forward_kl,
+    half_chi_square,
+    reverse_kl,
+    sum_over_prefixes,
+)
+from klinic.verify.toy_policies import COMPLETION_LENGTH, World, make_world
 
 # Tolerance of the identification, by the dtype that the function computes in.
 TOLERANCES = {
@@ -29,10 +36,10 @@ TOLERANCES = {
     torch.float16: 2e-2,
     torch.bfloat16: 5e-2,
 }
-PROBED = 1.0  # largest |d| at which a function's pull is compared with the known terms
+COMPARED_DISTANCE = 1.0  # largest |d| at which a function's pull is compared with the known terms
 
 # Quantities that a mean value can equal, each an exact sum, simplest first.
-VALUES = {
+KNOWN_VALUES = {
     "kl": "KL(policy || reference)",
     "forward_kl": "KL(reference || policy)",
     "chi_square_minus_kl": "chi-square(policy || reference) minus the KL",
@@ -45,7 +52,7 @@ VALUES = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Measured:
+class FunctionMeasurement:
     """Measurements of a user's function by enumeration and scanning."""
 
     name: str
@@ -58,10 +65,10 @@ class Measured:
     value_scale: float
     value_to_kl: tuple[float, float]
     """The smallest and largest ratio of the mean value to the KL over the worlds."""
-    gradient: Identity
-    as_reward: Identity
+    gradient: GradientIdentity
+    as_reward: GradientIdentity
     """The gradient when detached and used as a cost in the reward of the completion."""
-    off_policy: Identity | None
+    off_policy: GradientIdentity | None
     """Only for functions that take `logp_old`."""
     detached: bool
     acts_like: str | None
@@ -74,12 +81,12 @@ class Measured:
     """Completions per call."""
 
 
-def measure(function: UserFunction) -> Measured:
+def measure(function: UserFunction) -> FunctionMeasurement:
     """Measure a function in every world."""
-    on_policy = Setting.of(_rectangular_worlds(sampler_drift=0.0))
-    returned = _checked_values(function, on_policy.drawn[-1])
+    on_policy = WorldSet.from_worlds(_rectangular_worlds(sampler_drift=0.0))
+    values = _validated_values(function, on_policy.world_pairs[-1])
     try:
-        return _measure(function, on_policy, returned)
+        return _measure_in_worlds(function, on_policy, values)
     except RuntimeError as error:  # autograd fails, for example after an in-place operation
         raise FunctionError(
             f"{function.name} cannot be differentiated: {first_line(error)} A loss that uses it "
@@ -87,45 +94,52 @@ def measure(function: UserFunction) -> Measured:
         ) from error
 
 
-def _measure(function: UserFunction, on_policy: Setting, returned: Tensor) -> Measured:
-    terms = [(drawn, _term(function, drawn)) for drawn in on_policy.drawn]
-    found = [moments(drawn, term) for drawn, term in terms]
-    reward = [moments(drawn, _as_reward(term, drawn)) for drawn, term in terms]
-    tolerance = TOLERANCES[returned.dtype]
-    known = [_values(world) for world in on_policy.worlds]
-    value, scale = _identify_value([m.value for m in found], known, tolerance)
-    to_kl = [m.value / exact["kl"] for m, exact in zip(found, known, strict=True)]
-    per_token = not function.takes_logits and returned.ndim == 2
-    gradient = identify(found, on_policy.targets, tolerance=tolerance)
+def _measure_in_worlds(
+    function: UserFunction, on_policy: WorldSet, values: Tensor
+) -> FunctionMeasurement:
+    terms = [(pairs, _function_term(function, pairs)) for pairs in on_policy.world_pairs]
+    term_moments = [gradient_moments(pairs, term) for pairs, term in terms]
+    reward_moments = [
+        gradient_moments(pairs, _as_reward_term(term, pairs)) for pairs, term in terms
+    ]
+    tolerance = TOLERANCES[values.dtype]
+    quantities = [_known_quantities(world) for world in on_policy.worlds]
+    value, scale = _identify_value([m.value for m in term_moments], quantities, tolerance)
+    kl_ratios = [m.value / exact["kl"] for m, exact in zip(term_moments, quantities, strict=True)]
+    per_token = not function.takes_logits and values.ndim == 2
+    gradient = identify_gradient(term_moments, on_policy.targets, tolerance=tolerance)
 
-    def pull_of(logp: Tensor, logp_ref: Tensor) -> Tensor:
-        return _one_token(function, logp, logp_ref)
+    def token_term(logp: Tensor, logp_ref: Tensor) -> Tensor:
+        return _evaluate_one_token(function, logp, logp_ref)
 
-    return Measured(
+    return FunctionMeasurement(
         name=function.name,
         roles=function.roles,
-        precision=str(returned.dtype).removeprefix("torch."),
+        precision=str(values.dtype).removeprefix("torch."),
         value=value,
         value_scale=scale,
-        value_to_kl=(min(to_kl), max(to_kl)),
+        value_to_kl=(min(kl_ratios), max(kl_ratios)),
         gradient=gradient,
-        as_reward=identify(reward, on_policy.targets, tolerance=tolerance),
-        off_policy=_off_policy(function, tolerance) if function.takes_old else None,
-        detached=not returned.requires_grad,
-        acts_like=_acts_like(function, tolerance) if per_token else None,
-        extremes=scan(pull_of) if per_token else None,
-        departure=departure(pull_of, gradient) if per_token and tolerance == TOLERANCE else None,
-        num_completions=len(returned),
+        as_reward=identify_gradient(reward_moments, on_policy.targets, tolerance=tolerance),
+        off_policy=_identify_off_policy(function, tolerance) if function.takes_logp_old else None,
+        detached=not values.requires_grad,
+        acts_like=_term_with_equal_pull(function, tolerance) if per_token else None,
+        extremes=scan_term(token_term) if per_token else None,
+        departure=find_departure(token_term, gradient)
+        if per_token and tolerance == TOLERANCE
+        else None,
+        num_completions=len(values),
     )
 
 
-def _checked_values(function: UserFunction, drawn: Drawn) -> Tensor:
+def _validated_values(function: UserFunction, pairs: EnumeratedPairs) -> Tensor:
     """Return the values of two equal calls; raise on non-finite, random or integer results."""
-    first, second = (_evaluate(function, drawn) for _ in range(2))
+    first, second = (_evaluate_pairs(function, pairs) for _ in range(2))
     if not bool(first.isfinite().all()):
-        bad = int((~first.isfinite()).sum())
+        num_non_finite = int((~first.isfinite()).sum())
         raise FunctionError(
-            f"{function.name} returned NaN or infinity for {bad} of {first.numel()} ordinary "
+            f"{function.name} returned NaN or infinity for "
+            f"{num_non_finite} of {first.numel()} ordinary "
             "tokens. Fix this first: a non-finite value has no mean to identify."
         )
     if not torch.equal(first, second):
@@ -150,35 +164,37 @@ def _rectangular_worlds(*, sampler_drift: float) -> list[World]:
     ]
 
 
-def _evaluate(function: UserFunction, drawn: Drawn) -> Tensor:
-    inputs, world = drawn.inputs, drawn.world
-    logits_ref = world.logits(world.theta_ref)[world.pairs.state]
+def _evaluate_pairs(function: UserFunction, pairs: EnumeratedPairs) -> Tensor:
+    inputs, world = pairs.inputs, pairs.world
+    logits_ref = world.prefix_logits(world.theta_ref)[world.completion_pairs.state]
     return function(
         {
-            "logp": inputs.logp.view(-1, LENGTH),
-            "logp_ref": inputs.logp_ref.view(-1, LENGTH),
-            "logp_old": inputs.logp_old.view(-1, LENGTH),
-            "logits": drawn.leaf.view(-1, LENGTH, drawn.leaf.shape[-1]),
-            "logits_ref": logits_ref.view(-1, LENGTH, logits_ref.shape[-1]),
+            "logp": inputs.logp.view(-1, COMPLETION_LENGTH),
+            "logp_ref": inputs.logp_ref.view(-1, COMPLETION_LENGTH),
+            "logp_old": inputs.logp_old.view(-1, COMPLETION_LENGTH),
+            "logits": pairs.leaf_logits.view(-1, COMPLETION_LENGTH, pairs.leaf_logits.shape[-1]),
+            "logits_ref": logits_ref.view(-1, COMPLETION_LENGTH, logits_ref.shape[-1]),
         }
     )
 
 
-def _term(function: UserFunction, drawn: Drawn) -> "_Handed":
+def _function_term(function: UserFunction, pairs: EnumeratedPairs) -> "_PrecomputedTerm":
     """Return the function's values as a term; one per completion goes to its first token."""
-    values = _evaluate(function, drawn)
+    values = _evaluate_pairs(function, pairs)
     if values.ndim == 1:
-        values = torch.nn.functional.pad(values[:, None], (0, LENGTH - 1))
-    return _Handed(values.flatten().double() + 0 * drawn.inputs.logp)
+        values = torch.nn.functional.pad(values[:, None], (0, COMPLETION_LENGTH - 1))
+    return _PrecomputedTerm(values.flatten().double() + 0 * pairs.inputs.logp)
 
 
-def _as_reward(term: "_Handed", drawn: Drawn) -> "_Handed":
-    cost = term.values.detach().view(-1, LENGTH).sum(-1, keepdim=True)
-    return _Handed(score(cost.expand(-1, LENGTH).flatten(), logp=drawn.inputs.logp))
+def _as_reward_term(term: "_PrecomputedTerm", pairs: EnumeratedPairs) -> "_PrecomputedTerm":
+    cost = term.values.detach().view(-1, COMPLETION_LENGTH).sum(-1, keepdim=True)
+    return _PrecomputedTerm(
+        score_term(cost.expand(-1, COMPLETION_LENGTH).flatten(), logp=pairs.inputs.logp)
+    )
 
 
 @dataclass(frozen=True)
-class _Handed:
+class _PrecomputedTerm:
     """A term that returns values computed in advance."""
 
     values: Float[Tensor, "N"]
@@ -187,55 +203,60 @@ class _Handed:
         return self.values
 
 
-def _off_policy(function: UserFunction, tolerance: float) -> Identity:
-    setting = Setting.of(_rectangular_worlds(sampler_drift=0.4))
-    found = [moments(drawn, _term(function, drawn)) for drawn in setting.drawn]
-    return identify(found, setting.targets, tolerance=tolerance)
+def _identify_off_policy(function: UserFunction, tolerance: float) -> GradientIdentity:
+    world_set = WorldSet.from_worlds(_rectangular_worlds(sampler_drift=0.4))
+    term_moments = [
+        gradient_moments(pairs, _function_term(function, pairs)) for pairs in world_set.world_pairs
+    ]
+    return identify_gradient(term_moments, world_set.targets, tolerance=tolerance)
 
 
-def _values(world: World) -> dict[str, float]:
+def _known_quantities(world: World) -> dict[str, float]:
     """Return every known quantity per completion, as an exact sum."""
     sums = {
-        "kl": reverse,
-        "forward_kl": forward,
+        "kl": reverse_kl,
+        "forward_kl": forward_kl,
         "chi_square": lambda p, q: 2 * half_chi_square(p, q) - 1,
         "k2": lambda p, q: (p.exp() * (p - q) ** 2 / 2).sum(-1),
         "abs": lambda p, q: (p.exp() * (p - q).abs()).sum(-1),
         "exp_k1": lambda p, q: ((2 * p - q).exp() * (p - q)).sum(-1),
-        "bucket": bucket,
+        "bucket": bucketed_top_k_kl,
     }
-    values = {name: float(at_prefixes(world, kl)) for name, kl in sums.items()}
+    values = {name: float(sum_over_prefixes(world, kl)) for name, kl in sums.items()}
     values["chi_square_minus_kl"] = values["chi_square"] - values["kl"]
-    return {name: values[name] for name in VALUES}
+    return {name: values[name] for name in KNOWN_VALUES}
 
 
 def _identify_value(
-    found: list[float], known: list[dict[str, float]], tolerance: float
+    mean_values: list[float], world_quantities: list[dict[str, float]], tolerance: float
 ) -> tuple[str | None, float]:
     """Return the quantity of which the mean values are one common multiple, or none."""
-    if max(map(abs, found)) < TOLERANCE:
+    if max(map(abs, mean_values)) < TOLERANCE:
         return "zero", 0.0
-    for name in VALUES:
-        ratios = [value / quantities[name] for value, quantities in zip(found, known, strict=True)]
+    for name in KNOWN_VALUES:
+        ratios = [
+            value / quantities[name]
+            for value, quantities in zip(mean_values, world_quantities, strict=True)
+        ]
         if max(ratios) - min(ratios) < tolerance * abs(ratios[0]):
             return name, ratios[0]
     return None, 1.0
 
 
-def _one_token(function: UserFunction, logp: Tensor, logp_ref: Tensor) -> Tensor:
+def _evaluate_one_token(function: UserFunction, logp: Tensor, logp_ref: Tensor) -> Tensor:
     arrays = {"logp": logp, "logp_ref": logp_ref, "logp_old": logp.detach()}
     # with one token per completion, [completions] and [completions, 1] are equivalent
     return function({name: array[:, None] for name, array in arrays.items()}).flatten()
 
 
-def _acts_like(function: UserFunction, tolerance: float) -> str | None:
+def _term_with_equal_pull(function: UserFunction, tolerance: float) -> str | None:
     """Return the published term with the same pull on each token near the reference."""
-    d = torch.linspace(-PROBED, PROBED, 101, dtype=torch.float64)
+    d = torch.linspace(-COMPARED_DISTANCE, COMPARED_DISTANCE, 101, dtype=torch.float64)
     d = d[d.abs() > 1e-3]  # |k1| is not differentiable at 0
-    mine = pull_in_float64(lambda logp, ref: _one_token(function, logp, ref), d)
+    user_pull = pull_in_float64(lambda logp, ref: _evaluate_one_token(function, logp, ref), d)
     for name in ("k1", "k2", "k3", "k3_reversed", "abs"):
         term = ESTIMATORS[name].term
-        theirs = pull_in_float64(lambda logp, ref: term(one_token_rows(logp, ref)), d)  # noqa: B023
-        if float((mine - theirs).abs().max()) < tolerance:
+        term_pull = pull_in_float64(lambda logp, ref: term(one_token_rows(logp, ref)), d)  # noqa: B023
+        if float((user_pull - term_pull).abs().max()) < tolerance:
             return name
     return None

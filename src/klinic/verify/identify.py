@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from klinic.maths.kl_estimators import Gradient
-from klinic.verify.expectation import Moments
+from klinic.verify.expectation import GradientMoments
 
 TOLERANCE = 1e-9  # float64 sums of some 10,000 terms agree to 1e-14; a wrong formula does not
 
@@ -21,7 +21,7 @@ Targets = dict[str, Vector]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Identity:
+class GradientIdentity:
     """The target that a gradient is a multiple of, with the scale and the error of the fit."""
 
     target: str | None
@@ -33,58 +33,67 @@ class Identity:
     @property
     def gradient(self) -> Gradient:
         """The public name of the target."""
-        known = {member.value for member in Gradient}
-        return Gradient(self.target) if self.target in known else Gradient.OTHER
+        public_names = {member.value for member in Gradient}
+        return Gradient(self.target) if self.target in public_names else Gradient.OTHER
 
 
-def worst(errors: Iterable[float]) -> float:
+def worst_error(errors: Iterable[float]) -> float:
     """Return the largest error, or NaN if one is NaN: `max` alone can ignore a NaN."""
-    listed = list(errors)
-    return math.nan if any(map(math.isnan, listed)) else max(listed)
+    values = list(errors)
+    return math.nan if any(map(math.isnan, values)) else max(values)
 
 
-def relative(error: Vector, targets: Targets) -> float:
+def relative_norm(error: Vector, targets: Targets) -> float:
     """Return the norm of a vector relative to the gradient of the sequence KL."""
     return float(error.norm() / targets["reverse_sequence"].norm())
 
 
-def identify(
-    found: Sequence[Moments], worlds: Sequence[Targets], *, tolerance: float = TOLERANCE
-) -> Identity:
+def identify_gradient(
+    moments: Sequence[GradientMoments],
+    world_targets: Sequence[Targets],
+    *,
+    tolerance: float = TOLERANCE,
+) -> GradientIdentity:
     """Return the target that fits in every world with one common multiple, or none."""
     # relative to one pair's gradient: a mean that is small because the term is small is not zero
-    size = worst(_ratio(float(moment.gradient.norm()), moment.size) for moment in found)
+    size = worst_error(
+        _safe_ratio(float(moment.gradient.norm()), moment.gradient_rms) for moment in moments
+    )
     if size < tolerance:
-        return Identity(target="zero", scale=0.0, error=size)
-    candidates = [_fit(name, found, worlds) for name in worlds[0]]
-    near = [fit for fit in candidates if fit.error < tolerance]
-    if near:
-        return near[0]  # of targets that coincide in every world, the simplest comes first
+        return GradientIdentity(target="zero", scale=0.0, error=size)
+    candidates = [_fit_target(name, moments, world_targets) for name in world_targets[0]]
+    fitting = [fit for fit in candidates if fit.error < tolerance]
+    if fitting:
+        return fitting[0]  # of targets that coincide in every world, the simplest comes first
     closest = min(fit.error for fit in candidates)
-    return Identity(target=None, scale=1.0, error=closest)
+    return GradientIdentity(target=None, scale=1.0, error=closest)
 
 
-def deviation(target: str, found: Sequence[Moments], worlds: Sequence[Targets]) -> float:
+def deviation_from_target(
+    target: str, moments: Sequence[GradientMoments], world_targets: Sequence[Targets]
+) -> float:
     """Return the largest deviation of the gradients from the target itself (multiple 1)."""
-    return worst(
-        relative(moment.gradient - (0 if target == "zero" else targets[target]), targets)
-        for moment, targets in zip(found, worlds, strict=True)
+    return worst_error(
+        relative_norm(moment.gradient - (0 if target == "zero" else targets[target]), targets)
+        for moment, targets in zip(moments, world_targets, strict=True)
     )
 
 
-def _fit(name: str, found: Sequence[Moments], worlds: Sequence[Targets]) -> Identity:
+def _fit_target(
+    name: str, moments: Sequence[GradientMoments], world_targets: Sequence[Targets]
+) -> GradientIdentity:
     """Fit one multiple of one target to the gradients of all worlds."""
-    vectors = [moment.gradient for moment in found]
-    targets = [world[name] for world in worlds]
+    vectors = [moment.gradient for moment in moments]
+    targets = [world[name] for world in world_targets]
     norm = sum(float(target @ target) for target in targets)
     inner = sum(float(v @ t) for v, t in zip(vectors, targets, strict=True))
-    scale = _ratio(inner, norm)
-    error = worst(
-        _ratio(float((v - scale * t).norm()), float(v.norm()))
+    scale = _safe_ratio(inner, norm)
+    error = worst_error(
+        _safe_ratio(float((v - scale * t).norm()), float(v.norm()))
         for v, t in zip(vectors, targets, strict=True)
     )
-    return Identity(target=name, scale=scale, error=error)
+    return GradientIdentity(target=name, scale=scale, error=error)
 
 
-def _ratio(part: float, whole: float) -> float:
+def _safe_ratio(part: float, whole: float) -> float:
     return part / whole if whole else part

@@ -8,19 +8,19 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from klinic.errors import FunctionError, KlinicError, text_of
+from klinic.errors import FunctionError, KlinicError, error_text
 from klinic.recipe.function import find_function
-from klinic.user_code import guard
+from klinic.runtime.user_code import guard_process
 
 Role = Literal["logp", "logp_ref", "logp_old", "logits", "logits_ref"]
 
 # Prefixes of words in argument names; suffixes of words that start with "log".
-REFERENCE = ("ref", "base", "init", "teacher", "sft", "frozen")
-POLICY = ("pol", "actor", "student", "new", "curr")
-OLDER = ("old", "sampl", "behav", "rollout")
-PLAIN = {"logp", "logps", "logprob", "logprobs", "log_prob", "log_probs", "logits"}
-NAMED = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
-EXPECTED = (
+REFERENCE_WORDS = ("ref", "base", "init", "teacher", "sft", "frozen")
+POLICY_WORDS = ("pol", "actor", "student", "new", "curr")
+SAMPLER_WORDS = ("old", "sampl", "behav", "rollout")
+POLICY_NAMES = {"logp", "logps", "logprob", "logprobs", "log_prob", "log_probs", "logits"}
+NAMED_KINDS = {inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY}
+ALLOWED_ROLES = (
     ["logp", "logp_ref"],
     ["logp", "logp_old", "logp_ref"],
     ["logits", "logits_ref"],
@@ -42,37 +42,37 @@ class UserFunction:
         return "logits" in self.roles.values()
 
     @property
-    def takes_old(self) -> bool:
+    def takes_logp_old(self) -> bool:
         """Whether it takes the log-probs of the policy that sampled."""
         return "logp_old" in self.roles.values()
 
     def __call__(self, arrays: dict[str, Tensor]) -> Tensor:
         """Call the function on copies of the arrays; any failure raises FunctionError."""
         # clones: an in-place operation must not change the inputs of the next call
-        given = {name: arrays[role].clone() for name, role in self.roles.items()}
+        arguments = {name: arrays[role].clone() for name, role in self.roles.items()}
         try:
-            with guard(self.name):
-                result = self.call(**given)
+            with guard_process(self.name):
+                result = self.call(**arguments)
         except (KeyboardInterrupt, KlinicError):
             raise
         except BaseException as error:  # a user's code may raise anything
-            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in given.items())
+            shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arguments.items())
             raise FunctionError(
-                f"{self.name} failed on {shapes}: {type(error).__name__}: {text_of(error)}. It "
+                f"{self.name} failed on {shapes}: {type(error).__name__}: {error_text(error)}. It "
                 "must take such tensors and return a KL per token."
             ) from error
-        return _checked(self.name, result, next(iter(given.values())))
+        return _validate_result(self.name, result, next(iter(arguments.values())))
 
 
-def load(target: str) -> UserFunction:
+def load_user_function(target: str) -> UserFunction:
     """Return the KL function named by `module:function` or `path/to/file.py:function`."""
     example = "my_trainer.losses:kl_penalty; or `direction` or `importance-sampling`"
     function = find_function(target, example=example)
     name = target.rpartition(":")[2]
-    return UserFunction(name=name, call=function, roles=_roles(name, function))
+    return UserFunction(name=name, call=function, roles=_argument_roles(name, function))
 
 
-def _roles(name: str, function: Callable[..., Any]) -> dict[str, Role]:
+def _argument_roles(name: str, function: Callable[..., Any]) -> dict[str, Role]:
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError as error:
@@ -80,43 +80,47 @@ def _roles(name: str, function: Callable[..., Any]) -> dict[str, Role]:
             f"the signature of {name} cannot be inspected. Wrap it: def f(logp, logp_ref): return "
             f"{name}(logp, logp_ref)."
         ) from error
-    needed = [p.name for p in parameters if p.default is p.empty and p.kind in NAMED]
-    optional = [p.name for p in parameters if p.default is None and _has(p.name, OLDER)]
-    roles = _assign(needed + optional)
-    if sorted(roles.values()) not in EXPECTED:
+    required = [p.name for p in parameters if p.default is p.empty and p.kind in NAMED_KINDS]
+    optional = [
+        p.name for p in parameters if p.default is None and _has_word(p.name, SAMPLER_WORDS)
+    ]
+    roles = _assign_roles(required + optional)
+    if sorted(roles.values()) not in ALLOWED_ROLES:
         raise FunctionError(
-            f"{name} takes ({', '.join(needed) or 'nothing'}). It must take the log-probs of the "
+            f"{name} takes ({', '.join(required) or 'nothing'}). It must take the log-probs of the "
             "tokens under policy and reference, f(logp, logp_ref), and may take `logp_old` as a "
             "third; or the logits of both, f(logits, logits_ref). Wrap it in a function that does."
         )
     return roles
 
 
-def _assign(names: list[str]) -> dict[str, Role]:
+def _assign_roles(names: list[str]) -> dict[str, Role]:
     """Assign roles by argument name, and by position where the names are ambiguous."""
     kind = "logits" if any("logit" in name.lower() for name in names) else "logp"
-    older = [name for name in names if _has(name, OLDER)]
-    others = [name for name in names if name not in older]
-    references = [name for name in others if _has(name, REFERENCE)]
+    sampler_names = [name for name in names if _has_word(name, SAMPLER_WORDS)]
+    remaining = [name for name in names if name not in sampler_names]
+    references = [name for name in remaining if _has_word(name, REFERENCE_WORDS)]
     if not references:  # the only argument not named like a policy, else the second
-        policies = [name for name in others if name in PLAIN or _has(name, POLICY)]
-        left = [name for name in others if name not in policies]
-        references = left if len(policies) == len(left) == 1 else others[1:2]
-    roles: dict[str, Any] = dict.fromkeys(others, kind)
-    roles |= dict.fromkeys(older, "logp_old") | dict.fromkeys(references, f"{kind}_ref")
+        policies = [
+            name for name in remaining if name in POLICY_NAMES or _has_word(name, POLICY_WORDS)
+        ]
+        unmatched = [name for name in remaining if name not in policies]
+        references = unmatched if len(policies) == len(unmatched) == 1 else remaining[1:2]
+    roles: dict[str, Any] = dict.fromkeys(remaining, kind)
+    roles |= dict.fromkeys(sampler_names, "logp_old") | dict.fromkeys(references, f"{kind}_ref")
     return {name: roles[name] for name in names}
 
 
-def _has(name: str, beginnings: tuple[str, ...]) -> bool:
+def _has_word(name: str, prefixes: tuple[str, ...]) -> bool:
     """Whether a word of the name matches: `old_logps`, `logpOld`, `logpold`, not `threshold`."""
     words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
     return any(
-        word.startswith(beginnings) or (word.startswith("log") and word.endswith(beginnings))
+        word.startswith(prefixes) or (word.startswith("log") and word.endswith(prefixes))
         for word in words
     )
 
 
-def _checked(name: str, result: Any, first: Tensor) -> Tensor:
+def _validate_result(name: str, result: Any, first: Tensor) -> Tensor:
     if not isinstance(result, Tensor):
         raise FunctionError(
             f"{name} returned {type(result).__name__}, not a tensor. Return the KL of each token, "

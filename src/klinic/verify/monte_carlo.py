@@ -20,15 +20,15 @@ from torch import Tensor
 
 from klinic.maths import kl
 from klinic.maths.ratio import token_ratio
-from klinic.model.determinism import settle_kernels
+from klinic.model.determinism import initialize_vml_kernels
 from klinic.verify.identify import TOLERANCE
 
-VOCABULARY = 64
+VOCAB_SIZE = 64
 NUM_SAMPLES = 100_000
 SHIFTS = (0.3, 1.0, 2.0, 4.0, 6.0)  # distance of the policy's logits from the reference's
 SAMPLER_SHIFT = 0.5
 
-Rows = Float[Tensor, "V"]
+VocabVector = Float[Tensor, "V"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Distance:
+class DistanceEstimates:
     """All estimates at one distance between policy and reference."""
 
     shift: float
@@ -58,14 +58,14 @@ class Distance:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Case:
+class _SampledCase:
     shift: float
-    logp: Rows
-    logp_ref: Rows
-    logp_sampler: Rows
+    logp: VocabVector
+    logp_ref: VocabVector
+    logp_sampler: VocabVector
     tokens: Int[Tensor, "samples"]
 
-    def estimate(self, name: str, values: Rows, *, weighted: bool) -> Estimate:
+    def estimate_kl(self, name: str, values: VocabVector, *, weighted: bool) -> Estimate:
         if weighted:
             values = values * token_ratio(logp=self.logp, logp_old=self.logp_sampler)
         exact = float(kl.exact(logp_p=self.logp, logp_q=self.logp_ref))
@@ -80,19 +80,23 @@ class _Case:
         )
 
 
-def direction() -> list[Distance]:
+def measure_direction() -> list[DistanceEstimates]:
     """Return k3 and its reversed form on tokens of the policy, at increasing distance."""
-    return [_distance(_case(shift, sampler_shift=0.0), off_policy=False) for shift in SHIFTS]
-
-
-def importance_sampling() -> list[Distance]:
-    """Return both forms on tokens of an older policy, with and without the importance ratio."""
     return [
-        _distance(_case(shift, sampler_shift=SAMPLER_SHIFT), off_policy=True) for shift in SHIFTS
+        _estimate_distance(_make_case(shift, sampler_shift=0.0), off_policy=False)
+        for shift in SHIFTS
     ]
 
 
-def ok(distances: list[Distance]) -> bool:
+def measure_importance_sampling() -> list[DistanceEstimates]:
+    """Return both forms on tokens of an older policy, with and without the importance ratio."""
+    return [
+        _estimate_distance(_make_case(shift, sampler_shift=SAMPLER_SHIFT), off_policy=True)
+        for shift in SHIFTS
+    ]
+
+
+def all_as_expected(distances: list[DistanceEstimates]) -> bool:
     """Return whether exactly the expected estimates converge to the KL."""
     return all(
         estimate.right == ("reversed" not in estimate.name and "unweighted" not in estimate.name)
@@ -101,41 +105,39 @@ def ok(distances: list[Distance]) -> bool:
     )
 
 
-def _case(shift: float, *, sampler_shift: float) -> _Case:
-    settle_kernels()
-    random = torch.Generator().manual_seed(0)
+def _make_case(shift: float, *, sampler_shift: float) -> _SampledCase:
+    initialize_vml_kernels()
+    rng = torch.Generator().manual_seed(0)
 
-    def normal() -> Rows:
-        return torch.randn(VOCABULARY, generator=random, dtype=torch.float64)
+    def sample_normal() -> VocabVector:
+        return torch.randn(VOCAB_SIZE, generator=rng, dtype=torch.float64)
 
-    base, moved, older = 2.5 * normal(), normal(), normal()
-    logits = base + shift * moved
-    logp_sampler = (logits + sampler_shift * older).log_softmax(-1)
-    return _Case(
+    base, policy_shift, sampler_noise = 2.5 * sample_normal(), sample_normal(), sample_normal()
+    logits = base + shift * policy_shift
+    logp_sampler = (logits + sampler_shift * sampler_noise).log_softmax(-1)
+    return _SampledCase(
         shift=shift,
         logp=logits.log_softmax(-1),
         logp_ref=base.log_softmax(-1),
         logp_sampler=logp_sampler,
-        tokens=torch.multinomial(
-            logp_sampler.exp(), NUM_SAMPLES, replacement=True, generator=random
-        ),
+        tokens=torch.multinomial(logp_sampler.exp(), NUM_SAMPLES, replacement=True, generator=rng),
     )
 
 
-def _distance(case: _Case, *, off_policy: bool) -> Distance:
+def _estimate_distance(case: _SampledCase, *, off_policy: bool) -> DistanceEstimates:
     exact = float(kl.exact(logp_p=case.logp, logp_q=case.logp_ref))
     chi_square = float((2 * case.logp - case.logp_ref).exp().sum()) - 1
     k3 = kl.k3(logp_p=case.logp, logp_q=case.logp_ref)
     k3_reversed = kl.k3(logp_p=case.logp_ref, logp_q=case.logp)
     estimates = [
-        case.estimate("k3", k3, weighted=off_policy),
-        case.estimate("k3 reversed", k3_reversed, weighted=off_policy),
+        case.estimate_kl("k3", k3, weighted=off_policy),
+        case.estimate_kl("k3 reversed", k3_reversed, weighted=off_policy),
     ]
     if off_policy:
-        estimates.append(case.estimate("k3, unweighted", k3, weighted=False))
+        estimates.append(case.estimate_kl("k3, unweighted", k3, weighted=False))
     if find_spec("trl"):
-        estimates.append(_trl(case, exact))
-    return Distance(
+        estimates.append(_estimate_trl(case, exact))
+    return DistanceEstimates(
         shift=case.shift,
         kl=exact,
         chi_square=chi_square,
@@ -144,19 +146,21 @@ def _distance(case: _Case, *, off_policy: bool) -> Distance:
     )
 
 
-def _trl(case: _Case, exact: float) -> Estimate:
+def _estimate_trl(case: _SampledCase, exact: float) -> Estimate:
     """Average TRL's KL expression over the same tokens, as completions of one token each."""
     from klinic.integrations.trl import mean_kl
 
-    def mean_over(tokens: Int[Tensor, "tokens"]) -> float:
+    def mean_over_tokens(tokens: Int[Tensor, "tokens"]) -> float:
         logp, logp_ref, logp_old = (
             rows[tokens][:, None] for rows in (case.logp, case.logp_ref, case.logp_sampler)
         )
         return float(mean_kl(logp=logp, logp_ref=logp_ref, logp_old=logp_old))
 
-    every = [mean_over(torch.tensor([token])) for token in range(VOCABULARY)]
-    expected = float((case.logp_sampler.exp() * torch.tensor(every, dtype=torch.float64)).sum())
-    average = mean_over(case.tokens)
+    token_means = [mean_over_tokens(torch.tensor([token])) for token in range(VOCAB_SIZE)]
+    expected = float(
+        (case.logp_sampler.exp() * torch.tensor(token_means, dtype=torch.float64)).sum()
+    )
+    average = mean_over_tokens(case.tokens)
     return Estimate(
         name="TRL",
         monte_carlo=average,

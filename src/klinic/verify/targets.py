@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from klinic.verify.world import World
+from klinic.verify.toy_policies import World
 
 TOP_K = 2  # of 4: enough to leave a bucket
 
@@ -37,46 +37,48 @@ def sequence_kl(world: World, theta: Vector) -> Tensor:
     return (logp.exp() * (logp - logp_ref)).sum()
 
 
-def targets(world: World) -> dict[str, Vector]:
+def target_gradients(world: World) -> dict[str, Vector]:
     """Return every target gradient of a world."""
-    here = visit_counts(world, world.theta)
-    there = visit_counts(world, world.theta_sampler)
+    policy_visits = visit_counts(world, world.theta)
+    sampler_visits = visit_counts(world, world.theta_sampler)
     logp_ref = world.completion_logp(world.theta_ref)
     logp_sampler = world.completion_logp(world.theta_sampler)
 
-    def of_prefixes(visits: Tensor, kl: PrefixSum) -> Vector:
-        return _grad(world, lambda theta: at_prefixes(world, kl, theta=theta, visits=visits))
+    def prefix_gradient(visits: Tensor, kl: PrefixSum) -> Vector:
+        return _theta_gradient(
+            world, lambda theta: sum_over_prefixes(world, kl, theta=theta, visits=visits)
+        )
 
-    def of_completions(weight: Tensor) -> Vector:
-        return _grad(world, lambda theta: (weight * world.completion_logp(theta)).sum())
+    def completion_gradient(weight: Tensor) -> Vector:
+        return _theta_gradient(world, lambda theta: (weight * world.completion_logp(theta)).sum())
 
-    p_of_completion = world.completion_logp(world.theta).exp()
+    completion_probability = world.completion_logp(world.theta).exp()
     return {
-        "reverse_sequence": _grad(world, lambda theta: sequence_kl(world, theta)),
-        "reverse_token": of_prefixes(here, reverse),
-        "reverse_token_off_policy": of_prefixes(there, reverse),
-        "forward_token": of_prefixes(here, forward),
-        "forward_sequence": of_completions(-logp_ref.exp()),
-        "bucket_token": of_prefixes(here, bucket),
-        "bucket_token_off_policy": of_prefixes(there, bucket),
-        "half_chi_square": of_prefixes(here, half_chi_square),
-        "sign_token": of_prefixes(here, sign),
-        "exp_k1_cost": of_completions(p_of_completion * _exp_k1_cost(world)),
-        "away_from_sampler": of_completions(logp_sampler.exp()),
+        "reverse_sequence": _theta_gradient(world, lambda theta: sequence_kl(world, theta)),
+        "reverse_token": prefix_gradient(policy_visits, reverse_kl),
+        "reverse_token_off_policy": prefix_gradient(sampler_visits, reverse_kl),
+        "forward_token": prefix_gradient(policy_visits, forward_kl),
+        "forward_sequence": completion_gradient(-logp_ref.exp()),
+        "bucket_token": prefix_gradient(policy_visits, bucketed_top_k_kl),
+        "bucket_token_off_policy": prefix_gradient(sampler_visits, bucketed_top_k_kl),
+        "half_chi_square": prefix_gradient(policy_visits, half_chi_square),
+        "sign_token": prefix_gradient(policy_visits, sign_surrogate),
+        "exp_k1_cost": completion_gradient(completion_probability * _exp_k1_cost(world)),
+        "away_from_sampler": completion_gradient(logp_sampler.exp()),
     }
 
 
-def at_prefixes(
+def sum_over_prefixes(
     world: World, kl: PrefixSum, *, theta: Vector | None = None, visits: Tensor | None = None
 ) -> Tensor:
     """Return the sum over all prefixes of visits times kl(log policy, log reference)."""
     theta = world.theta if theta is None else theta
     visits = visit_counts(world, theta) if visits is None else visits
-    ref = world.log_probs(world.theta_ref)
-    return (visits * kl(world.log_probs(theta), ref)).sum()
+    ref = world.prefix_log_probs(world.theta_ref)
+    return (visits * kl(world.prefix_log_probs(theta), ref)).sum()
 
 
-def finite_difference(world: World, *, width: float = 1e-5) -> Vector:
+def finite_difference_gradient(world: World, *, width: float = 1e-5) -> Vector:
     """Return the gradient of the sequence KL by central differences, without autograd."""
     steps = torch.eye(len(world.theta), dtype=torch.float64) * width
     return torch.stack(
@@ -88,7 +90,7 @@ def finite_difference(world: World, *, width: float = 1e-5) -> Vector:
     )
 
 
-def _grad(world: World, objective: Callable[[Vector], Tensor]) -> Vector:
+def _theta_gradient(world: World, objective: Callable[[Vector], Tensor]) -> Vector:
     theta = world.theta.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(objective(theta), theta)
     return gradient
@@ -97,17 +99,17 @@ def _grad(world: World, objective: Callable[[Vector], Tensor]) -> Vector:
 def visit_counts(world: World, theta: Vector) -> Float[Tensor, "S"]:
     """Return the expected visits of each prefix per completion."""
     completions = world.completions
-    probability = world.completion_logp(theta).exp()[completions.row]
+    probability = world.completion_logp(theta).exp()[completions.row_of_token]
     visits = torch.zeros(len(world.base), dtype=probability.dtype)
     return visits.index_add(0, completions.state, probability)
 
 
-def reverse(logp: Tensor, logq: Tensor) -> Tensor:
+def reverse_kl(logp: Tensor, logq: Tensor) -> Tensor:
     """Return KL(p || q) at every prefix."""
     return (logp.exp() * (logp - logq)).sum(-1)
 
 
-def forward(logp: Tensor, logq: Tensor) -> Tensor:
+def forward_kl(logp: Tensor, logq: Tensor) -> Tensor:
     """Return KL(q || p) at every prefix."""
     return (logq.exp() * (logq - logp)).sum(-1)
 
@@ -117,23 +119,23 @@ def half_chi_square(logp: Tensor, logq: Tensor) -> Tensor:
     return (2 * logp - logq).exp().sum(-1) / 2
 
 
-def sign(logp: Tensor, logq: Tensor) -> Tensor:
+def sign_surrogate(logp: Tensor, logq: Tensor) -> Tensor:
     """Return a term with the gradient sum_a p sign(log p - log q) grad log p at every prefix."""
     constant = (logp.exp() * (logp - logq).sign()).detach()
     return (constant * logp).sum(-1)
 
 
-def bucket(logp: Tensor, logq: Tensor) -> Tensor:
+def bucketed_top_k_kl(logp: Tensor, logq: Tensor) -> Tensor:
     """Return the KL over the likeliest tokens and a rest bucket, from probabilities."""
     p, q = logp.exp(), logq.exp()
-    kept = p >= p.sort(-1, descending=True).values[..., TOP_K - 1 : TOP_K]
-    rest_p, rest_q = (p * ~kept).sum(-1), (q * ~kept).sum(-1)
-    return (kept * p * (p / q).log()).sum(-1) + rest_p * (rest_p / rest_q).log()
+    is_top = p >= p.sort(-1, descending=True).values[..., TOP_K - 1 : TOP_K]
+    rest_p, rest_q = (p * ~is_top).sum(-1), (q * ~is_top).sum(-1)
+    return (is_top * p * (p / q).log()).sum(-1) + rest_p * (rest_p / rest_q).log()
 
 
 def _exp_k1_cost(world: World) -> Float[Tensor, "B"]:
     completions = world.completions
-    logp, ref = world.log_probs(world.theta), world.log_probs(world.theta_ref)
+    logp, ref = world.prefix_log_probs(world.theta), world.prefix_log_probs(world.theta_ref)
     k1 = (logp - ref)[completions.state, completions.token]
     total = torch.zeros(completions.num_rows, dtype=k1.dtype)
-    return total.index_add(0, completions.row, k1.exp() * k1)
+    return total.index_add(0, completions.row_of_token, k1.exp() * k1)

@@ -89,9 +89,9 @@ def test_scalars_need_neither_numpy_nor_torch(tmp_path):
     program = (
         "import sys\n"
         "from pathlib import Path\n"
-        "from klinic.doctor.scalars.examine import examine\n"
+        "from klinic.doctor.scalars.examine import examine_log\n"
         "from klinic.evidence.readers.find import read_log\n"
-        f"assert not examine(read_log(Path({str(path)!r}))).sick\n"
+        f"assert not examine_log(read_log(Path({str(path)!r}))).sick\n"
         "heavy = {'numpy', 'pyarrow', 'pydantic', 'torch', 'rich'} & set(sys.modules)\n"
         "assert not heavy, heavy\n"
     )

@@ -36,14 +36,14 @@ def test_the_trainer_is_known_by_its_names(logs, name):
     assert log.steps == tuple(range(1, 31))
     wanted = [entry["reward"] for entry in healthy(30)]
     assert list(log.column("reward")) == pytest.approx(wanted)
-    assert log.has("entropy") or name == "openrlhf"
+    assert log.has_metric("entropy") or name == "openrlhf"
 
 
 def test_signed_kls_are_not_taken_for_k3(logs):
     for name in ("openrlhf", "tinker", "slime"):
         log = read_log(logs[name])
-        assert log.has("kl_k1/mean")
-        assert not log.has("kl")
+        assert log.has_metric("kl_k1/mean")
+        assert not log.has_metric("kl")
 
 
 def test_every_trainers_names_lead_to_names_that_are_explained():
@@ -74,7 +74,7 @@ def test_several_lines_of_a_step_are_one(tmp_path):
 
 def test_lines_without_steps_are_counted_and_it_is_known(tmp_path):
     log = read_log(write_lines(tmp_path / "log.jsonl", [{"reward": 1.0}, {"reward": 2.0}]))
-    assert (log.steps, log.counted) == ((1, 2), True)
+    assert (log.steps, log.steps_are_counted) == ((1, 2), True)
 
 
 def test_what_is_no_number_is_counted(tmp_path):
@@ -125,8 +125,8 @@ def test_evaluations_between_are_no_training(tmp_path):
 @pytest.mark.parametrize("name", ["nemo_rl", "slime", "skyrl", "open_instruct"])
 def test_every_metric_that_matters_is_read(logs, name):
     log = read_log(logs[name])
-    assert log.has("kl") or log.has("kl_k1/mean")
-    assert any(log.has(f"sampler/{kind}") for kind in ("gap", "kl", "mult_prob_error"))
+    assert log.has_metric("kl") or log.has_metric("kl_k1/mean")
+    assert any(log.has_metric(f"sampler/{kind}") for kind in ("gap", "kl", "mult_prob_error"))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_every_metric_that_matters_is_read(logs, name):
     ],
 )
 def test_a_trainer_is_not_guessed(found):
-    trainer = names.trainer_of(found)
+    trainer = names.recognise_trainer(found)
     assert not trainer.recognised
 
 
@@ -159,7 +159,7 @@ def test_names_of_all_are_read_where_no_trainer_is_recognised(tmp_path):
 def test_a_kl_that_is_always_0_is_none_where_the_trainer_writes_it_so(logs, tmp_path, name, key):
     lines = [{**json.loads(line), key: 0.0} for line in logs[name].read_text().splitlines()]
     log = read_log(write_lines(tmp_path / "log.jsonl", lines))
-    assert not log.has("kl")
+    assert not log.has_metric("kl")
     assert "kl" not in log.written_as
 
 

@@ -7,8 +7,8 @@ import pytest
 from foreign_logs import write_token_export
 
 from klinic.checks import CHECKS
+from klinic.doctor.cases import prime_rl_cases
 from klinic.doctor.diagnosis import Status, diagnose
-from klinic.doctor.reading import foreign_cases
 from klinic.errors import EvidenceError
 from klinic.evidence.readers import prime_rl_files
 from klinic.evidence.readers.prime_rl import read_records
@@ -51,7 +51,7 @@ def test_null_is_a_log_prob_that_was_not_reported(tmp_path):
 
 def test_a_temperature_on_one_side_is_seen_in_it_and_health_is(tmp_path):
     def statuses(folder):
-        found = diagnose(foreign_cases(folder), CHECKS)
+        found = diagnose(prime_rl_cases(folder), CHECKS)
         return {h.check.name: h.status for h in found.hypotheses}, found
 
     sick, _ = statuses(write_token_export(tmp_path / "sick", temperature=0.6, length=64))
@@ -64,9 +64,9 @@ def test_a_temperature_on_one_side_is_seen_in_it_and_health_is(tmp_path):
 
 def test_it_is_found_from_above(tmp_path):
     folder = write_token_export(tmp_path / "run" / "token_exports", steps=1)
-    assert prime_rl_files.find(tmp_path / "run") == folder
-    assert prime_rl_files.find(folder) == folder
-    assert prime_rl_files.find(tmp_path / "nothing") is None
+    assert prime_rl_files.find_exports(tmp_path / "run") == folder
+    assert prime_rl_files.find_exports(folder) == folder
+    assert prime_rl_files.find_exports(tmp_path / "nothing") is None
 
 
 @pytest.mark.parametrize(

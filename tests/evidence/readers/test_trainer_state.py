@@ -40,7 +40,7 @@ def test_the_state_of_the_folder_itself_comes_first(tmp_path):
 def test_entries_of_ten_steps_say_so(tmp_path):
     entries = trl_entries(healthy(60), every=10)
     log = read_log(write_trainer_state(tmp_path / "trainer_state.json", entries))
-    assert (log.steps[0], log.every, len(log.steps)) == (10, 10, 6)
+    assert (log.steps[0], log.log_interval, len(log.steps)) == (10, 10, 6)
 
 
 def test_nan_null_and_absence_are_told_apart(tmp_path):

@@ -7,7 +7,7 @@ from foreign_logs import write_lines, write_rollouts
 
 from klinic.errors import EvidenceError
 from klinic.evidence.readers.find import read_log
-from klinic.evidence.readers.verl_rollouts import measured
+from klinic.evidence.readers.verl_rollouts import rollout_metrics
 
 
 def rows(*scores, texts=None):
@@ -19,19 +19,19 @@ def rows(*scores, texts=None):
 
 
 def test_groups_are_those_of_one_input():
-    found = measured(rows(1.0, 1.0, 0.0, 1.0))
+    found = rollout_metrics(rows(1.0, 1.0, 0.0, 1.0))
     assert found["reward"] == 0.75
     assert found["frac_reward_zero_std"] == 0.5
     assert found["reward_std"] == pytest.approx(0.4330127)
     assert found["completions/equal_ratio"] == 0.0
-    assert measured(rows(0.0, 1.0, texts=["a", "a"]))["completions/equal_ratio"] == 0.5
+    assert rollout_metrics(rows(0.0, 1.0, texts=["a", "a"]))["completions/equal_ratio"] == 0.5
 
 
 def test_a_folder_is_read_in_the_order_of_its_steps(tmp_path):
     log = read_log(write_rollouts(tmp_path / "dump", steps=12))
     assert (log.format, log.trainer.name) == ("Rollouts", "verl")
     assert log.steps == tuple(range(1, 13))
-    assert log.has("frac_reward_zero_std")
+    assert log.has_metric("frac_reward_zero_std")
 
 
 def test_one_file_is_enough(tmp_path):

@@ -53,7 +53,7 @@ def test_other_skills_have_answers_of_other_forms():
 def test_both_rewards_agree_with_what_is_correct(row, completion):
     columns = {name: [value] for name, value in row.items() if name != "prompt"}
     for completion_ in (completion, row["answer"]):
-        correct = TASK.correct(row, completion_)
+        correct = TASK.is_correct(row, completion_)
         for reward in (binary, graduated):
             (value,) = reward([row["prompt"]], [completion_], **columns)
             assert (value == 1.0) == correct

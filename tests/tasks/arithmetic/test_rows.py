@@ -7,9 +7,9 @@ from itertools import islice
 
 import pytest
 
-from klinic.tasks.arithmetic.rows import SLIPS, eval_rows, train_rows, warm_start_rows
+from klinic.tasks.arithmetic.rows import DROPPED_CARRY_RATE, eval_rows, train_rows, warm_start_rows
 from klinic.tasks.arithmetic.skills import SKILLS
-from klinic.tasks.held_out import HELD_OUT
+from klinic.tasks.held_out import HELD_OUT_FRACTION
 
 
 def held_out(skill):
@@ -21,7 +21,7 @@ def held_out(skill):
 @pytest.mark.parametrize("skill", SKILLS)
 def test_about_a_fifth_is_held_out(skill):
     num = len(held_out(skill))
-    assert num / (num + len(train_rows(skill))) == pytest.approx(HELD_OUT, abs=0.015)
+    assert num / (num + len(train_rows(skill))) == pytest.approx(HELD_OUT_FRACTION, abs=0.015)
 
 
 def test_a_sum_is_held_out_with_its_mirror_image():
@@ -70,7 +70,11 @@ def test_skills_are_mixed_by_their_weights():
 
 def test_the_warm_start_is_right_but_for_forgotten_carries():
     answers = {row["prompt"]: row["answer"] for name in SKILLS for row in train_rows(name)}
-    slips = {q.prompt: q.slip for q in SKILLS["addition"].questions() if q.slip is not None}
+    slips = {
+        q.prompt: q.wrong_answer
+        for q in SKILLS["addition"].questions()
+        if q.wrong_answer is not None
+    }
     carrying = []
     for row in islice(warm_start_rows(4), 20_000):
         prompt, completion = row["prompt"], row["completion"]
@@ -79,4 +83,4 @@ def test_the_warm_start_is_right_but_for_forgotten_carries():
             carrying.append(completion == slips[prompt])
         else:
             assert completion == answers[prompt]
-    assert sum(carrying) / len(carrying) == pytest.approx(SLIPS, abs=0.03)
+    assert sum(carrying) / len(carrying) == pytest.approx(DROPPED_CARRY_RATE, abs=0.03)

@@ -25,11 +25,11 @@ def test_all_questions_are_asked_once_with_the_right_answer(skill):
 
 @pytest.mark.parametrize("skill", SKILLS.values(), ids=SKILLS)
 def test_every_answer_has_the_form_of_its_skill(skill):
-    assert all(skill.form.fullmatch(question.answer) for question in skill.questions())
+    assert all(skill.answer_format.fullmatch(question.answer) for question in skill.questions())
 
 
 def test_only_sums_that_carry_have_a_slip_and_it_forgets_the_carry():
-    slips = {q.prompt: q.slip for skill in SKILLS.values() for q in skill.questions()}
+    slips = {q.prompt: q.wrong_answer for skill in SKILLS.values() for q in skill.questions()}
     assert [slips[f"{s}="] for s in ("47+38", "9+1", "95+95", "41+38", "90+90")] == [
         *("75", "0", "180"),
         *(None, None),

@@ -1,6 +1,6 @@
 """Checks of scalar logs, each with the causes that could explain a failure.
 
-    sign.py      ScalarCheck, ScalarFinding, and helpers to read columns
+    check.py     ScalarCheck, ScalarFinding, and helpers to read columns
     figures.py   not-a-number, gradient-explodes, no-gradient
     rewards.py   missing-rewards, equal-rewards, equal-completions, cut-off
     kl.py        kl-at-step-0, negative-kl, kl-stays-0, drift-without-reward

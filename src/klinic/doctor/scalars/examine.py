@@ -4,19 +4,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from klinic.doctor.scalars import figures, kl, rewards, sampler
-from klinic.doctor.scalars.sign import Heard, Sign, to_json
+from klinic.doctor.scalars.check import ScalarCheck, ScalarFinding, finding_to_json
 from klinic.evidence.readers.log import ScalarLog
 from klinic.evidence.verdict import Verdict
 
-SIGNS: tuple[Sign, ...] = (*figures.SIGNS, *rewards.SIGNS, *kl.SIGNS, *sampler.SIGNS)
+SIGNS: tuple[ScalarCheck, ...] = (*figures.SIGNS, *rewards.SIGNS, *kl.SIGNS, *sampler.SIGNS)
 
-TOKENS = (
+TOKEN_FIELDS = (
     *("record.logp_sampler", "record.logp_old", "record.logp_ref", "record.loss_mask"),
     *("record.reward", "record.advantage", "record.entropy"),
 )
 """Fields that the checks of most causes need."""
 
-CORE = {
+CORE_METRICS = {
     "KL": ("kl", "kl_k1/mean"),
     "reward": ("reward",),
     "sampler gap": tuple(sampler.LIMITS),
@@ -29,53 +29,57 @@ class ScalarDiagnosis:
     """The findings of all checks on a scalar log."""
 
     log: ScalarLog
-    heard: tuple[tuple[Sign, Heard], ...]
+    findings: tuple[tuple[ScalarCheck, ScalarFinding], ...]
 
-    def of(self, says: Verdict) -> list[tuple[Sign, Heard]]:
+    def with_verdict(self, verdict: Verdict) -> list[tuple[ScalarCheck, ScalarFinding]]:
         """Return the checks and findings with a verdict, the earliest first."""
-        found = [(sign, heard) for sign, heard in self.heard if heard.says is says]
-        return sorted(found, key=lambda pair: pair[1].step or 0)
+        matches = [
+            (check, finding) for check, finding in self.findings if finding.verdict is verdict
+        ]
+        return sorted(matches, key=lambda pair: pair[1].step or 0)
 
     @property
-    def decided(self) -> tuple[Sign, Heard] | None:
+    def decisive_check(self) -> tuple[ScalarCheck, ScalarFinding] | None:
         """The earliest failed check with its finding, if it leaves one cause."""
-        failed = self.of(Verdict.FAIL)
+        failed = self.with_verdict(Verdict.FAIL)
         return failed[0] if failed and len(failed[0][1].could_be) == 1 else None
 
     @property
     def cause(self) -> str | None:
         """The only remaining cause, or None."""
-        return None if self.decided is None else self.decided[1].could_be[0]
+        return None if self.decisive_check is None else self.decisive_check[1].could_be[0]
 
     @property
     def sick(self) -> bool:
         """Whether a check failed."""
-        return bool(self.of(Verdict.FAIL))
+        return bool(self.with_verdict(Verdict.FAIL))
 
     @property
     def not_found(self) -> tuple[str, ...]:
         """Which of KL, reward and sampler gap the log does not have."""
         # rewards that are always non-finite are a finding, not a missing metric
-        found = {name for name, columns in CORE.items() if any(map(self.log.has, columns))}
-        found |= {"reward"} & self.log.columns.keys()
-        return tuple(name for name in CORE if name not in found)
+        logged = {
+            name for name, columns in CORE_METRICS.items() if any(map(self.log.has_metric, columns))
+        }
+        logged |= {"reward"} & self.log.columns.keys()
+        return tuple(name for name in CORE_METRICS if name not in logged)
 
     @property
     def verdict(self) -> str:
         """`sick` if a check failed, `unread` if no core metric was logged, else `well`."""
         if self.sick:
             return "sick"
-        return "unread" if len(self.not_found) == len(CORE) else "well"
+        return "unread" if len(self.not_found) == len(CORE_METRICS) else "well"
 
     @property
     def missing(self) -> tuple[str, ...]:
         """Token-level fields that would decide more: those of the failed checks, else `TOKENS`."""
-        wanted = [name for sign, _ in self.of(Verdict.FAIL) for name in sign.decided_by]
-        return tuple(dict.fromkeys(wanted or TOKENS))
+        wanted = [name for sign, _ in self.with_verdict(Verdict.FAIL) for name in sign.decided_by]
+        return tuple(dict.fromkeys(wanted or TOKEN_FIELDS))
 
     def to_json(self) -> dict[str, Any]:
         """Return the diagnosis as `--json` prints it."""
-        failed = self.of(Verdict.FAIL)
+        failed = self.with_verdict(Verdict.FAIL)
         return {
             "evidence": "scalars",
             "verdict": self.verdict,
@@ -83,21 +87,21 @@ class ScalarDiagnosis:
             "read": self.log.to_json(),
             "cause": self.cause,
             "confidence": 0.0 if self.cause is None else 1.0,
-            "findings": [to_json(sign, heard) for sign, heard in self.heard],
+            "findings": [finding_to_json(check, finding) for check, finding in self.findings],
             "ruled_out": [],
             "missing": list(self.missing),
-            "fix": fix_of(self.cause),
+            "fix": find_fix(self.cause),
             "change": {},
             "first_step": failed[0][1].step if failed else None,
         }
 
 
-def examine(log: ScalarLog) -> ScalarDiagnosis:
+def examine_log(log: ScalarLog) -> ScalarDiagnosis:
     """Run every scalar check on a log."""
-    return ScalarDiagnosis(log=log, heard=tuple((sign, sign(log)) for sign in SIGNS))
+    return ScalarDiagnosis(log=log, findings=tuple((check, check(log)) for check in SIGNS))
 
 
-def fix_of(cause: str | None) -> str | None:
+def find_fix(cause: str | None) -> str | None:
     """Return the fix of a cause from the catalogue of checks."""
     if cause is None:
         return None

@@ -3,19 +3,19 @@
 import math
 from collections.abc import Sequence
 
-from klinic.doctor.scalars.sign import (
-    IN_A_ROW,
-    Heard,
-    Sign,
+from klinic.doctor.scalars.check import (
+    STREAK_LENGTH,
+    ScalarCheck,
+    ScalarFinding,
+    apply_test,
     fail,
-    finite,
-    flags_of,
-    is_number,
+    finite_values,
+    first_streak,
+    format_number,
+    is_finite,
     no_data,
-    shown,
-    stretch,
+    ok,
     warn,
-    well,
 )
 from klinic.evidence.readers.log import ScalarLog
 
@@ -27,62 +27,62 @@ GREW = 0.4  # cut off at the start: below it, completions grew in training
 SAME = 0.5  # of the completions repeat another of their group
 
 
-def missing_rewards(log: ScalarLog) -> Heard:
+def missing_rewards(log: ScalarLog) -> ScalarFinding:
     """Look for steps in which no completion got a reward that is a number."""
     column = log.column("reward")
-    lost = [place for place, v in enumerate(column) if v is not None and not math.isfinite(v)]
+    lost = [index for index, v in enumerate(column) if v is not None and not math.isfinite(v)]
     logged = sum(value is not None for value in column)
     if not logged:
         return no_data("not logged: reward")
     share = len(lost) / logged
     if not lost:
-        return well(f"rewards are finite in all {logged} steps that have one")
+        return ok(f"rewards are finite in all {logged} steps that have one")
     step = log.steps[lost[0]]
-    said = f"no reward of step {step} is finite, as in {len(lost)} of {logged} logged steps"
-    if share > MISSING or _in_a_row(lost) >= IN_A_ROW:
+    message = f"no reward of step {step} is finite, as in {len(lost)} of {logged} logged steps"
+    if share > MISSING or _longest_streak(lost) >= STREAK_LENGTH:
         limit = f"(limit {MISSING:.0%})"
-        return fail(f"{said} {limit}", step, "broken-reward", share=share)
-    return warn(f"{said} (limit {MISSING:.0%})", step, share=share)
+        return fail(f"{message} {limit}", step, "broken-reward", share=share)
+    return warn(f"{message} (limit {MISSING:.0%})", step, share=share)
 
 
-def _in_a_row(places: Sequence[int]) -> int:
+def _longest_streak(indices: Sequence[int]) -> int:
     longest = count = 0
     last = -2
-    for place in places:
-        count = count + 1 if place == last + 1 else 1
-        longest, last = max(longest, count), place
+    for index in indices:
+        count = count + 1 if index == last + 1 else 1
+        longest, last = max(longest, count), index
     return longest
 
 
-def equal_rewards(log: ScalarLog) -> Heard:
+def equal_rewards(log: ScalarLog) -> ScalarFinding:
     """Look for many steps in a row in which hardly any group has two different rewards."""
-    flags = _equal(log)
-    found = stretch(flags)
-    if found is None:
-        known = [flag for flag in flags if flag is not None]
-        if not known:
+    flags = _equal_reward_flags(log)
+    streak = first_streak(flags)
+    if streak is None:
+        present = [flag for flag in flags if flag is not None]
+        if not present:
             return no_data("no logged metric shows whether rewards differ")
-        return well(
-            f"rewards are all equal in {sum(known)} of {len(known)} logged steps, and "
-            f"never in {min(IN_A_ROW, len(known))} in a row"
+        return ok(
+            f"rewards are all equal in {sum(present)} of {len(present)} logged steps, and "
+            f"never in {min(STREAK_LENGTH, len(present))} in a row"
         )
-    start, end = found
+    start, end = streak
     rewards = log.column("reward")
-    there = finite(rewards[start:end])
+    there = finite_values(rewards[start:end])
     level = sum(there) / len(there) if there else math.nan
-    said = (
+    message = (
         f"hardly any group has two different rewards (limit {EQUAL:.0%} equal) from step "
         f"{log.steps[start]} on, for {end - start} logged steps or more; the mean reward is "
-        f"{shown(level)}"
+        f"{format_number(level)}"
     )
-    before = finite(rewards[: min(start, IN_A_ROW)])
+    before = finite_values(rewards[: min(start, STREAK_LENGTH)])
     if before and level - sum(before) / len(before) > LEARNT * max(abs(level), 1e-9):
         return warn(
-            f"{said}, and it had risen to that level: the task is solved",
+            f"{message}, and it had risen to that level: the task is solved",
             log.steps[start],
         )
     return fail(
-        said,
+        message,
         log.steps[start],
         *("equal-rewards", "broken-reward", "malformed-output", "context-truncated"),
         "kl-sign-flipped",
@@ -91,31 +91,31 @@ def equal_rewards(log: ScalarLog) -> Heard:
     )
 
 
-def _equal(log: ScalarLog) -> list[bool | None]:
+def _equal_reward_flags(log: ScalarLog) -> list[bool | None]:
     """Return whether hardly any group differs, by the most exact metric of each step."""
-    share = flags_of(log.column("frac_reward_zero_std"), lambda v: v > EQUAL)
-    mixed = flags_of(log.column("frac_mixed"), lambda v: v < 1 - EQUAL)
-    std = flags_of(log.column("reward_std"), lambda v: v == 0)
+    share = apply_test(log.column("frac_reward_zero_std"), lambda v: v > EQUAL)
+    mixed = apply_test(log.column("frac_mixed"), lambda v: v < 1 - EQUAL)
+    std = apply_test(log.column("reward_std"), lambda v: v == 0)
     # over the whole batch: equal there means equal in every group
-    flat = [gap if gap is None else gap == 0 for gap in _width(log, "reward")]
-    none = [gap if gap is None else gap == 0 for gap in _width(log, "advantage")]
+    flat = [gap if gap is None else gap == 0 for gap in _value_range(log, "reward")]
+    none = [gap if gap is None else gap == 0 for gap in _value_range(log, "advantage")]
     columns = zip(share, mixed, none, std, flat, strict=True)
     return [next((flag for flag in flags if flag is not None), None) for flags in columns]
 
 
-def _width(log: ScalarLog, name: str) -> list[float | None]:
+def _value_range(log: ScalarLog, name: str) -> list[float | None]:
     """Return maximum minus minimum per step; None where one is missing or non-finite."""
     ends = zip(log.column(f"{name}/min"), log.column(f"{name}/max"), strict=True)
-    return [b - a if is_number(a) and is_number(b) else None for a, b in ends]
+    return [b - a if is_finite(a) and is_finite(b) else None for a, b in ends]
 
 
-def equal_completions(log: ScalarLog) -> Heard:
+def equal_completions(log: ScalarLog) -> ScalarFinding:
     """Look for groups whose completions are the same text over and over."""
     column = log.column("completions/equal_ratio")
-    found = stretch(flags_of(column, lambda share: share > SAME))
-    if found is None:
-        return well(f"at most {SAME:.0%} of the completions repeat another of their group for long")
-    step = log.steps[found[0]]
+    streak = first_streak(apply_test(column, lambda share: share > SAME))
+    if streak is None:
+        return ok(f"at most {SAME:.0%} of the completions repeat another of their group for long")
+    step = log.steps[streak[0]]
     return fail(
         f"more than {SAME:.0%} of the completions repeat another of their group, from step "
         f"{step} on: the random streams are equal, or the policy is near-deterministic",
@@ -124,25 +124,28 @@ def equal_completions(log: ScalarLog) -> Heard:
     )
 
 
-def cut_off(log: ScalarLog) -> Heard:
+def cut_off(log: ScalarLog) -> ScalarFinding:
     """Look for many steps in a row in which almost every completion ran into the length limit."""
     column = log.column("completions/clipped_ratio")
-    found = stretch(flags_of(column, lambda share: share >= CUT_OFF))
-    known = finite(column)
-    if found is None:
-        return well(
-            f"{min(known):.0%} to {max(known):.0%} of the completions were cut off, and "
+    streak = first_streak(apply_test(column, lambda share: share >= CUT_OFF))
+    present = finite_values(column)
+    if streak is None:
+        return ok(
+            f"{min(present):.0%} to {max(present):.0%} of the completions were cut off, and "
             f"never {CUT_OFF:.0%} for long"
         )
-    step = log.steps[found[0]]
-    said = f"{CUT_OFF:.0%} or more of the completions are cut off from step {step} on"
-    if min(known[:IN_A_ROW]) < GREW:
+    step = log.steps[streak[0]]
+    message = f"{CUT_OFF:.0%} or more of the completions are cut off from step {step} on"
+    if min(present[:STREAK_LENGTH]) < GREW:
         return warn(
-            f"{said}; {min(known[:IN_A_ROW]):.0%} were at the start: completions grew in training",
+            (
+                f"{message}; {min(present[:STREAK_LENGTH]):.0%} were "
+                "at the start: completions grew in training"
+            ),
             step,
         )
     return fail(
-        said,
+        message,
         step,
         *("context-truncated", "stop-token-fault", "random-weights", "prompt-mismatch"),
         *("reward-hacking", "step-too-big"),
@@ -151,31 +154,31 @@ def cut_off(log: ScalarLog) -> Heard:
 
 
 SIGNS = (
-    Sign(
+    ScalarCheck(
         name="missing-rewards",
         needs=(),
-        look=missing_rewards,
+        check_log=missing_rewards,
         decided_by=("record.reward", "record.reward_parts"),
     ),
-    Sign(
+    ScalarCheck(
         name="equal-rewards",
         needs=("frac_reward_zero_std|frac_mixed|reward_std|reward/max|advantage/max",),
-        look=equal_rewards,
+        check_log=equal_rewards,
         decided_by=(
             *("record.reward", "record.group", "record.token_ids", "record.finish_reason"),
             *("record.entropy", "probes.regrade"),
         ),
     ),
-    Sign(
+    ScalarCheck(
         name="equal-completions",
         needs=("completions/equal_ratio",),
-        look=equal_completions,
+        check_log=equal_completions,
         decided_by=("record.token_ids", "record.entropy", "record.logp_sampler"),
     ),
-    Sign(
+    ScalarCheck(
         name="cut-off",
         needs=("completions/clipped_ratio",),
-        look=cut_off,
+        check_log=cut_off,
         decided_by=(
             *("record.token_ids", "record.finish_reason", "run.eos_ids", "record.entropy"),
         ),

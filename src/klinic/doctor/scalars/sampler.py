@@ -1,14 +1,14 @@
 """Check of the difference between sampler and learner log-probs, and its first step."""
 
-from klinic.doctor.scalars.sign import (
-    Heard,
-    Sign,
+from klinic.doctor.scalars.check import (
+    ScalarCheck,
+    ScalarFinding,
     fail,
-    finite,
+    finite_values,
+    format_number,
     median,
-    shown,
+    ok,
     warn,
-    well,
 )
 from klinic.evidence.readers.log import ScalarLog
 from klinic.evidence.verdict import Verdict
@@ -31,53 +31,59 @@ FROM_START = (
     *("prompt-mismatch", "layout-changes-logp", "dropout-in-scoring", "imprecise-logp"),
     "routing-mismatch",
 )
-LATER = (
+FROM_LATER_STEP = (
     *("stale-sampler", "samples-too-old", "stale-prefix-cache", "routing-mismatch"),
     *("hidden-sampling-transform", "temperature-on-one-side", "retokenised"),
 )
 
 
-def far_apart(log: ScalarLog) -> Heard:
+def sampler_far_from_learner(log: ScalarLog) -> ScalarFinding:
     """Look for log-probs of the sampler that are not those of the learner."""
-    heard = [_far_apart(log, name) for name in LIMITS if log.has(name)]
-    return min(heard, key=lambda said: WORST_FIRST.index(said.says))
+    findings = [_check_metric(log, name) for name in LIMITS if log.has_metric(name)]
+    return min(findings, key=lambda said: WORST_FIRST.index(said.verdict))
 
 
-def _far_apart(log: ScalarLog, name: str) -> Heard:
-    limit, doubtful, unit = LIMITS[name]
-    known = [(s, v) for s, v in zip(log.steps, log.column(name), strict=True) if finite([v])]
-    values = [value or 0.0 for _, value in known]
+def _check_metric(log: ScalarLog, name: str) -> ScalarFinding:
+    limit, warn_limit, unit = LIMITS[name]
+    present = [
+        (s, v) for s, v in zip(log.steps, log.column(name), strict=True) if finite_values([v])
+    ]
+    values = [value or 0.0 for _, value in present]
     written = log.written_as[name]
-    if max(values) <= doubtful:
-        return well(f"`{written}` is at most {shown(max(values))} {unit} (limit {limit:g})")
+    if max(values) <= warn_limit:
+        return ok(f"`{written}` is at most {format_number(max(values))} {unit} (limit {limit:g})")
     size = min(WINDOW, len(values))
     medians = [median(values[end - size : end]) for end in range(size, len(values) + 1)]
-    beyond = next((place for place, value in enumerate(medians) if value > limit), None)
+    beyond = next((index for index, value in enumerate(medians) if value > limit), None)
     highest = max(medians)
     if beyond is None:
-        said = (
-            f"`{written}` is at most {shown(highest)} {unit} (median of {size} logged steps, limit "
+        message = (
+            f"`{written}` is at most {format_number(highest)} "
+            f"{unit} (median of {size} logged steps, limit "
             f"{limit:g})"
         )
-        return (well if highest <= doubtful else warn)(said)
+        return (ok if highest <= warn_limit else warn)(message)
     # a sampler that never gets new weights matches in the first step only
     at_start = beyond == 0 and values[0] > limit
-    step = next(step for step, value in known[beyond:] if (value or 0.0) > limit)
-    since = "from the start" if at_start else f"from step {step} on, {shown(values[0])} before"
+    step = next(step for step, value in present[beyond:] if (value or 0.0) > limit)
+    since = (
+        "from the start" if at_start else f"from step {step} on, {format_number(values[0])} before"
+    )
     return fail(
-        f"`{written}` is {shown(medians[beyond])} {unit} {since} (median of {size} logged steps, "
+        f"`{written}` is {format_number(medians[beyond])} {unit} "
+        f"{since} (median of {size} logged steps, "
         f"limit {limit:g})",
         step,
-        *(FROM_START if at_start else LATER),
+        *(FROM_START if at_start else FROM_LATER_STEP),
         gap=medians[beyond],
     )
 
 
 SIGNS = (
-    Sign(
+    ScalarCheck(
         name="sampler-far-from-learner",
         needs=("|".join(LIMITS),),
-        look=far_apart,
+        check_log=sampler_far_from_learner,
         decided_by=(
             *("record.logp_sampler", "record.logp_old", "record.entropy", "record.rank"),
             *("record.weight_version", "record.round_trip", "record.prompt_ids_match"),

@@ -11,29 +11,29 @@ from klinic.errors import EvidenceError
 from klinic.evidence.files import open_file
 from klinic.evidence.readers import json_lines, tensorboard, trainer_state, verl_rollouts, wandb
 from klinic.evidence.readers.log import ScalarLog
-from klinic.evidence.readers.trainer_state import children
+from klinic.evidence.readers.trainer_state import list_folder
 
 METRICS = "metrics.jsonl"  # as in run_facts.py, which imports NumPy
 JSON_LINES = (".jsonl", ".ndjson")
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".joblib")
 PICKLE_STARTS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
-MOST = 10_000  # entries of a folder that are inspected
+MAX_ENTRIES = 10_000  # entries of a folder that are inspected
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class LogSource:
     """A readable log, and the function that reads it."""
 
-    what: str
+    label: str
     read: Callable[[], ScalarLog]
 
 
 def read_log(path: Path) -> ScalarLog:
     """Return the scalar log at a path; raise `EvidenceError` if there is none."""
-    found = list(in_folder(path)) if path.is_dir() else [of_file(path)]
-    if not found:
-        raise EvidenceError(_nothing(path))
-    return replace(found[0].read(), also=tuple(other.what for other in found[1:]))
+    sources = list(logs_in_folder(path)) if path.is_dir() else [log_of_file(path)]
+    if not sources:
+        raise EvidenceError(_no_log_message(path))
+    return replace(sources[0].read(), also=tuple(other.label for other in sources[1:]))
 
 
 def has_records(run: Path) -> bool:
@@ -41,38 +41,38 @@ def has_records(run: Path) -> bool:
     return any((run / "records").glob("step=*/complete.json"))
 
 
-def in_folder(folder: Path) -> Iterator[Found]:
+def logs_in_folder(folder: Path) -> Iterator[LogSource]:
     """Yield the logs of a folder, the most detailed first."""
-    if state := trainer_state.find(folder):
-        yield Found(what=str(state), read=lambda: trainer_state.read(state))
-    inside = children(folder)[:MOST]
-    rollouts = verl_rollouts.find(folder)
+    if state := trainer_state.find_state_file(folder):
+        yield LogSource(label=str(state), read=lambda: trainer_state.read_log(state))
+    inside = list_folder(folder)[:MAX_ENTRIES]
+    rollouts = verl_rollouts.find_rollouts(folder)
     lines = [p for p in inside if p.suffix in JSON_LINES and p.is_file() and p not in rollouts]
-    if metrics := _metrics(lines):
-        yield Found(what=str(metrics), read=lambda: json_lines.read(metrics))
+    if metrics := _metrics_file(lines):
+        yield LogSource(label=str(metrics), read=lambda: json_lines.read_log(metrics))
     if runs := _wandb_runs(folder):
         newest = runs[-1]
-        yield Found(what=str(newest), read=lambda: wandb.read(newest))
-    if events := _events(folder):
-        yield Found(what=str(events[0]), read=lambda: tensorboard.read(events))
+        yield LogSource(label=str(newest), read=lambda: wandb.read_log(newest))
+    if events := _event_files(folder):
+        yield LogSource(label=str(events[0]), read=lambda: tensorboard.read_log(events))
     if rollouts:
-        yield Found(what=str(rollouts[0]), read=lambda: verl_rollouts.read(rollouts))
+        yield LogSource(label=str(rollouts[0]), read=lambda: verl_rollouts.read_log(rollouts))
 
 
-def of_file(path: Path) -> Found:
+def log_of_file(path: Path) -> LogSource:
     """Return the log of a file, detected by its name, then by its first bytes."""
     refuse_pickle(path)
     if tensorboard.is_events(path):
-        return Found(what=str(path), read=lambda: tensorboard.read((path,)))
-    begins = _beginning(path)
+        return LogSource(label=str(path), read=lambda: tensorboard.read_log((path,)))
+    begins = _first_bytes(path)
     if path.suffix == wandb.SUFFIX or begins.startswith(wandb.MAGIC[:4]):
-        return Found(what=str(path), read=lambda: wandb.read(path))
+        return LogSource(label=str(path), read=lambda: wandb.read_log(path))
     if path.suffix == ".json":
-        return Found(what=str(path), read=lambda: trainer_state.read(path))
+        return LogSource(label=str(path), read=lambda: trainer_state.read_log(path))
     if path.suffix in JSON_LINES or begins.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
         if verl_rollouts.is_rollouts(path):
-            return Found(what=str(path), read=lambda: verl_rollouts.read((path,)))
-        return Found(what=str(path), read=lambda: json_lines.read(path))
+            return LogSource(label=str(path), read=lambda: verl_rollouts.read_log((path,)))
+        return LogSource(label=str(path), read=lambda: json_lines.read_log(path))
     raise EvidenceError(
         f"{path}: is not a log that klinic reads. Pass a run of klinic, a trainer_state.json, JSON "
         "lines, an event file of TensorBoard, or a .wandb file; or a folder with one of them."
@@ -81,7 +81,7 @@ def of_file(path: Path) -> Found:
 
 def refuse_pickle(path: Path) -> None:
     """Raise `EvidenceError` for a pickle: unpickling would execute code in it."""
-    if path.suffix in PICKLES or _beginning(path).startswith(PICKLE_STARTS):
+    if path.suffix in PICKLES or _first_bytes(path).startswith(PICKLE_STARTS):
         raise EvidenceError(
             f"{path}: is a pickle or an archive of one, and reading it would execute any code in "
             "it. Convert it where it was made: json.dump the result of `torch.load`, one "
@@ -89,12 +89,12 @@ def refuse_pickle(path: Path) -> None:
         )
 
 
-def _beginning(path: Path) -> bytes:
+def _first_bytes(path: Path) -> bytes:
     with open_file(path) as file:
         return file.read(64)
 
 
-def _metrics(lines: list[Path]) -> Path | None:
+def _metrics_file(lines: list[Path]) -> Path | None:
     """Return metrics.jsonl, or the only JSON-lines file."""
     named = [path for path in lines if path.name == METRICS]
     return named[0] if named else lines[0] if len(lines) == 1 else None
@@ -102,28 +102,34 @@ def _metrics(lines: list[Path]) -> Path | None:
 
 def _wandb_runs(folder: Path) -> list[Path]:
     """Return the .wandb files in the folder, in `wandb/` and in their `run-` folders."""
-    places = [folder, *(p for p in children(folder)[:MOST] if "run-" in p.name)]
+    folders = [folder, *(p for p in list_folder(folder)[:MAX_ENTRIES] if "run-" in p.name)]
     if (folder / "wandb").is_dir():
-        places += [p for p in children(folder / "wandb")[:MOST] if "run-" in p.name]
-    found = [p for place in places for p in children(place) if p.suffix == wandb.SUFFIX]
-    return sorted((p for p in found if p.is_file()), key=lambda path: path.parent.name)
+        folders += [p for p in list_folder(folder / "wandb")[:MAX_ENTRIES] if "run-" in p.name]
+    candidates = [
+        p for run_folder in folders for p in list_folder(run_folder) if p.suffix == wandb.SUFFIX
+    ]
+    return sorted((p for p in candidates if p.is_file()), key=lambda path: path.parent.name)
 
 
-def _events(folder: Path) -> tuple[Path, ...]:
+def _event_files(folder: Path) -> tuple[Path, ...]:
     """Return the event files of the folder, or of its newest subfolder or that of `runs`."""
-    here = [p for p in children(folder)[:MOST] if tensorboard.is_events(p) and p.is_file()]
+    here = [
+        p for p in list_folder(folder)[:MAX_ENTRIES] if tensorboard.is_events(p) and p.is_file()
+    ]
     if here:
-        return tensorboard.order(here)
-    below = [p for p in children(folder / "runs") + children(folder) if p.is_dir()]
-    for place in reversed(below[:MOST]):
-        found = [p for p in children(place) if tensorboard.is_events(p) and p.is_file()]
-        if found:
-            return tensorboard.order(found)
+        return tensorboard.sort_by_time(here)
+    below = [p for p in list_folder(folder / "runs") + list_folder(folder) if p.is_dir()]
+    for subfolder in reversed(below[:MAX_ENTRIES]):
+        event_paths = [
+            p for p in list_folder(subfolder) if tensorboard.is_events(p) and p.is_file()
+        ]
+        if event_paths:
+            return tensorboard.sort_by_time(event_paths)
     return ()
 
 
-def _nothing(folder: Path) -> str:
-    names = [child.name for child in children(folder)[:MOST]]
+def _no_log_message(folder: Path) -> str:
+    names = [child.name for child in list_folder(folder)[:MAX_ENTRIES]]
     if pickles := [name for name in names if name.endswith(PICKLES)]:
         return (
             f"{folder}: has {pickles[0]}, a pickle, and nothing that klinic reads: unpickling "

@@ -10,8 +10,8 @@ from typing import Any
 
 from klinic.errors import EvidenceError
 from klinic.evidence.files import Journal
-from klinic.evidence.readers.log import Gathered, ScalarLog
-from klinic.evidence.readers.trainer_state import of_training
+from klinic.evidence.readers.log import LogBuilder, ScalarLog
+from klinic.evidence.readers.trainer_state import is_training_entry
 
 STEP_NAMES = (
     "train/global_step",  # before `_step`, which counts calls of wandb.log
@@ -29,23 +29,23 @@ STEP_NAMES = (
 NESTED = "data"
 
 
-def read(path: Path) -> ScalarLog:
+def read_log(path: Path) -> ScalarLog:
     """Return a log of JSON lines."""
-    gathered = Gathered()
+    builder = LogBuilder()
     for entry in Journal(path).entries():
-        add(gathered, entry)
-    return gathered.log(format="JSON lines", files=(path,))
+        add_entry(builder, entry)
+    return builder.build_log(format="JSON lines", files=(path,))
 
 
-def add(gathered: Gathered, entry: dict[str, Any]) -> None:
+def add_entry(builder: LogBuilder, entry: dict[str, Any]) -> None:
     """Add a line to the log if it is a training entry."""
     nested = entry.get(NESTED)
     values = {**nested, "step": entry.get("step")} if isinstance(nested, dict) else entry
-    if of_training(values):
-        gathered.add(step_of(values), values)
+    if is_training_entry(values):
+        builder.add(find_step(values), values)
 
 
-def step_of(values: Mapping[str, Any]) -> Any:
+def find_step(values: Mapping[str, Any]) -> Any:
     """Return the step of an entry under the first name in `STEP_NAMES`, or None."""
     return next((values[name] for name in STEP_NAMES if name in values), None)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from klinic.errors import EvidenceError
-from klinic.evidence.readers.names import Trainer, trainer_of
+from klinic.evidence.readers.names import Trainer, recognise_trainer
 
-LAST_STEP = 2**53  # above it, floats skip integers
+MAX_STEP = 2**53  # above it, floats skip integers
 LONGEST_NUMBER = 40  # characters: some writers quote numbers
 
 COUNTERS = frozenset(
@@ -36,7 +36,7 @@ class ScalarLog:
     """By klinic's name: None where nothing was logged, NaN where NaN or null was."""
     written_as: Mapping[str, str]
     """The log's own name of each column."""
-    counted: bool = False
+    steps_are_counted: bool = False
     """True if the log has no steps, so that its lines were numbered instead."""
     num_skipped: int = 0
     """Lines without a step in a log with steps, plus values that are not numeric."""
@@ -46,7 +46,7 @@ class ScalarLog:
     """Metric names that klinic does not know."""
 
     @property
-    def every(self) -> int:
+    def log_interval(self) -> int:
         """Median distance of logged steps; an entry is the mean over so many steps."""
         gaps = sorted(b - a for a, b in zip(self.steps, self.steps[1:], strict=False))
         return gaps[len(gaps) // 2] if gaps else max(self.steps[0], 1)
@@ -55,7 +55,7 @@ class ScalarLog:
         """Return a column; all None if the log does not have it."""
         return self.columns.get(name) or (None,) * len(self.steps)
 
-    def has(self, name: str) -> bool:
+    def has_metric(self, name: str) -> bool:
         """Whether a metric was logged at least once with a value other than NaN."""
         return any(v is not None and not math.isnan(v) for v in self.columns.get(name, ()))
 
@@ -68,7 +68,7 @@ class ScalarLog:
             "logged_steps": len(self.steps),
             "first_step": self.steps[0],
             "last_step": self.steps[-1],
-            "every": self.every,
+            "every": self.log_interval,
             "metrics": dict(self.written_as),
             "unknown_metrics": list(self.unknown),
             "skipped": self.num_skipped,
@@ -76,7 +76,7 @@ class ScalarLog:
         }
 
 
-class Gathered:
+class LogBuilder:
     """Collects the entries of a log; entries of the same step are merged."""
 
     def __init__(self) -> None:
@@ -87,7 +87,7 @@ class Gathered:
     def add(self, step: Any, values: Mapping[str, Any]) -> None:
         """Add the values of a step; `step` is None if the entry has none."""
         # fast path: a log has thousands
-        whole = step if type(step) is int and 0 <= step <= LAST_STEP else whole_step(step)
+        whole = step if type(step) is int and 0 <= step <= MAX_STEP else parse_step(step)
         if whole is None:
             self._stepless.append(dict(values))
         elif whole in self._entries:
@@ -95,30 +95,30 @@ class Gathered:
         else:
             self._entries[whole] = dict(values)
 
-    def log(
+    def build_log(
         self,
         *,
         format: str,  # noqa: A002 - JSON's name
         files: tuple[Path, ...],
-        recognise: Callable[[Iterable[str]], Trainer] = trainer_of,
+        recognise: Callable[[Iterable[str]], Trainer] = recognise_trainer,
     ) -> ScalarLog:
         """Return the log with the columns klinic knows; raise `EvidenceError` if there are none."""
-        counted = not self._entries
-        if counted:
+        steps_are_counted = not self._entries
+        if steps_are_counted:
             self._entries = dict(enumerate(self._stepless, start=1))
         else:
             self._num_skipped += len(self._stepless)
-        found: dict[str, Any] = {}
+        last_values: dict[str, Any] = {}
         for entry in self._entries.values():
-            found.update(entry)
-        trainer = recognise(found)
-        written_as = {trainer.klinic_name(name): name for name in reversed(found)}
+            last_values.update(entry)
+        trainer = recognise(last_values)
+        written_as = {trainer.klinic_name(name): name for name in reversed(last_values)}
         written_as.pop(None, None)
         if not written_as:
-            raise EvidenceError(_nothing_known(files[0], tuple(found)))
+            raise EvidenceError(_no_metric_message(files[0], tuple(last_values)))
         steps = tuple(sorted(self._entries))
         entries = [self._entries[step] for step in steps]
-        columns = self._columns(entries, written_as, trainer)  # type: ignore[arg-type]
+        columns = self._build_columns(entries, written_as, trainer)  # type: ignore[arg-type]
         return ScalarLog(
             format=format,
             trainer=trainer,
@@ -126,73 +126,77 @@ class Gathered:
             steps=steps,
             columns=columns,
             written_as={name: written_as[name] for name in columns},
-            counted=counted,
+            steps_are_counted=steps_are_counted,
             num_skipped=self._num_skipped,
-            unknown=tuple(_unknown(found, trainer)),
+            unknown=tuple(_unknown_names(last_values, trainer)),
         )
 
-    def _columns(
+    def _build_columns(
         self, entries: list[dict[str, Any]], written_as: Mapping[str, str], trainer: Trainer
     ) -> dict[str, Column]:
-        columns = {name: self._column(entries, key) for name, key in written_as.items()}
+        columns = {name: self._build_column(entries, key) for name, key in written_as.items()}
         for name in trainer.zero_is_none:
             if not any(columns.get(name, ())):
                 columns.pop(name, None)
         return columns
 
-    def _column(self, entries: list[dict[str, Any]], key: str) -> Column:
+    def _build_column(self, entries: list[dict[str, Any]], key: str) -> Column:
         values = []
         for entry in entries:
             value = entry.get(key, ABSENT)
             if type(value) is not float:
-                value = self._converted(value)
+                value = self._convert_value(value)
             values.append(value)
         return tuple(values)
 
-    def _converted(self, value: Any) -> float | None:
+    def _convert_value(self, value: Any) -> float | None:
         if value is ABSENT:
             return None
-        converted = number(value)
+        converted = parse_number(value)
         self._num_skipped += converted is None
         return converted
 
 
-def _unknown(found: Mapping[str, Any], trainer: Trainer) -> Iterator[str]:
+def _unknown_names(last_values: Mapping[str, Any], trainer: Trainer) -> Iterator[str]:
     """Yield the metric names that klinic does not know."""
-    for name, value in found.items():
+    for name, value in last_values.items():
         bare = name.rpartition("/")[2]
-        if bare not in COUNTERS and trainer.klinic_name(name) is None and number(value) is not None:
+        if (
+            bare not in COUNTERS
+            and trainer.klinic_name(name) is None
+            and parse_number(value) is not None
+        ):
             yield name
 
 
-def _nothing_known(path: Path, found: tuple[str, ...]) -> str:
-    if not found:
+def _no_metric_message(path: Path, names: tuple[str, ...]) -> str:
+    if not names:
         return f"{path}: has no entries, so there is nothing to diagnose. Pass a log with steps."
-    shown = ", ".join(name[:40] for name in found[:5])
+    shown = ", ".join(name[:40] for name in names[:5])
     return (
         f"{path}: has no metric that klinic knows, only {shown} and so on. Pass the log of a "
         "reinforcement-learning run; docs/how-to/other-trainers.md lists the names."
     )
 
 
-def whole_step(value: Any) -> int | None:
+def parse_step(value: Any) -> int | None:
     """Return a step as an integer, or None if it is not one.
 
-    >>> whole_step(3.0), whole_step("3"), whole_step(-1), whole_step(1e300), whole_step(True)
+    >>> parse_step(3.0), parse_step("3"), parse_step(-1), parse_step(1e300), parse_step(True)
     (3, None, None, None, None)
     """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    if not 0 <= value <= LAST_STEP or value != int(value):
+    if not 0 <= value <= MAX_STEP or value != int(value):
         return None
     return int(value)
 
 
-def number(value: Any) -> float | None:
+def parse_number(value: Any) -> float | None:
     """Return a logged value as a float, null as NaN; None if it is not numeric.
 
-    >>> number(3), number("NaN"), number(None), number("0.5"), number([1]), number(10**400)
-    (3.0, nan, nan, 0.5, None, inf)
+    >>> [parse_number(value) for value in (3, "NaN", None, "0.5", [1], 10**400)]
+    [3.0, nan, nan, 0.5, None, inf]
     """
     if value is None:
         return math.nan

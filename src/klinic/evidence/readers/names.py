@@ -24,8 +24,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-TRAIN = "train/"  # prefix of transformers, NeMo-RL and slime for TensorBoard and W&B
-FEWEST = 2  # distinctive names that identify a trainer: one may be chance
+TRAIN_PREFIX = "train/"  # prefix of transformers, NeMo-RL and slime for TensorBoard and W&B
+MIN_OWN_NAMES = 2  # distinctive names that identify a trainer: one may be chance
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +55,7 @@ class Trainer:
 
     def klinic_name(self, name: str) -> str | None:
         """Return klinic's name of a metric, or None."""
-        return self.names.get(name) or self.names.get(name.removeprefix(TRAIN))
+        return self.names.get(name) or self.names.get(name.removeprefix(TRAIN_PREFIX))
 
 
 WRITE = "Write them from your trainer: docs/how-to/write-evidence.md, 30 lines."
@@ -270,34 +270,34 @@ UNRECOGNISED = Trainer(
 )
 
 
-def _shared() -> frozenset[str]:
+def _shared_names() -> frozenset[str]:
     """Return the names that several trainers use, apart from those of TRL and klinic alone."""
     counts = Counter(name for trainer in TRAINERS for name in trainer.all_names)
     counts.subtract(TRL.all_names & KLINIC.all_names)
     return frozenset(name for name, count in counts.items() if count > 1)
 
 
-SHARED = _shared()
+SHARED_NAMES = _shared_names()
 
 
-def trainer_of(found: Iterable[str]) -> Trainer:
+def recognise_trainer(metric_names: Iterable[str]) -> Trainer:
     """Return the trainer with most of a log's distinctive names; on a tie `UNRECOGNISED`.
 
-    >>> trainer_of(["loss", "kl", "completions/mean_length", "num_tokens"]).name
+    >>> recognise_trainer(["loss", "kl", "completions/mean_length", "num_tokens"]).name
     'TRL'
-    >>> trainer_of(["loss", "kl", "reward"]).recognised
+    >>> recognise_trainer(["loss", "kl", "reward"]).recognised
     False
     """
-    names = frozenset(name.removeprefix(TRAIN) for name in found) - SHARED
+    names = frozenset(name.removeprefix(TRAIN_PREFIX) for name in metric_names) - SHARED_NAMES
     first, second, *_ = sorted(
         TRAINERS, key=lambda trainer: len(names & trainer.all_names), reverse=True
     )
     num_own = len(names & first.all_names)
-    alone = num_own > len(names & second.all_names)
-    return first if alone and num_own >= FEWEST else UNRECOGNISED
+    is_unique = num_own > len(names & second.all_names)
+    return first if is_unique and num_own >= MIN_OWN_NAMES else UNRECOGNISED
 
 
-def trl_or_unrecognised(found: Iterable[str]) -> Trainer:
+def trl_or_unrecognised(metric_names: Iterable[str]) -> Trainer:
     """Return TRL if a log of transformers has a distinctive name of TRL."""
-    names = frozenset(name.removeprefix(TRAIN) for name in found)
-    return TRL if names & TRL.all_names - SHARED else UNRECOGNISED
+    names = frozenset(name.removeprefix(TRAIN_PREFIX) for name in metric_names)
+    return TRL if names & TRL.all_names - SHARED_NAMES else UNRECOGNISED

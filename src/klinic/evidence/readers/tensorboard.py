@@ -17,8 +17,8 @@ from pathlib import Path
 
 from klinic.errors import EvidenceError
 from klinic.evidence.files import open_file
-from klinic.evidence.readers.log import Gathered, ScalarLog
-from klinic.evidence.readers.wire import BYTES, EIGHT, FOUR, VARINT, WireError, fields
+from klinic.evidence.readers.log import LogBuilder, ScalarLog
+from klinic.evidence.readers.wire import BYTES, EIGHT, FOUR, VARINT, WireError, read_fields
 
 PART_OF_NAME = ".tfevents."
 LARGEST = 1 << 20  # bytes of a scalar record: larger ones, images and graphs, are skipped
@@ -26,7 +26,7 @@ FLOAT, DOUBLE = 1, 2  # dtypes
 POLYNOMIAL = 0x82F63B78  # of CRC-32C, reversed
 
 
-def _table() -> tuple[int, ...]:
+def _crc_table() -> tuple[int, ...]:
     entries = []
     for byte in range(256):
         crc = byte
@@ -36,7 +36,7 @@ def _table() -> tuple[int, ...]:
     return tuple(entries)
 
 
-TABLE = _table()
+CRC_TABLE = _crc_table()
 
 
 def masked_crc(data: bytes) -> int:
@@ -45,30 +45,30 @@ def masked_crc(data: bytes) -> int:
     >>> hex(masked_crc(b"123456789"))
     '0xc78ab0e5'
     """
-    crc, table = 0xFFFFFFFF, TABLE
+    crc, table = 0xFFFFFFFF, CRC_TABLE
     for byte in data:
         crc = table[(crc ^ byte) & 0xFF] ^ (crc >> 8)
     crc ^= 0xFFFFFFFF
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def read(paths: tuple[Path, ...]) -> ScalarLog:
+def read_log(paths: tuple[Path, ...]) -> ScalarLog:
     """Return the scalars of the event files of one run; later files override earlier ones."""
-    gathered = Gathered()
+    builder = LogBuilder()
     for path in paths:
-        for data in records(path):
+        for data in read_records(path):
             try:
-                for step, tag, value in scalars(data):
-                    gathered.add(step, {tag: value})
+                for step, tag, value in event_scalars(data):
+                    builder.add(step, {tag: value})
             except (WireError, UnicodeDecodeError) as error:
                 raise EvidenceError(
                     f"{path}: has a record that is not an event ({error}). TensorBoard did not "
                     "write it; pass an event file."
                 ) from error
-    return gathered.log(format="TensorBoard events", files=paths)
+    return builder.build_log(format="TensorBoard events", files=paths)
 
 
-def records(path: Path) -> Iterator[bytes]:
+def read_records(path: Path) -> Iterator[bytes]:
     """Yield the data of every complete record that may be a scalar."""
     with open_file(path) as file:
         number = 0
@@ -76,7 +76,7 @@ def records(path: Path) -> Iterator[bytes]:
             number += 1
             length, checksum = struct.unpack("<QI", header)
             if masked_crc(header[:8]) != checksum:
-                raise _damaged(path, number)
+                raise _checksum_error(path, number)
             if length > LARGEST:
                 file.seek(length + 4, 1)
                 continue
@@ -84,36 +84,36 @@ def records(path: Path) -> Iterator[bytes]:
             if len(body) < length + 4:
                 return
             if masked_crc(body[:length]) != int.from_bytes(body[length:], "little"):
-                raise _damaged(path, number)
+                raise _checksum_error(path, number)
             yield body[:length]
         if not number and header:
-            raise _damaged(path, 1)
+            raise _checksum_error(path, 1)
 
 
-def _damaged(path: Path, number: int) -> EvidenceError:
+def _checksum_error(path: Path, number: int) -> EvidenceError:
     return EvidenceError(
         f"{path}: record {number} has a wrong checksum. It is not an event file, or it was "
         "damaged after it was written; restore it from a copy."
     )
 
 
-def scalars(event: bytes) -> Iterator[tuple[int, str, float]]:
+def event_scalars(event: bytes) -> Iterator[tuple[int, str, float]]:
     """Yield (step, tag, value) of the scalars of an event."""
     step, values = 0, []
-    for number, kind, value in fields(event):
+    for number, kind, value in read_fields(event):
         if number == 2 and kind == VARINT and isinstance(value, int):
             step = value
         elif number == 5 and isinstance(value, bytes):
-            values += [v for n, _, v in fields(value) if n == 1 and isinstance(v, bytes)]
+            values += [v for n, _, v in read_fields(value) if n == 1 and isinstance(v, bytes)]
     for entry in values:
-        tag, scalar = _value(entry)
+        tag, scalar = _parse_value(entry)
         if scalar is not None:
             yield step, tag, scalar
 
 
-def _value(data: bytes) -> tuple[str, float | None]:
+def _parse_value(data: bytes) -> tuple[str, float | None]:
     tag, scalar = "", None
-    for number, kind, value in fields(data):
+    for number, kind, value in read_fields(data):
         if not isinstance(value, bytes):
             continue
         if number == 1 and kind == BYTES:
@@ -121,23 +121,23 @@ def _value(data: bytes) -> tuple[str, float | None]:
         elif number == 2 and kind == FOUR:
             scalar = struct.unpack("<f", value)[0]
         elif number == 8 and kind == BYTES:
-            scalar = _tensor(value)
+            scalar = _scalar_tensor(value)
     return tag, scalar
 
 
-def _tensor(data: bytes) -> float | None:
+def _scalar_tensor(data: bytes) -> float | None:
     """Return the value of a scalar float tensor, or None."""
-    dtype, held = 0, b""
-    for number, kind, value in fields(data):
+    dtype, content = 0, b""
+    for number, kind, value in read_fields(data):
         if number == 1 and isinstance(value, int):
             dtype = value
         elif number in (4, 5, 6) and kind in (BYTES, FOUR, EIGHT) and isinstance(value, bytes):
-            held = value
-    form = {(FLOAT, 4): "<f", (DOUBLE, 8): "<d"}.get((dtype, len(held)))
-    return None if form is None else float(struct.unpack(form, held)[0])
+            content = value
+    form = {(FLOAT, 4): "<f", (DOUBLE, 8): "<d"}.get((dtype, len(content)))
+    return None if form is None else float(struct.unpack(form, content)[0])
 
 
-def order(paths: list[Path]) -> tuple[Path, ...]:
+def sort_by_time(paths: list[Path]) -> tuple[Path, ...]:
     """Return event files by creation time, which their names encode."""
     return tuple(sorted(paths, key=lambda path: path.name))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from klinic.errors import EvidenceError
 from klinic.evidence.files import read_json
-from klinic.evidence.readers.log import Gathered, ScalarLog
+from klinic.evidence.readers.log import LogBuilder, ScalarLog
 from klinic.evidence.readers.names import trl_or_unrecognised
 
 NAME = "trainer_state.json"
@@ -19,16 +19,18 @@ SUMMARY = "train_runtime"
 LARGEST = 3 << 28  # bytes: a million logged steps
 
 
-def find(folder: Path) -> Path | None:
+def find_state_file(folder: Path) -> Path | None:
     """Return the state file of the folder or of its last checkpoint, or None."""
     if (folder / NAME).is_file():
         return folder / NAME
-    found = [(int(m[1]), p) for p in children(folder) if (m := CHECKPOINT.fullmatch(p.name))]
-    states = [path / NAME for _, path in sorted(found) if (path / NAME).is_file()]
+    checkpoints = [
+        (int(m[1]), p) for p in list_folder(folder) if (m := CHECKPOINT.fullmatch(p.name))
+    ]
+    states = [path / NAME for _, path in sorted(checkpoints) if (path / NAME).is_file()]
     return states[-1] if states else None
 
 
-def children(folder: Path) -> list[Path]:
+def list_folder(folder: Path) -> list[Path]:
     """Return the entries of a folder, sorted; an empty list if it cannot be read."""
     try:
         return sorted(folder.iterdir())
@@ -36,7 +38,7 @@ def children(folder: Path) -> list[Path]:
         return []
 
 
-def read(path: Path) -> ScalarLog:
+def read_log(path: Path) -> ScalarLog:
     """Return the training entries as a scalar log."""
     history = read_json(path, largest=LARGEST, most_containers=LARGEST).get("log_history")
     if not isinstance(history, list):
@@ -44,19 +46,19 @@ def read(path: Path) -> ScalarLog:
             f"{path}: has no list `log_history`, so it is no {NAME} of transformers. Pass the file "
             "that the Trainer saved, or the folder of its checkpoints."
         )
-    gathered = Gathered()
+    builder = LogBuilder()
     for number, entry in enumerate(history, 1):
         if not isinstance(entry, dict):
             raise EvidenceError(
                 f"{path}: entry {number} of `log_history` is not an object. The file was damaged; "
                 "use that of another checkpoint."
             )
-        if of_training(entry):
-            gathered.add(entry.get("step"), entry)
-    return gathered.log(format=NAME, files=(path,), recognise=trl_or_unrecognised)
+        if is_training_entry(entry):
+            builder.add(entry.get("step"), entry)
+    return builder.build_log(format=NAME, files=(path,), recognise=trl_or_unrecognised)
 
 
-def of_training(entry: dict[str, Any]) -> bool:
+def is_training_entry(entry: dict[str, Any]) -> bool:
     """Whether an entry is of training, neither an evaluation nor the final summary."""
     if SUMMARY in entry:
         return False

@@ -14,43 +14,49 @@ from typing import Any
 from klinic.errors import EvidenceError
 from klinic.evidence.files import LONGEST, Journal
 from klinic.evidence.readers.json_lines import first_entry
-from klinic.evidence.readers.log import Gathered, ScalarLog, number
+from klinic.evidence.readers.log import LogBuilder, ScalarLog, parse_number
 from klinic.evidence.readers.names import ROLLOUTS
-from klinic.evidence.readers.trainer_state import children
+from klinic.evidence.readers.trainer_state import list_folder
 
 FILE = re.compile(r"([0-9]{1,15})\.jsonl")
-KEYS = {"input", "output", "score"}
+REQUIRED_KEYS = {"input", "output", "score"}
 
 
 def is_rollouts(path: Path) -> bool:
     """Whether a file holds completions with scores."""
-    return first_entry(path).keys() >= KEYS
+    return first_entry(path).keys() >= REQUIRED_KEYS
 
 
-def find(folder: Path) -> tuple[Path, ...]:
+def find_rollouts(folder: Path) -> tuple[Path, ...]:
     """Return the rollout files of a folder, ordered by step."""
-    found = sorted((int(m[1]), p) for p in children(folder) if (m := FILE.fullmatch(p.name)))
-    return tuple(path for _, path in found) if found and is_rollouts(found[0][1]) else ()
+    numbered_files = sorted(
+        (int(m[1]), p) for p in list_folder(folder) if (m := FILE.fullmatch(p.name))
+    )
+    return (
+        tuple(path for _, path in numbered_files)
+        if numbered_files and is_rollouts(numbered_files[0][1])
+        else ()
+    )
 
 
-def read(paths: tuple[Path, ...]) -> ScalarLog:
+def read_log(paths: tuple[Path, ...]) -> ScalarLog:
     """Return the metrics of the completions of each step as a scalar log."""
-    gathered = Gathered()
+    builder = LogBuilder()
     for path in paths:
         rows = [
-            _row(entry, path, line)
+            _parse_row(entry, path, line)
             for line, entry in enumerate(Journal(path, longest=LONGEST).entries(), 1)
         ]
         steps = defaultdict(list)
         for row in rows:
             steps[row["step"]].append(row)
-        for step, of_step in steps.items():
-            gathered.add(step, measured(of_step))
-    return gathered.log(format="Rollouts", files=paths, recognise=lambda _: ROLLOUTS)
+        for step, step_rows in steps.items():
+            builder.add(step, rollout_metrics(step_rows))
+    return builder.build_log(format="Rollouts", files=paths, recognise=lambda _: ROLLOUTS)
 
 
-def _row(entry: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
-    score = number(entry.get("score", "none"))
+def _parse_row(entry: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
+    score = parse_number(entry.get("score", "none"))
     if not isinstance(entry.get("input"), str) or score is None:
         raise EvidenceError(
             f"{path}, line {line}: needs `input`, a text, and `score`, a number. Pass the folder "
@@ -63,7 +69,7 @@ def _row(entry: dict[str, Any], path: Path, line: int) -> dict[str, Any]:
     return {**entry, "score": score, "step": step}
 
 
-def measured(rows: list[dict[str, Any]]) -> dict[str, float]:
+def rollout_metrics(rows: list[dict[str, Any]]) -> dict[str, float]:
     """Return the metrics of a step's completions."""
     scores = [row["score"] for row in rows if math.isfinite(row["score"])]
     groups = defaultdict(list)
@@ -75,9 +81,11 @@ def measured(rows: list[dict[str, Any]]) -> dict[str, float]:
         metrics["reward_std"] = math.sqrt(mean([square(s - metrics["reward"]) for s in scores]))
     if compared:
         same = [len({row["score"] for row in group}) == 1 for group in compared]
-        again = [1 - len({str(row.get("output")) for row in g}) / len(g) for g in compared]
+        repeat_fractions = [
+            1 - len({str(row.get("output")) for row in g}) / len(g) for g in compared
+        ]
         metrics["frac_reward_zero_std"] = mean([float(equal) for equal in same])
-        metrics["completions/equal_ratio"] = mean(again)
+        metrics["completions/equal_ratio"] = mean(repeat_fractions)
     return metrics
 
 

@@ -20,9 +20,9 @@ from typing import IO, Any
 
 from klinic.errors import EvidenceError
 from klinic.evidence.files import open_file
-from klinic.evidence.readers.json_lines import add
-from klinic.evidence.readers.log import Gathered, ScalarLog
-from klinic.evidence.readers.wire import WireError, fields
+from klinic.evidence.readers.json_lines import add_entry
+from klinic.evidence.readers.log import LogBuilder, ScalarLog
+from klinic.evidence.readers.wire import WireError, read_fields
 
 SUFFIX = ".wandb"
 MAGIC = struct.pack("<4sHB", b":W&B", 0xBEE1, 0)
@@ -32,23 +32,23 @@ LARGEST = 1 << 24  # bytes of a record: a step's metrics are a few thousand
 LONGEST_VALUE = 64  # characters: a longer value is not a number
 
 
-def read(path: Path) -> ScalarLog:
+def read_log(path: Path) -> ScalarLog:
     """Return the history of a run as a scalar log."""
-    gathered = Gathered()
-    for number, data in enumerate(records(path), 1):
+    builder = LogBuilder()
+    for number, data in enumerate(read_records(path), 1):
         try:
-            entry = history(data)
+            entry = parse_history(data)
         except (WireError, UnicodeDecodeError) as error:
             raise EvidenceError(
                 f"{path}: record {number} is not a W&B record ({error}). Pass the file that wandb "
                 "wrote, or export the run's history as JSON lines."
             ) from error
         if entry is not None:
-            add(gathered, entry)
-    return gathered.log(format="W&B offline run", files=(path,))
+            add_entry(builder, entry)
+    return builder.build_log(format="W&B offline run", files=(path,))
 
 
-def records(path: Path) -> Iterator[bytes]:
+def read_records(path: Path) -> Iterator[bytes]:
     """Yield the records of a file, except those too large for metrics."""
     with open_file(path) as file:
         if file.read(HEADER) != MAGIC:
@@ -57,9 +57,9 @@ def records(path: Path) -> Iterator[bytes]:
                 "offline run, or its folder."
             )
         record: bytearray | None = None
-        for kind, data in _chunks(file, path):
+        for kind, data in _read_chunks(file, path):
             if (kind in (WHOLE, FIRST)) != (record is None):
-                raise _damaged(path, file)
+                raise _chunk_error(path, file)
             record = bytearray() if record is None else record
             if len(record) <= LARGEST:
                 record += data
@@ -69,12 +69,12 @@ def records(path: Path) -> Iterator[bytes]:
                 record = None
 
 
-def _chunks(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
-    place = HEADER
+def _read_chunks(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
+    offset = HEADER
     while True:
-        left = BLOCK - place % BLOCK
+        left = BLOCK - offset % BLOCK
         if left < HEADER:
-            place += len(file.read(left))
+            offset += len(file.read(left))
         header = file.read(HEADER)
         if len(header) < HEADER:
             return
@@ -83,46 +83,46 @@ def _chunks(file: IO[bytes], path: Path) -> Iterator[tuple[int, bytes]]:
         if len(data) < length:
             return
         if not WHOLE <= kind <= LAST or zlib.crc32(data, zlib.crc32(bytes([kind]))) != checksum:
-            raise _damaged(path, file)
-        place += HEADER + length
+            raise _chunk_error(path, file)
+        offset += HEADER + length
         yield kind, data
 
 
-def _damaged(path: Path, file: IO[bytes]) -> EvidenceError:
+def _chunk_error(path: Path, file: IO[bytes]) -> EvidenceError:
     return EvidenceError(
         f"{path}: the chunk that ends at byte {file.tell()} has a wrong checksum or order. The "
         "file was damaged after it was written; restore it from a copy."
     )
 
 
-def history(record: bytes) -> dict[str, Any] | None:
+def parse_history(record: bytes) -> dict[str, Any] | None:
     """Return the metrics of a history record; None for another kind."""
-    for number, _, value in fields(record):
+    for number, _, value in read_fields(record):
         if number == 2 and isinstance(value, bytes):
-            return _entry(value)
+            return _parse_entry(value)
     return None
 
 
-def _entry(data: bytes) -> dict[str, Any]:
+def _parse_entry(data: bytes) -> dict[str, Any]:
     entry: dict[str, Any] = {}
     step: int | None = None
-    for number, _, value in fields(data):
+    for number, _, value in read_fields(data):
         if not isinstance(value, bytes):
             continue
         if number == 1:
-            name, text = _item(value)
+            name, text = _parse_item(value)
             if len(text) <= LONGEST_VALUE:
-                entry[name] = _number(text)
+                entry[name] = _parse_value(text)
         elif number == 2:
-            step = next((v for n, _, v in fields(value) if n == 1 and isinstance(v, int)), 0)
+            step = next((v for n, _, v in read_fields(value) if n == 1 and isinstance(v, int)), 0)
     if step is not None:
         entry.setdefault("_step", step)
     return entry
 
 
-def _item(data: bytes) -> tuple[str, bytes]:
+def _parse_item(data: bytes) -> tuple[str, bytes]:
     key, text = [], b""
-    for number, _, value in fields(data):
+    for number, _, value in read_fields(data):
         if isinstance(value, bytes):
             if number in (1, 2):
                 key.append(value.decode())
@@ -131,7 +131,7 @@ def _item(data: bytes) -> tuple[str, bytes]:
     return "/".join(key), text
 
 
-def _number(text: bytes) -> Any:
+def _parse_value(text: bytes) -> Any:
     try:
         return float(text)
     except ValueError:

@@ -15,42 +15,42 @@ class WireError(ValueError):
     """Raised for bytes that are not a valid protobuf or Thrift message."""
 
 
-def fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
+def read_fields(data: bytes) -> Iterator[tuple[int, int, int | bytes]]:
     r"""Yield (number, kind, raw value) of every field of a message.
 
-    >>> list(fields(b"\x08\x96\x01\x12\x02hi"))
+    >>> list(read_fields(b"\x08\x96\x01\x12\x02hi"))
     [(1, 0, 150), (2, 2, b'hi')]
     """
-    place = 0
-    while place < len(data):
-        key, place = varint(data, place)
+    offset = 0
+    while offset < len(data):
+        key, offset = read_varint(data, offset)
         kind = key & 7
         if kind == VARINT:
-            value, place = varint(data, place)
+            value, offset = read_varint(data, offset)
             yield key >> 3, kind, value
             continue
         if kind == BYTES:
-            size, place = varint(data, place)
+            size, offset = read_varint(data, offset)
         elif kind in (EIGHT, FOUR):
             size = 8 if kind == EIGHT else 4
         else:
             raise WireError(f"a field of kind {kind}")
-        if place + size > len(data):
+        if offset + size > len(data):
             raise WireError("a field that exceeds its message")
-        yield key >> 3, kind, data[place : place + size]
-        place += size
+        yield key >> 3, kind, data[offset : offset + size]
+        offset += size
 
 
-def varint(data: bytes, place: int) -> tuple[int, int]:
+def read_varint(data: bytes, offset: int) -> tuple[int, int]:
     """Return a varint and the offset after it."""
-    if place < len(data) and data[place] < 0x80:  # the usual case
-        return data[place], place + 1
+    if offset < len(data) and data[offset] < 0x80:  # the usual case
+        return data[offset], offset + 1
     value = 0
     for count in range(LONGEST_VARINT):
-        if place + count >= len(data):
+        if offset + count >= len(data):
             raise WireError("a number that exceeds its message")
-        byte = data[place + count]
+        byte = data[offset + count]
         value |= (byte & 0x7F) << (7 * count)
         if byte < 0x80:
-            return value, place + count + 1
+            return value, offset + count + 1
     raise WireError("a number of more than ten bytes")

@@ -20,27 +20,33 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from klinic.integrations.trl.scoring import Batch, Score, logp_of, trained_on, unseen
+from klinic.integrations.trl.scoring import (
+    Batch,
+    Score,
+    score_completions,
+    trained_mask,
+    without_side_effects,
+)
 from klinic.model.adapters import (
     base_digest,
     base_weights,
-    is_adapted,
+    has_adapter,
     policy_digest,
     starts_at_zero,
 )
-from klinic.model.weights import digest, sampled_digest, trained
+from klinic.model.weights import digest, sampled_digest, trainable_tensors
 
-THEIRS = "ref"  # TRL's name for the frozen copy of an adapter
+TRL_ADAPTER = "ref"  # TRL's name for the frozen copy of an adapter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reference:
+class TRLReference:
     """The reference policy: its origin, digests and scoring."""
 
     kind: str
     source: str
     digest: str
-    start: str
+    start_digest: str
     """Digest of the initial policy: equal to `digest` if both have the same weights."""
     num_bytes: int
     """Size of the weights that klinic stores for it."""
@@ -53,13 +59,13 @@ class Reference:
         return sampled_digest(self._weights())
 
     @torch.no_grad()
-    def logp(self, score: Score, batch: Batch, *, size: int | None = None) -> Tensor:
+    def completion_logp(self, score: Score, batch: Batch, *, size: int | None = None) -> Tensor:
         """Return the reference's log-probs of a batch."""
         with self._model() as model:
-            return logp_of(score, model, batch, size=size)
+            return score_completions(score, model, batch, size=size)
 
 
-def policy_of(trainer: Any) -> Any:
+def unwrap_policy(trainer: Any) -> Any:
     """Return the trained model without the wrapper of a launcher."""
     model = trainer.model
     if isinstance(model, PreTrainedModel):  # not wrapped; unwrap_model takes a millisecond
@@ -67,133 +73,139 @@ def policy_of(trainer: Any) -> Any:
     return trainer.accelerator.unwrap_model(model)
 
 
-def reference_of(trainer: Any, *, monitored: bool) -> Reference | None:
+def find_reference(trainer: Any, *, monitored: bool) -> TRLReference | None:
     """Return the reference of a trainer, or one for monitoring where it has none."""
-    lm = policy_of(trainer)
+    lm = unwrap_policy(trainer)
     if trainer.beta == 0:
-        return _kept(lm) if monitored else None
+        return _reference_from_snapshot(lm) if monitored else None
     if trainer.ref_model is not None:
-        return _copy(trainer, lm)
-    return _frozen(lm) if THEIRS in lm.peft_config else _adapter_off(lm)
-
-
-def _copy(trainer: Any, lm: Any) -> Reference:
-    model = trainer.ref_model
-    theirs = trainer.accelerator.unwrap_model(model)
-
-    @contextmanager
-    def in_force() -> Iterator[Any]:
-        yield model
-
-    return Reference(
-        kind="copy",
-        source=str(theirs.config._name_or_path),
-        digest=digest(theirs.state_dict()),
-        start=policy_digest(lm),
-        num_bytes=0,
-        _model=in_force,
-        _weights=lambda: dict(theirs.named_parameters()),
+        return _reference_from_copy(trainer, lm)
+    return (
+        _reference_from_frozen_adapter(lm)
+        if TRL_ADAPTER in lm.peft_config
+        else _reference_without_adapter(lm)
     )
 
 
-def _adapter_off(lm: Any) -> Reference:
+def _reference_from_copy(trainer: Any, lm: Any) -> TRLReference:
+    model = trainer.ref_model
+    reference_model = trainer.accelerator.unwrap_model(model)
+
     @contextmanager
-    def in_force() -> Iterator[Any]:
+    def as_reference() -> Iterator[Any]:
+        yield model
+
+    return TRLReference(
+        kind="copy",
+        source=str(reference_model.config._name_or_path),
+        digest=digest(reference_model.state_dict()),
+        start_digest=policy_digest(lm),
+        num_bytes=0,
+        _model=as_reference,
+        _weights=lambda: dict(reference_model.named_parameters()),
+    )
+
+
+def _reference_without_adapter(lm: Any) -> TRLReference:
+    @contextmanager
+    def as_reference() -> Iterator[Any]:
         with lm.disable_adapter():
             yield lm
 
     base = base_digest(lm)
     assert base is not None  # noqa: S101 - it has an adapter
-    return Reference(
+    return TRLReference(
         kind="adapter_off",
         source=str(lm.config._name_or_path),
         digest=base,
-        start=base if starts_at_zero(lm) else policy_digest(lm),
+        start_digest=base if starts_at_zero(lm) else policy_digest(lm),
         num_bytes=0,
-        _model=in_force,
+        _model=as_reference,
         _weights=lambda: base_weights(lm),
     )
 
 
-def _frozen(lm: Any) -> Reference:
+def _reference_from_frozen_adapter(lm: Any) -> TRLReference:
     from trl.trainer.utils import use_adapter
 
     @contextmanager
-    def in_force() -> Iterator[Any]:
-        with use_adapter(lm, adapter_name=THEIRS):
+    def as_reference() -> Iterator[Any]:
+        with use_adapter(lm, adapter_name=TRL_ADAPTER):
             yield lm
 
-    def frozen() -> dict[str, Tensor]:
-        own = {n: p for n, p in lm.named_parameters() if f".{THEIRS}." in n}
-        return {n.replace(f".{THEIRS}.", ".default."): p for n, p in own.items()}
+    def frozen_weights() -> dict[str, Tensor]:
+        adapter_weights = {n: p for n, p in lm.named_parameters() if f".{TRL_ADAPTER}." in n}
+        return {n.replace(f".{TRL_ADAPTER}.", ".default."): p for n, p in adapter_weights.items()}
 
-    return Reference(
+    return TRLReference(
         kind="adapter_frozen",
         source=str(lm.config._name_or_path),
-        digest=digest(frozen()),
-        start=digest(trained(lm)),
+        digest=digest(frozen_weights()),
+        start_digest=digest(trainable_tensors(lm)),
         num_bytes=0,
-        _model=in_force,
-        _weights=frozen,
+        _model=as_reference,
+        _weights=frozen_weights,
     )
 
 
-def _kept(lm: Any) -> Reference:
+def _reference_from_snapshot(lm: Any) -> TRLReference:
     """Return a reference with the current weights of the policy."""
-    if is_adapted(lm) and starts_at_zero(lm):
-        return _adapter_off(lm)
-    kept = {name: p.detach().clone() for name, p in trained(lm).items()}
+    if has_adapter(lm) and starts_at_zero(lm):
+        return _reference_without_adapter(lm)
+    snapshot = {name: p.detach().clone() for name, p in trainable_tensors(lm).items()}
 
     @contextmanager
-    def in_force() -> Iterator[Any]:
-        live = trained(lm)
+    def as_reference() -> Iterator[Any]:
+        live = trainable_tensors(lm)
         current = {name: p.data for name, p in live.items()}
         for name, p in live.items():
-            p.data = kept[name]
+            p.data = snapshot[name]
         try:
             yield lm
         finally:
             for name, p in live.items():
                 p.data = current[name]
 
-    start = digest(kept)
-    return Reference(
+    start = digest(snapshot)
+    return TRLReference(
         kind="copy",
         source=str(lm.config._name_or_path),
         digest=start,
-        start=start,
-        num_bytes=sum(p.nbytes for p in kept.values()),
-        _model=in_force,
-        _weights=lambda: kept,
+        start_digest=start,
+        num_bytes=sum(p.nbytes for p in snapshot.values()),
+        _model=as_reference,
+        _weights=lambda: snapshot,
     )
 
 
 @torch.no_grad()
-def distance_at_start(trainer: Any, score: Score, reference: Reference, batch: Batch) -> float:
+def distance_at_start(trainer: Any, score: Score, reference: TRLReference, batch: Batch) -> float:
     """Return the largest log-prob difference between policy and reference on a batch, in nats.
 
     Both are scored with the same shapes and RNG state: equal weights give exactly 0.
     """
-    with unseen(trainer):
-        ours = logp_of(score, trainer.model, batch)
-    with unseen(trainer):
-        theirs = reference.logp(score, batch)
-    inside = trained_on(batch)
-    apart = (ours - theirs).abs()[inside]
-    return float(apart.max()) if apart.numel() else 0.0
+    with without_side_effects(trainer):
+        policy_logp = score_completions(score, trainer.model, batch)
+    with without_side_effects(trainer):
+        reference_logp = reference.completion_logp(score, batch)
+    mask = trained_mask(batch)
+    difference = (policy_logp - reference_logp).abs()[mask]
+    return float(difference.max()) if difference.numel() else 0.0
 
 
-def identity(reference: Reference, apart: float, num_tokens: int) -> str:
+def describe_reference(reference: TRLReference, difference: float, num_tokens: int) -> str:
     """Return a sentence on whether the reference equals the initial policy."""
-    same = "equal to" if reference.digest == reference.start else "different from"
+    relation = "equal to" if reference.digest == reference.start_digest else "different from"
     size = f", {reference.num_bytes / 1e6:.1f} MB stored" if reference.num_bytes else ""
-    said = (
-        f"Reference: {reference.kind} of {reference.source}, weights {same} those of the initial "
+    summary = (
+        f"Reference: {reference.kind} of {reference.source}, "
+        f"weights {relation} those of the initial "
         f"policy{size}."
     )
-    if apart == 0:
-        return f"{said} The KL is exactly 0 on {num_tokens} tokens before the first update."
+    if difference == 0:
+        return f"{summary} The KL is exactly 0 on {num_tokens} tokens before the first update."
     return (
-        f"{said} Before the first update its log-probs differ from the policy's by up to "
-        f"{apart:.3g} nats and should be equal: the KL will not measure the effect of training."
+        f"{summary} Before the first update its log-probs differ from the policy's by up to "
+        f"{difference:.3g} nats and should be equal: the KL "
+        "will not measure the effect of training."
     )

@@ -8,9 +8,9 @@ from statistics import mean, stdev
 
 import numpy as np
 
-LEVEL = 0.95
-MOST_EXACT = 6  # values up to which all resamples are enumerated: 6**6 = 46,656
-NUM_DRAWN = 20_000
+CONFIDENCE = 0.95
+MAX_ENUMERATED = 6  # values up to which all resamples are enumerated: 6**6 = 46,656
+NUM_RESAMPLES = 20_000
 
 # 97.5% quantiles of Student's t for 1, 2, ... degrees of freedom; the last is used above 20
 T_975 = (
@@ -29,7 +29,7 @@ class Interval:
     num: int
 
     @property
-    def half(self) -> float:
+    def half_width(self) -> float:
         """Half the width of the interval."""
         return (self.high - self.low) / 2
 
@@ -39,42 +39,42 @@ class Interval:
         return self.low > 0 or self.high < 0
 
 
-def bootstrap(values: Sequence[float]) -> Interval:
+def bootstrap_interval(values: Sequence[float]) -> Interval:
     """Return the mean with its 95% bootstrap interval (percentiles).
 
     Up to six values it enumerates all resamples, so the result is deterministic. With few seeds it
     is too narrow: with three values it covers the mean in about three of four cases. It shows the
     spread; conclusions use `paired_difference`.
 
-    >>> found = bootstrap([0.1, 0.2, 0.3])
+    >>> found = bootstrap_interval([0.1, 0.2, 0.3])
     >>> f"{found.mean:.2f} ({found.low:.2f} to {found.high:.2f})"
     '0.20 (0.12 to 0.28)'
     """
-    given = np.array(values, np.float64)
-    if len(given) < 2:
-        centre = float(given.mean()) if len(given) else math.nan
-        return Interval(mean=centre, low=math.nan, high=math.nan, num=len(given))
-    means = given[_resamples(len(given))].mean(axis=1)
-    low, high = np.quantile(means, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    sample = np.array(values, np.float64)
+    if len(sample) < 2:
+        centre = float(sample.mean()) if len(sample) else math.nan
+        return Interval(mean=centre, low=math.nan, high=math.nan, num=len(sample))
+    means = sample[_resample_indices(len(sample))].mean(axis=1)
+    low, high = np.quantile(means, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return Interval(
-        mean=float(given.mean()),
+        mean=float(sample.mean()),
         low=float(low),
         high=float(high),
-        num=len(given),
+        num=len(sample),
     )
 
 
-def paired(values: Sequence[float], baseline: Sequence[float]) -> Interval:
+def paired_difference(values: Sequence[float], baseline: Sequence[float]) -> Interval:
     """Return the mean paired difference with its 95% Student's t interval.
 
-    >>> found = paired([0.5, 0.7, 0.6], [0.4, 0.5, 0.3])
+    >>> found = paired_difference([0.5, 0.7, 0.6], [0.4, 0.5, 0.3])
     >>> f"{found.mean:.4f} ({found.low:.4f} to {found.high:.4f})"
     '0.2000 (-0.0484 to 0.4484)'
     """
-    return students_t([a - b for a, b in zip(values, baseline, strict=True)])
+    return t_interval([a - b for a, b in zip(values, baseline, strict=True)])
 
 
-def students_t(values: Sequence[float]) -> Interval:
+def t_interval(values: Sequence[float]) -> Interval:
     """Return the mean with its 95% Student's t interval."""
     if len(values) < 2:
         centre = mean(values) if values else math.nan
@@ -85,7 +85,7 @@ def students_t(values: Sequence[float]) -> Interval:
     return Interval(mean=centre, low=centre - half, high=centre + half, num=len(values))
 
 
-def _resamples(num: int) -> np.ndarray:
-    if num <= MOST_EXACT:
+def _resample_indices(num: int) -> np.ndarray:
+    if num <= MAX_ENUMERATED:
         return np.array(list(itertools.product(range(num), repeat=num)))
-    return np.random.Generator(np.random.Philox(0)).integers(0, num, (NUM_DRAWN, num))
+    return np.random.Generator(np.random.Philox(0)).integers(0, num, (NUM_RESAMPLES, num))

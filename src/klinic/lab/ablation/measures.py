@@ -7,13 +7,13 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from klinic.doctor.reading import by_step, merged
+from klinic.doctor.cases import entries_by_step, merge_entries
 from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import METRICS
 from klinic.report.live import seconds_of
 
 if TYPE_CHECKING:
-    from klinic.loop.compare import Evaluation
+    from klinic.training.compare import Evaluation
 
 CURVES = ("reward", "kl", "entropy", "grad_norm", "completions/mean_length", "eval/accuracy")
 
@@ -56,49 +56,51 @@ MEASURES = tuple(
 )
 
 
-def measure(run: Path, found: "Evaluation") -> dict[str, Any]:
+def measure_run(run: Path, evaluation: "Evaluation") -> dict[str, Any]:
     """Return the measures of a finished run."""
     steps = [entry for entry in Journal(run / METRICS).entries() if "loss" in entry]
-    accuracy, before = _score(found)
+    accuracy, before = _accuracy_and_baseline(evaluation)
     last = steps[-max(1, len(steps) // 10) :]
-    norms = _known(steps, "grad_norm")
+    norms = _finite_values(steps, "grad_norm")
     return {
         "accuracy": accuracy,
         "gain": None if accuracy is None or before is None else accuracy - before,
-        "reward": found.reward,
-        "retention": found.retention,
-        "kl_token": None if found.kl is None else found.kl.per_token,
-        "kl_sequence": None if found.kl is None else found.kl.per_sequence,
-        "entropy": _mean(_known(last, "entropy")),
+        "reward": evaluation.reward,
+        "retention": evaluation.retention,
+        "kl_token": None if evaluation.kl is None else evaluation.kl.per_token,
+        "kl_sequence": None if evaluation.kl is None else evaluation.kl.per_sequence,
+        "entropy": _mean_or_none(_finite_values(last, "entropy")),
         "grad_norm_median": median(norms) if norms else None,
         "grad_norm_max": max(norms, default=None),
-        "kl_max": max(_known(steps, "kl"), default=None),
-        "reward_std": _mean(_known(steps, "reward_std")),
-        "num_tokens": sum(_known(steps, "num_tokens")),
+        "kl_max": max(_finite_values(steps, "kl"), default=None),
+        "reward_std": _mean_or_none(_finite_values(steps, "reward_std")),
+        "num_tokens": sum(_finite_values(steps, "num_tokens")),
         "seconds": sum(seconds_of(step) or 0.0 for step in steps),
     }
 
 
-def curves(run: Path) -> list[dict[str, float]]:
+def read_curves(run: Path) -> list[dict[str, float]]:
     """Return the plotted metrics of every step; those of an evaluation belong to its step."""
-    found = (merged(lines) for _, lines in sorted(by_step(run / METRICS).items()))
+    steps = (merge_entries(lines) for _, lines in sorted(entries_by_step(run / METRICS).items()))
     return [
         {name: step[name] for name in ("step", *CURVES) if step.get(name) is not None}
-        for step in found
+        for step in steps
     ]
 
 
-def _score(found: "Evaluation") -> tuple[float | None, float | None]:
-    if found.trained is None:
-        return found.reward, found.reference_reward
-    before = found.reference_accuracy
-    return found.accuracy[found.trained], None if before is None else before[found.trained]
+def _accuracy_and_baseline(evaluation: "Evaluation") -> tuple[float | None, float | None]:
+    if evaluation.trained is None:
+        return evaluation.reward, evaluation.reference_reward
+    before = evaluation.reference_accuracy
+    return evaluation.accuracy[evaluation.trained], None if before is None else before[
+        evaluation.trained
+    ]
 
 
-def _known(steps: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+def _finite_values(steps: Sequence[Mapping[str, Any]], name: str) -> list[float]:
     values = (step.get(name) for step in steps)
     return [value for value in values if value is not None and math.isfinite(value)]
 
 
-def _mean(values: Sequence[float]) -> float | None:
+def _mean_or_none(values: Sequence[float]) -> float | None:
     return sum(values) / len(values) if values else None

@@ -10,31 +10,40 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any
 
-from klinic.cluster.session import opened
-from klinic.lab.ablation.trial import RESULT, Place, run_apart
+from klinic.cluster.session import open_session
+from klinic.lab.ablation.trial import RESULT, TrialFolder, run_in_subprocess
 
 
 def run_on_tune(
-    places: Sequence[Place], *, address: str | None, at_once: int, num_cpus: int, storage: Path
+    trial_folders: Sequence[TrialFolder],
+    *,
+    address: str | None,
+    max_concurrent: int,
+    num_cpus: int,
+    storage: Path,
 ) -> None:
     """Run all unfinished trials, at most `at_once` concurrently."""
-    left = [str(place.folder.resolve()) for place in places if not place.is_finished]
+    left = [
+        str(trial_folder.path.resolve())
+        for trial_folder in trial_folders
+        if not trial_folder.is_finished
+    ]
     if not left:
         return
-    with opened(address, num_cpus=at_once * num_cpus, num_gpus=0):
+    with open_session(address, num_cpus=max_concurrent * num_cpus, num_gpus=0):
         from ray import tune
 
         tuner = tune.Tuner(
-            tune.with_resources(_trial, {"cpu": num_cpus}),
+            tune.with_resources(_run_trial, {"cpu": num_cpus}),
             param_space={"folder": tune.grid_search(left)},
-            tune_config=tune.TuneConfig(max_concurrent_trials=at_once, metric=None),
+            tune_config=tune.TuneConfig(max_concurrent_trials=max_concurrent, metric=None),
             run_config=tune.RunConfig(storage_path=str(storage.resolve()), name="tune", verbose=0),
         )
         with redirect_stdout(sys.stderr):  # stdout belongs to the command
             tuner.fit()
 
 
-def _trial(config: dict[str, Any]) -> dict[str, float]:
+def _run_trial(config: dict[str, Any]) -> dict[str, float]:
     folder = Path(config["folder"])
-    run_apart(folder)
+    run_in_subprocess(folder)
     return {"finished": float((folder / RESULT).is_file())}

@@ -12,24 +12,24 @@ from jinja2 import Environment, StrictUndefined
 from klinic.evidence.writing import write_atomically
 from klinic.lab.ablation.intervals import Interval
 from klinic.lab.ablation.measures import MEASURES
-from klinic.lab.ablation.verdict import COMPARED, Row, Verdict
+from klinic.lab.ablation.verdict import COMPARED, SettingRow, Verdict
 
 PAGE = "index.html"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Content:
+class PageContent:
     """The data of the page."""
 
     title: str
     command: str
-    rows: Sequence[Row]
+    rows: Sequence[SettingRow]
     verdict: Verdict
     failures: Sequence[tuple[str, str]]
     baseline: str
 
 
-def write_page(folder: Path, content: Content, pictures: Sequence[Path]) -> Path:
+def write_page(folder: Path, content: PageContent, pictures: Sequence[Path]) -> Path:
     """Write the page and return its path."""
     # autoescape: settings and failures are untrusted text
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -40,22 +40,22 @@ def write_page(folder: Path, content: Content, pictures: Sequence[Path]) -> Path
         page=content,
         measures=MEASURES,
         compared=[measure for measure in MEASURES if measure.name in COMPARED],
-        shown=shown,
-        signed=signed,
-        noise=noise,
-        pictures=[_embedded(path) for path in pictures],
+        shown=format_mean,
+        signed=format_difference,
+        noise=classify_noise,
+        pictures=[_data_uri(path) for path in pictures],
     )
     path = folder / PAGE
     write_atomically(path, text.encode("utf-8", "backslashreplace"))
     return path
 
 
-def shown(value: Interval) -> str:
+def format_mean(value: Interval) -> str:
     """Format a mean with half its interval, with few digits.
 
-    >>> shown(Interval(mean=0.8421, low=0.8, high=0.88, num=3))
+    >>> format_mean(Interval(mean=0.8421, low=0.8, high=0.88, num=3))
     '0.842 ± 0.040'
-    >>> shown(Interval(mean=15312.0, low=math.nan, high=math.nan, num=1))
+    >>> format_mean(Interval(mean=15312.0, low=math.nan, high=math.nan, num=1))
     '15312'
     """
     if math.isnan(value.mean):
@@ -64,30 +64,30 @@ def shown(value: Interval) -> str:
     if 0 < abs(value.mean) < 0.1:
         digits = 4
     text = f"{value.mean:.{digits}f}"
-    return text if math.isnan(value.half) else f"{text} ± {value.half:.{digits}f}"
+    return text if math.isnan(value.half_width) else f"{text} ± {value.half_width:.{digits}f}"
 
 
-def signed(value: Interval) -> str:
+def format_difference(value: Interval) -> str:
     """Format a difference with its interval.
 
-    >>> signed(Interval(mean=0.02, low=-0.01, high=0.05, num=3))
+    >>> format_difference(Interval(mean=0.02, low=-0.01, high=0.05, num=3))
     '+0.0200 (-0.0100 to +0.0500)'
     """
     if math.isnan(value.mean):
         return ""
-    if math.isnan(value.half):
+    if math.isnan(value.half_width):
         return f"{value.mean:+.4f}"
     return f"{value.mean:+.4f} ({value.low:+.4f} to {value.high:+.4f})"
 
 
-def noise(value: Interval) -> str:
+def classify_noise(value: Interval) -> str:
     """Classify a difference as within or beyond noise."""
     if not value.num:
         return "no pair of seeds"
-    if math.isnan(value.half):
+    if math.isnan(value.half_width):
         return "(one seed)"
     return "beyond noise" if value.excludes_zero else "within noise"
 
 
-def _embedded(path: Path) -> str:
+def _data_uri(path: Path) -> str:
     return "data:image/svg+xml;base64," + base64.b64encode(path.read_bytes()).decode()

@@ -19,10 +19,10 @@ from klinic.evidence.run_facts import RECIPE
 from klinic.evidence.writing import refuse_links_out, write_atomically
 from klinic.recipe import aliases
 from klinic.recipe.file import read_text
-from klinic.recipe.loading import load
+from klinic.recipe.loading import load_recipe
 
 PLAN = "plan.json"
-WATCH_KL_EVERY = 5  # steps; measures the KL of runs with coefficient 0
+MONITOR_KL_EVERY = 5  # steps; measures the KL of runs with coefficient 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,42 +82,42 @@ class Plan:
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def read_vary(texts: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+def parse_vary(texts: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     """Parse `key=a,b,c` to keys with their values; resolves aliases.
 
-    >>> read_vary(["kl_beta=0,0.01"])
+    >>> parse_vary(["kl_beta=0,0.01"])
     (('kl.coef', ('0', '0.01')),)
     """
-    found: dict[str, tuple[str, ...]] = {}
+    varied: dict[str, tuple[str, ...]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
-        key = aliases.canonical(name.strip())
+        key = aliases.canonical_name(name.strip())
         target = aliases.ALIASES.get(key, key)
         choices = tuple(value.strip() for value in values.split(","))
         if not equals or not all(choices) or len(set(choices)) != len(choices):
             raise ConfigError(
                 f"--vary {text}: write a key and distinct values, such as kl.coef=0,0.01,0.1."
             )
-        if not isinstance(target, str) or target == "seed" or target in found:
+        if not isinstance(target, str) or target == "seed" or target in varied:
             raise ConfigError(
                 f"--vary {text}: {key} cannot be varied. Vary each recipe key once; use --seeds "
                 "for seeds."
             )
-        found[target] = choices
-    if not found:
+        varied[target] = choices
+    if not varied:
         raise ConfigError("nothing is varied. Add a key, such as --vary kl.coef=0,0.01,0.1.")
-    return tuple(found.items())
+    return tuple(varied.items())
 
 
 def make_plan(recipe: Path, overrides: Sequence[str], vary: Sequence[str], seeds: int) -> Plan:
     """Build the plan of an ablation and validate all its recipes."""
     plan = Plan(
-        recipe=read_text(recipe), overrides=tuple(overrides), vary=read_vary(vary), seeds=seeds
+        recipe=read_text(recipe), overrides=tuple(overrides), vary=parse_vary(vary), seeds=seeds
     )
     problems: dict[str, str] = {}
     for setting in plan.settings():
         try:
-            load(recipe, overrides_of(plan, setting))
+            load_recipe(recipe, setting_overrides(plan, setting))
         except ConfigError as error:
             problems[setting.name] = str(error)
     if problems:
@@ -128,16 +128,16 @@ def make_plan(recipe: Path, overrides: Sequence[str], vary: Sequence[str], seeds
     return plan
 
 
-def overrides_of(plan: Plan, setting: Setting) -> list[str]:
+def setting_overrides(plan: Plan, setting: Setting) -> list[str]:
     """Return the recipe overrides of a setting."""
     return [*plan.overrides, *(f"{key}={value}" for key, value in setting.values)]
 
 
 def open_ablation(folder: Path, plan: Plan) -> None:
     """Create the folder of an ablation, or resume one with the same plan."""
-    place = folder / PLAN
-    if place.is_file():
-        if read_json(place) != _plain(plan):
+    plan_path = folder / PLAN
+    if plan_path.is_file():
+        if read_json(plan_path) != _plan_json(plan):
             raise ConfigError(
                 f"{folder} holds another ablation: its recipe, values or seeds differ. Use another "
                 "--out, or the command that started it."
@@ -150,20 +150,20 @@ def open_ablation(folder: Path, plan: Plan) -> None:
         raise ConfigError(f"{folder} is not empty and holds no ablation. Use another --out.")
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / RECIPE, plan.recipe.encode())
-    write_atomically(place, json_bytes(_plain(plan)))
+    write_atomically(plan_path, json_bytes(_plan_json(plan)))
 
 
 def read_plan(folder: Path) -> Plan:
     """Read the plan from an ablation's folder."""
-    found = read_json(folder / PLAN)
+    content = read_json(folder / PLAN)
     return Plan(
-        recipe=found["recipe"],
-        overrides=tuple(found["overrides"]),
-        vary=tuple((key, tuple(values)) for key, values in found["vary"]),
-        seeds=found["seeds"],
+        recipe=content["recipe"],
+        overrides=tuple(content["overrides"]),
+        vary=tuple((key, tuple(values)) for key, values in content["vary"]),
+        seeds=content["seeds"],
     )
 
 
-def _plain(plan: Plan) -> dict[str, Any]:
+def _plan_json(plan: Plan) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json_bytes(asdict(plan)))
     return plain

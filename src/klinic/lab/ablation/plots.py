@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from klinic.evidence.writing import write_atomically
-from klinic.lab.ablation.verdict import Row, pareto
+from klinic.lab.ablation.verdict import SettingRow, pareto_front
 
 CURVES = {
     "reward": "reward",
@@ -18,7 +18,7 @@ CURVES = {
     "entropy": "entropy, nats per token",
     "eval/accuracy": "held-out accuracy",
 }
-SMOOTH = 10  # steps averaged per plotted point
+SMOOTHING_STEPS = 10  # steps averaged per plotted point
 FORMATS = ("png", "svg")
 STYLE = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "k"}
 
@@ -26,10 +26,12 @@ Curves = Mapping[str, Sequence[Sequence[Mapping[str, float]]]]
 """Metrics of every step by setting and seed."""
 
 
-def draw(folder: Path, table: Sequence[Row], curves: Curves, learnt: str) -> list[Path]:
+def write_plots(
+    folder: Path, table: Sequence[SettingRow], curves: Curves, learnt: str
+) -> list[Path]:
     """Write the plots; `learnt` names the measure of the trained skill. Return the SVG files."""
     with matplotlib.style.context(["petroff10", STYLE]):  # a colour-blind-safe palette
-        figures = {"curves": _curves(curves), "trade_off": _trade_off(table, learnt)}
+        figures = {"curves": _plot_curves(curves), "trade_off": _plot_trade_off(table, learnt)}
         for name, figure in figures.items():
             for kind in FORMATS:
                 # no date: the same results give the same file
@@ -40,13 +42,13 @@ def draw(folder: Path, table: Sequence[Row], curves: Curves, learnt: str) -> lis
     return [folder / f"{name}.svg" for name in figures]
 
 
-def _curves(curves: Curves) -> Figure:
+def _plot_curves(curves: Curves) -> Figure:
     """Plot each metric over steps: mean over seeds, with a band from minimum to maximum."""
     figure = Figure(figsize=(10, 6.4), layout="constrained")
     axes = figure.subplots(2, 2).flat
     for axis, (name, label) in zip(axes, CURVES.items(), strict=True):
         for number, (setting, seeds) in enumerate(curves.items()):
-            steps, values = _aligned(seeds, name)
+            steps, values = _align_seeds(seeds, name)
             if len(steps):
                 colour = f"C{number % 10}"
                 axis.plot(steps, values.mean(axis=0), color=colour, label=setting, lw=1.4)
@@ -60,23 +62,23 @@ def _curves(curves: Curves) -> Figure:
     return figure
 
 
-def _aligned(
+def _align_seeds(
     seeds: Sequence[Sequence[Mapping[str, float]]], name: str
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the steps common to all seeds and their values, smoothed if there are many."""
-    found = [{e["step"]: e[name] for e in seed if name in e} for seed in seeds]
-    steps = np.array(sorted(set.intersection(*(set(one) for one in found)) if found else set()))
-    values = np.array([[one[step] for step in steps] for one in found], np.float64)
-    if len(steps) < 3 * SMOOTH:
+    by_step = [{e["step"]: e[name] for e in seed if name in e} for seed in seeds]
+    steps = np.array(sorted(set.intersection(*(set(one) for one in by_step)) if by_step else set()))
+    values = np.array([[one[step] for step in steps] for one in by_step], np.float64)
+    if len(steps) < 3 * SMOOTHING_STEPS:
         return steps, values
-    num = len(steps) // SMOOTH * SMOOTH
+    num = len(steps) // SMOOTHING_STEPS * SMOOTHING_STEPS
     return (
-        steps[:num].reshape(-1, SMOOTH).mean(axis=1),
-        values[:, :num].reshape(len(values), -1, SMOOTH).mean(axis=2),
+        steps[:num].reshape(-1, SMOOTHING_STEPS).mean(axis=1),
+        values[:, :num].reshape(len(values), -1, SMOOTHING_STEPS).mean(axis=2),
     )
 
 
-def _trade_off(table: Sequence[Row], learnt: str) -> Figure:
+def _plot_trade_off(table: Sequence[SettingRow], learnt: str) -> Figure:
     """Plot learned skill and retention against KL, and against each other."""
     figure = Figure(figsize=(12, 4.2), layout="constrained")
     first, second, third = figure.subplots(1, 3)
@@ -86,9 +88,9 @@ def _trade_off(table: Sequence[Row], learnt: str) -> Figure:
         (third, "retention", learnt),
     ):
         for number, row in enumerate(table):
-            _point(axis, row, x, y, f"C{number % 10}")
-        axis.set(xlabel=_label(x), ylabel=_label(y))
-    best = pareto(table, learnt)
+            _plot_point(axis, row, x, y, f"C{number % 10}")
+        axis.set(xlabel=_axis_label(x), ylabel=_axis_label(y))
+    best = pareto_front(table, learnt)
     front = sorted((row.means["retention"].mean, row.means[learnt].mean) for row in best)
     third.plot(*zip(*front, strict=True) if front else ((), ()), color="0.6", lw=1, zorder=0)
     third.set_title("line: the Pareto front", fontsize=8, color="0.4")
@@ -96,17 +98,17 @@ def _trade_off(table: Sequence[Row], learnt: str) -> Figure:
     return figure
 
 
-def _point(axis: Any, row: Row, x: str, y: str, colour: str) -> None:
+def _plot_point(axis: Any, row: SettingRow, x: str, y: str, colour: str) -> None:
     across, up = row.means[x], row.means[y]
     spread = {
         f"{side}err": [[value.mean - value.low], [value.high - value.mean]]
         for side, value in (("x", across), ("y", up))
-        if np.isfinite(value.half)
+        if np.isfinite(value.half_width)
     }
     axis.errorbar(
         across.mean, up.mean, **spread, fmt="o", ms=4, lw=1, color=colour, label=row.setting
     )
 
 
-def _label(name: str) -> str:
+def _axis_label(name: str) -> str:
     return {"kl_token": "KL to the start, nats per token"}.get(name, name)

@@ -7,20 +7,22 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from klinic.lab.ablation.trial import Place, run_apart
+from klinic.lab.ablation.trial import TrialFolder, run_in_subprocess
 
-LOOK_EVERY = 0.5  # seconds
+POLL_INTERVAL = 0.5  # seconds
 
 
-def run_in_sequence(places: Sequence[Place]) -> None:
+def run_in_sequence(trial_folders: Sequence[TrialFolder]) -> None:
     """Run all unfinished trials; a failure does not stop the others."""
-    for place in places:
-        if not place.is_finished:
-            run_apart(place.folder)
+    for trial_folder in trial_folders:
+        if not trial_folder.is_finished:
+            run_in_subprocess(trial_folder.path)
 
 
 @contextmanager
-def bars(places: Sequence[Place], steps: int, console: Console) -> Iterator[None]:
+def progress_bars(
+    trial_folders: Sequence[TrialFolder], steps: int, console: Console
+) -> Iterator[None]:
     """Show one progress bar for all trials, and one for each running trial."""
     columns = (
         TextColumn("{task.description}", markup=False),
@@ -30,7 +32,7 @@ def bars(places: Sequence[Place], steps: int, console: Console) -> Iterator[None
     )
     over = threading.Event()
     with Progress(*columns, console=console, transient=True) as progress:
-        watcher = threading.Thread(target=_watch, args=(places, steps, progress, over))
+        watcher = threading.Thread(target=_update_bars, args=(trial_folders, steps, progress, over))
         watcher.start()
         try:
             yield
@@ -39,21 +41,26 @@ def bars(places: Sequence[Place], steps: int, console: Console) -> Iterator[None
             watcher.join()
 
 
-def _watch(places: Sequence[Place], steps: int, progress: Progress, over: threading.Event) -> None:
-    total = progress.add_task("trials", total=len(places))
+def _update_bars(
+    trial_folders: Sequence[TrialFolder], steps: int, progress: Progress, over: threading.Event
+) -> None:
+    total = progress.add_task("trials", total=len(trial_folders))
     shown = {
-        place.folder: progress.add_task(_title(place), total=steps, visible=False)
-        for place in places
+        trial_folder.path: progress.add_task(_bar_title(trial_folder), total=steps, visible=False)
+        for trial_folder in trial_folders
     }
-    begun = {place.folder: place.num_steps for place in places}
-    while not over.wait(LOOK_EVERY):
-        num_done = sum(place.is_finished or place.failure is not None for place in places)
+    begun = {trial_folder.path: trial_folder.num_steps for trial_folder in trial_folders}
+    while not over.wait(POLL_INTERVAL):
+        num_done = sum(
+            trial_folder.is_finished or trial_folder.failure is not None
+            for trial_folder in trial_folders
+        )
         progress.update(total, completed=num_done)
-        for place in places:
-            steps_done = place.num_steps
-            moving = steps_done != begun[place.folder] and not place.is_finished
-            progress.update(shown[place.folder], completed=steps_done, visible=moving)
+        for trial_folder in trial_folders:
+            steps_done = trial_folder.num_steps
+            moving = steps_done != begun[trial_folder.path] and not trial_folder.is_finished
+            progress.update(shown[trial_folder.path], completed=steps_done, visible=moving)
 
 
-def _title(place: Place) -> str:
-    return f"  {place.trial.setting.name} seed {place.trial.seed}"
+def _bar_title(trial_folder: TrialFolder) -> str:
+    return f"  {trial_folder.trial.setting.name} seed {trial_folder.trial.seed}"

@@ -15,59 +15,59 @@ from klinic.errors import KlinicError
 from klinic.evidence.files import json_bytes, read_json
 from klinic.evidence.run_facts import METRICS, RECIPE
 from klinic.evidence.writing import open_log, remove_tree, write_atomically
-from klinic.lab.ablation.plan import WATCH_KL_EVERY, Plan, Trial, overrides_of
-from klinic.orphans import PARENT, die_with
+from klinic.lab.ablation.plan import MONITOR_KL_EVERY, Plan, Trial, setting_overrides
+from klinic.runtime.process_tree import PARENT_PID_VARIABLE, die_with_parent
 
 SPEC, RESULT, FAILED = "trial.json", "result.json", "failed.json"
 RUN, LOG = "run", "log.txt"
-SPEAKS_LAST = 400  # characters of a failed trial's log that are searched for its last line
+LOG_TAIL_LENGTH = 400  # characters of a failed trial's log that are searched for its last line
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class TrialFolder:
     """A trial and its folder."""
 
     trial: Trial
-    folder: Path
+    path: Path
 
     @property
     def is_finished(self) -> bool:
         """Whether it has been trained and evaluated."""
-        return (self.folder / RESULT).is_file()
+        return (self.path / RESULT).is_file()
 
     @property
     def failure(self) -> str | None:
         """The reason of a failure, or None."""
-        path = self.folder / FAILED
+        path = self.path / FAILED
         return str(read_json(path)["why"]) if path.is_file() else None
 
     @property
     def num_steps(self) -> int:
         """Number of completed steps."""
-        path = self.folder / RUN / METRICS
+        path = self.path / RUN / METRICS
         # lines of evaluations have no loss
         return path.read_bytes().count(b'"loss": ') if path.is_file() else 0
 
 
-def places(folder: Path, plan: Plan, num_prompts: int | None) -> list[Place]:
+def create_trial_folders(folder: Path, plan: Plan, num_prompts: int | None) -> list[TrialFolder]:
     """Create the folders of all trials of a plan, each with its trial.json."""
-    found = []
+    trial_folders = []
     for trial in plan.trials():
-        place = Place(trial=trial, folder=folder / trial.folder)
-        place.folder.mkdir(parents=True, exist_ok=True)
+        trial_folder = TrialFolder(trial=trial, path=folder / trial.folder)
+        trial_folder.path.mkdir(parents=True, exist_ok=True)
         spec = {
             "recipe": str((folder / RECIPE).resolve()),
-            "overrides": [*overrides_of(plan, trial.setting), f"seed={trial.seed}"],
+            "overrides": [*setting_overrides(plan, trial.setting), f"seed={trial.seed}"],
             "setting": trial.setting.name,
             "seed": trial.seed,
             "num_prompts": num_prompts,
         }
-        write_atomically(place.folder / SPEC, json_bytes(spec))
-        found.append(place)
-    return found
+        write_atomically(trial_folder.path / SPEC, json_bytes(spec))
+        trial_folders.append(trial_folder)
+    return trial_folders
 
 
-def run_apart(folder: Path) -> None:
+def run_in_subprocess(folder: Path) -> None:
     """Run the trial of a folder in a subprocess; write failed.json if it fails."""
     (folder / FAILED).unlink(missing_ok=True)
     command = [sys.executable, "-m", "klinic.lab.ablation.trial", str(folder)]
@@ -77,7 +77,7 @@ def run_apart(folder: Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env={**os.environ, PARENT: str(os.getpid())},
+            env={**os.environ, PARENT_PID_VARIABLE: str(os.getpid())},
         )
         try:
             code = process.wait()
@@ -85,65 +85,69 @@ def run_apart(folder: Path) -> None:
             process.wait()  # it got the same signal, saves and exits
             raise
     if not (folder / RESULT).is_file():
-        said = (folder / LOG).read_text(errors="replace").strip()[-SPEAKS_LAST:]
-        why = said.splitlines()[-1] if said else "it printed nothing"
+        log_tail = (folder / LOG).read_text(errors="replace").strip()[-LOG_TAIL_LENGTH:]
+        why = log_tail.splitlines()[-1] if log_tail else "it printed nothing"
         if code < 0:
             why = f"it was killed by signal {-code}; its last output was: {why}"
         write_atomically(folder / FAILED, json_bytes({"why": why, "exit_code": code}))
 
 
-def work(folder: Path) -> None:
+def run_trial(folder: Path) -> None:
     """Train and evaluate the trial of a folder."""
     from rich.console import Console
 
-    from klinic.lab.ablation.measures import measure
-    from klinic.loop.compare import evaluate_subject, find_subject
-    from klinic.loop.source import Given
-    from klinic.loop.train import train
-    from klinic.recipe.loading import load
+    from klinic.lab.ablation.measures import measure_run
+    from klinic.recipe.loading import load_recipe
+    from klinic.training.compare import evaluate_subject, find_subject
+    from klinic.training.source import PythonInputs
+    from klinic.training.train import train
 
     spec, run = read_json(folder / SPEC), folder / RUN
-    recipe = load(spec["recipe"], [*spec["overrides"], *_own(spec, run)]).recipe
+    recipe = load_recipe(spec["recipe"], [*spec["overrides"], *_common_overrides(spec, run)]).recipe
     begun = (run / RECIPE).is_file()
     if not begun:
         remove_tree(run)  # killed before there was a run to resume
     console = Console(file=sys.stdout, highlight=False)
     done = train(
-        recipe, name=folder.name, given=Given(), start="resume" if begun else "new", console=console
+        recipe,
+        name=folder.name,
+        inputs=PythonInputs(),
+        start="resume" if begun else "new",
+        console=console,
     )
     if done.signal is not None:
         raise SystemExit(128 + done.signal)
     num = spec["num_prompts"] or recipe.loop.eval_prompts
     # trusted: the user passed this recipe, and its code has just run
-    found = evaluate_subject(
+    evaluation = evaluate_subject(
         find_subject(str(run), run_code=True), reference=None, prompts=None, task=None, num=num
     )
     result = {
         "setting": spec["setting"],
         "seed": spec["seed"],
         "steps": done.step,
-        **measure(run, found),
+        **measure_run(run, evaluation),
     }
     write_atomically(folder / RESULT, json_bytes(result))
 
 
-def _own(spec: dict[str, Any], run: Path) -> list[str]:
+def _common_overrides(spec: dict[str, Any], run: Path) -> list[str]:
     """Return the overrides common to all trials."""
-    from klinic.recipe.loading import load
+    from klinic.recipe.loading import load_recipe
 
     own = [f"output.dir={run}", "output.trackers=[]"]
-    kl = load(spec["recipe"], spec["overrides"]).recipe.kl
+    kl = load_recipe(spec["recipe"], spec["overrides"]).recipe.kl
     if kl is not None and not kl.needs_reference:
-        own.append(f"kl.monitor_every={WATCH_KL_EVERY}")  # only measures
+        own.append(f"kl.monitor_every={MONITOR_KL_EVERY}")  # only measures
     return own
 
 
 def main() -> int:
     """Run the trial of the folder on the command line."""
-    if PARENT in os.environ:
-        die_with(int(os.environ.pop(PARENT)))
+    if PARENT_PID_VARIABLE in os.environ:
+        die_with_parent(int(os.environ.pop(PARENT_PID_VARIABLE)))
     try:
-        work(Path(sys.argv[1]))
+        run_trial(Path(sys.argv[1]))
     except KlinicError as error:
         sys.stdout.write(f"{error}\n")
         return error.exit_code

@@ -15,15 +15,15 @@ from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import METRICS, RUN_FACTS
 from klinic.faults import FAULTS, Fault, Severity
 from klinic.lab.demo.view import DemoView
-from klinic.lab.trial import SETTINGS, make_start
-from klinic.loop.folder import holder, is_free, open_folder
-from klinic.loop.source import Given
-from klinic.loop.train import Result, train
-from klinic.recipe.loading import load
+from klinic.lab.scoreboard_run import TRIAL_SETTINGS, cache_warm_start
+from klinic.recipe.loading import load_recipe
 from klinic.recipe.recipe import Recipe
+from klinic.training.run_folder import is_unused_folder, lock_holder_pid, open_folder
+from klinic.training.source import PythonInputs
+from klinic.training.train import Result, train
 
-SICK = {
-    **SETTINGS,
+FAULT_SETTINGS = {
+    **TRIAL_SETTINGS,
     "loop.max_steps": 10,
     "loop.eval_every": 5,
     "loop.eval_prompts": 50,
@@ -31,7 +31,7 @@ SICK = {
 }
 """Settings of a run with a fault, as in the scoreboard: a short warm start leaves more entropy, so
 that faults show clearly, and takes seconds. Recovery is off, so that faults are diagnosed."""
-LAST = 10  # steps averaged
+NUM_AVERAGED = 10  # steps averaged
 
 
 def find_fault(name: str) -> Fault:
@@ -41,15 +41,15 @@ def find_fault(name: str) -> Fault:
 
 def demo_recipe(fault: Fault | None, out: Path | None, overrides: Sequence[str]) -> Recipe:
     """Load the demo recipe with the settings of the fault and the user's overrides."""
-    needed = {} if fault is None else {**SICK, **fault.settings}
+    needed = {} if fault is None else {**FAULT_SETTINGS, **fault.settings}
     where = [] if out is None else [f"output.dir={json.dumps(str(out))}"]
     with as_file(files("klinic.lab.demo") / "recipe.yaml") as path:
-        return load(path, [*overrides, *where], changed=needed).recipe
+        return load_recipe(path, [*overrides, *where], changed=needed).recipe
 
 
-def refuse_used(out: Path) -> None:
+def check_empty(out: Path) -> None:
     """Raise ConfigError if the folder is not empty: the demo overwrites nothing."""
-    if out.exists() and not is_free(out):
+    if out.exists() and not is_unused_folder(out):
         raise ConfigError(
             f"--out is {out}, which is not empty, and the demo overwrites nothing. Use a new "
             "folder, or omit --out: each demo then gets a folder of its own."
@@ -63,25 +63,25 @@ def train_demo(recipe: Recipe, fault: Fault | None, console: Console) -> Result:
     output = recipe.output.model_copy(update={"dir": str(folder)})
     recipe = recipe.model_copy(update={"output": output})
     view = DemoView(console, max_steps=recipe.loop.max_steps)
-    with _nothing_left(folder):
-        make_start(recipe, console)
+    with _remove_unstarted(folder):
+        cache_warm_start(recipe, console)
         with nullcontext() if fault is None else fault.inject(Severity.NORMAL):
-            return train(recipe, name=name, given=Given(), console=console, view=view)
+            return train(recipe, name=name, inputs=PythonInputs(), console=console, view=view)
 
 
 @contextmanager
-def _nothing_left(folder: Path) -> Iterator[None]:
+def _remove_unstarted(folder: Path) -> Iterator[None]:
     """Remove the folder of a run that failed to start, unless another process holds it."""
     try:
         yield
     except BaseException:
-        if not (folder / RUN_FACTS).exists() and holder(folder) in {"", str(os.getpid())}:
+        if not (folder / RUN_FACTS).exists() and lock_holder_pid(folder) in {"", str(os.getpid())}:
             shutil.rmtree(folder, ignore_errors=True)
         raise
 
 
 def last_kl(folder: Path) -> float | None:
     """Return the mean KL per token to the reference over the last steps; None if not measured."""
-    told = [entry["kl"] for entry in Journal(folder / METRICS).entries() if entry.get("kl")]
-    last = told[-LAST:]
+    kl_values = [entry["kl"] for entry in Journal(folder / METRICS).entries() if entry.get("kl")]
+    last = kl_values[-NUM_AVERAGED:]
     return sum(last) / len(last) if last else None

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 
-from klinic.evidence.causes import CAUSES
+from klinic.checks import CHECKS
 
-LEFT_OUT: Mapping[str, str] = {
+EXCLUDED: Mapping[str, str] = {
     "routing-mismatch": "it needs a mixture of experts, and no built-in model is one",
     # measured: it took two minutes, and the doctor named `step-too-big` first
     "reward-hacking": "it needs a well-trained policy and many steps",
 }
 """Causes that a short run of a tiny model cannot show, with the reason."""
 
-SHOWN: Mapping[str, str] = {
-    cause.name: cause.description for cause in CAUSES if cause.name not in LEFT_OUT
+DEMO_FAULTS: Mapping[str, str] = {
+    check.name: check.description for check in CHECKS if check.name not in EXCLUDED
 }
 """Descriptions by cause, the most frequent causes first."""

@@ -27,13 +27,13 @@ class Curve:
     digits: int
     values: dict[int, float] = field(default_factory=dict)
 
-    def hear(self, step: int, metrics: Mapping[str, float]) -> bool:
+    def add_metrics(self, step: int, metrics: Mapping[str, float]) -> bool:
         """Add the value of a step; return whether the metric is present."""
         if self.metric in metrics:
             self.values[step] = metrics[self.metric]
         return self.metric in metrics
 
-    def text(self) -> str:
+    def format_last(self) -> str:
         """Format the label and the last value."""
         return f"{self.label}: {[*self.values.values()][-1]:.{self.digits}f}"
 
@@ -64,7 +64,7 @@ class DemoView:
     def __rich__(self) -> Group:
         table = Table.grid(padding=(0, 2))
         for curve in self._curves:
-            table.add_row(*_row(curve, self._max_steps))
+            table.add_row(*_curve_row(curve, self._max_steps))
         return Group(self._bar, table)
 
     def begin(self, *, step: int) -> None:
@@ -74,16 +74,16 @@ class DemoView:
             self._live = Live(self, console=self._console, refresh_per_second=8)
             self._live.start()
 
-    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Add the metrics of a step or an evaluation."""
         self._bar.update(self._task, completed=step)
-        heard = [curve for curve in self._curves if curve.hear(step, metrics)]
-        due = self.accuracy in heard or step == 1 or step % EVERY == 0
-        if self._live is None and heard and due:
-            told = " | ".join(curve.text() for curve in heard)
-            self._console.print(f"Step {step} | {told}", highlight=False, soft_wrap=True)
+        updated = [curve for curve in self._curves if curve.add_metrics(step, metrics)]
+        due = self.accuracy in updated or step == 1 or step % EVERY == 0
+        if self._live is None and updated and due:
+            summary = " | ".join(curve.format_last() for curve in updated)
+            self._console.print(f"Step {step} | {summary}", highlight=False, soft_wrap=True)
 
-    def completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
+    def log_completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
         """Ignore completions: the report shows them."""
 
     def rewind(self, step: int) -> None:
@@ -92,11 +92,11 @@ class DemoView:
             curve.values = {at: value for at, value in curve.values.items() if at <= step}
         self._bar.update(self._task, completed=step)
 
-    def event(self, step: int, sentence: str) -> None:
+    def log_message(self, step: int, message: str) -> None:
         """Print an event above the curves, without the fix, which is printed at the end."""
-        told = Text(f"Step {step} | {sentence.partition(' Fix: ')[0]}", style="yellow")
+        line = Text(f"Step {step} | {message.partition(' Fix: ')[0]}", style="yellow")
         # outside a terminal, rich would break words
-        self._console.print(told, highlight=False, soft_wrap=not self._console.is_terminal)
+        self._console.print(line, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def close(self) -> None:
         """Stop updating the curves."""
@@ -105,33 +105,36 @@ class DemoView:
             self._live = None
 
 
-def _row(curve: Curve, max_steps: int) -> tuple[str, str, str]:
+def _curve_row(curve: Curve, max_steps: int) -> tuple[str, str, str]:
     if not curve.values:
         return curve.label, "", ""
     values = [*curve.values.values()]
     change = f"{values[0]:.{curve.digits}f} -> {values[-1]:.{curve.digits}f}"
-    return curve.label, change, drawn(curve.values, max_steps)
+    return curve.label, change, draw_curve(curve.values, max_steps)
 
 
-def drawn(values: Mapping[int, float], max_steps: int, width: int = WIDTH) -> str:
+def draw_curve(values: Mapping[int, float], max_steps: int, width: int = WIDTH) -> str:
     """Return a sparkline of values over steps.
 
     A character shows the mean of its steps; one without steps repeats the previous character, and a
     non-finite value has no bar.
 
-    >>> drawn({0: 0.0, 10: 0.5, 20: 1.0}, 20, width=5)
+    >>> draw_curve({0: 0.0, 10: 0.5, 20: 1.0}, 20, width=5)
     '▁▁▅▅█'
-    >>> drawn({1: 0.0, 2: math.nan, 3: 1.0}, 3, width=4)
+    >>> draw_curve({1: 0.0, 2: math.nan, 3: 1.0}, 3, width=4)
     '▁▁ █'
     """
-    places: dict[int, list[float]] = {}
+    by_column: dict[int, list[float]] = {}
     for step, value in values.items():
-        places.setdefault(step * (width - 1) // max(1, max_steps), []).append(value)
-    means = {place: sum(known) / len(known) for place, known in places.items()}
-    finite = {place: mean for place, mean in means.items() if math.isfinite(mean)}
+        by_column.setdefault(step * (width - 1) // max(1, max_steps), []).append(value)
+    means = {
+        column: sum(column_values) / len(column_values)
+        for column, column_values in by_column.items()
+    }
+    finite = {column: mean for column, mean in means.items() if math.isfinite(mean)}
     columns: list[float | None] = []
     last: float | None = min(finite.values(), default=0.0)
-    for place in range(max(means) + 1):
-        last = finite.get(place) if place in means else last
+    for column in range(max(means) + 1):
+        last = finite.get(column) if column in means else last
         columns.append(last)
     return sparkline(columns, width)

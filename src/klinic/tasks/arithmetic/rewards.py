@@ -13,7 +13,7 @@ from typing import Any
 from klinic.rewards.levels import Grade, Levels
 from klinic.rewards.levels import graduated as in_levels
 from klinic.tasks.arithmetic.skills import SKILLS
-from klinic.tasks.base import choose
+from klinic.tasks.base import look_up
 
 LEVELS = Levels(malformed=-0.3, wrong=(0.1, 0.8), right=1.0)
 
@@ -27,7 +27,7 @@ def parse(row: Mapping[str, str], completion: str) -> str | None:
     True
     """
     text = completion.strip()
-    form = choose("skill of arithmetic", row["skill"], SKILLS).form
+    form = look_up("skill of arithmetic", row["skill"], SKILLS).answer_format
     return text if form.fullmatch(text) else None
 
 
@@ -42,8 +42,8 @@ def binary(
     >>> binary(["47+38="] * 2, ["85", "84"], ["85"] * 2)
     [1.0, 0.0]
     """
-    given = zip(completions, answer, strict=True)
-    return [float(completion.strip() == right) for completion, right in given]
+    pairs = zip(completions, answer, strict=True)
+    return [float(completion.strip() == right) for completion, right in pairs]
 
 
 @in_levels(LEVELS)
@@ -56,11 +56,11 @@ def graduated(completion: str, answer: str, skill: str) -> Grade:
     >>> graduated(["47+38="] * 3, ["85", "12", "8 5"], ["85"] * 3, ["addition"] * 3)
     [1.0, 0.1, -0.3]
     """
-    given = parse({"skill": skill}, completion)
-    if given is None:
+    parsed = parse({"skill": skill}, completion)
+    if parsed is None:
         return Grade("malformed", f"it is not an answer of {skill}")
-    if given == answer:
+    if parsed == answer:
         return Grade("right", "it is the answer")
-    same = sum(a == b for a, b in zip(reversed(given), reversed(answer), strict=False))
-    of = max(len(given), len(answer))
+    same = sum(a == b for a, b in zip(reversed(parsed), reversed(answer), strict=False))
+    of = max(len(parsed), len(answer))
     return Grade("wrong", f"{same} of {of} characters are right", share=same / of)

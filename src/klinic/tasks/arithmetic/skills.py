@@ -33,7 +33,7 @@ class Question:
     answer: str
     family: str
     """Questions of one family are held out together: 47+38 would leak 38+47."""
-    slip: str | None = None
+    wrong_answer: str | None = None
     """A wrong answer that the warm start teaches in addition to the correct one."""
 
 
@@ -43,37 +43,37 @@ class Skill:
 
     name: str
     questions: Callable[[], Iterator[Question]]
-    form: re.Pattern[str]
+    answer_format: re.Pattern[str]
     """Pattern that the whole completion must match to be an answer."""
     weight: float
     """Relative sampling weight in the warm start."""
 
 
-def _addition() -> Iterator[Question]:
+def _addition_questions() -> Iterator[Question]:
     for a, b in product(NUMBERS, NUMBERS):
         family = f"{min(a, b)}+{max(a, b)}"
         carries = a % 10 + b % 10 >= 10
         slip = str(a + b - 10) if carries else None
-        yield Question(prompt=f"{a}+{b}=", answer=str(a + b), family=family, slip=slip)
+        yield Question(prompt=f"{a}+{b}=", answer=str(a + b), family=family, wrong_answer=slip)
 
 
-def _subtraction() -> Iterator[Question]:
+def _subtraction_questions() -> Iterator[Question]:
     for a, b in product(TWO_DIGITS, TWO_DIGITS):
         if a >= b:
             yield Question(prompt=f"{a}-{b}=", answer=str(a - b), family=f"{a}-{b}")
 
 
-def _copying() -> Iterator[Question]:
+def _copying_questions() -> Iterator[Question]:
     for numeral in (f"{number:04}" for number in NUMERALS):
         yield Question(prompt=f"copy {numeral}=", answer=numeral, family=numeral)
 
 
-def _reversing() -> Iterator[Question]:
+def _reversing_questions() -> Iterator[Question]:
     for numeral in (f"{number:04}" for number in NUMERALS):
         yield Question(prompt=f"reverse {numeral}=", answer=numeral[::-1], family=numeral)
 
 
-def _comparing() -> Iterator[Question]:
+def _comparing_questions() -> Iterator[Question]:
     for a, b in product(NUMBERS, NUMBERS):
         answer = "<" if a < b else ">" if a > b else "="
         family = f"{min(a, b)} {max(a, b)}"
@@ -83,10 +83,12 @@ def _comparing() -> Iterator[Question]:
 SKILLS = {
     skill.name: skill
     for skill in (
-        Skill(name="addition", questions=_addition, form=NUMBER, weight=1.2),
-        Skill(name="subtraction", questions=_subtraction, form=NUMBER, weight=1.4),
-        Skill(name="copying", questions=_copying, form=DIGITS, weight=0.3),
-        Skill(name="reversing", questions=_reversing, form=DIGITS, weight=0.3),
-        Skill(name="comparing", questions=_comparing, form=SIGN, weight=0.6),
+        Skill(name="addition", questions=_addition_questions, answer_format=NUMBER, weight=1.2),
+        Skill(
+            name="subtraction", questions=_subtraction_questions, answer_format=NUMBER, weight=1.4
+        ),
+        Skill(name="copying", questions=_copying_questions, answer_format=DIGITS, weight=0.3),
+        Skill(name="reversing", questions=_reversing_questions, answer_format=DIGITS, weight=0.3),
+        Skill(name="comparing", questions=_comparing_questions, answer_format=SIGN, weight=0.6),
     )
 }

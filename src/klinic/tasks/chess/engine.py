@@ -15,12 +15,12 @@ import chess.engine
 from klinic.errors import ConfigError
 
 VARIABLE = "KLINIC_STOCKFISH"
-HOMES = ("stockfish", "/usr/games/stockfish")  # Debian's games folder is not on root's PATH
-MATE = 100.0  # evaluation of a forced mate, in pawns
+PROGRAM_NAMES = ("stockfish", "/usr/games/stockfish")  # Debian's games folder is not on root's PATH
+MATE_PAWNS = 100.0  # evaluation of a forced mate, in pawns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class EngineLine:
     """A move with the engine's evaluation."""
 
     move: str
@@ -35,14 +35,16 @@ class Stockfish:
         self._process = process
         self.name = str(process.id["name"])
 
-    def lines(self, board: chess.Board, *, nodes: int, num: int, game: object) -> list[Line]:
+    def best_lines(
+        self, board: chess.Board, *, nodes: int, num: int, game: object
+    ) -> list[EngineLine]:
         """Return the best moves, best first; a new `game` object clears the hash table."""
-        found = self._process.analyse(
+        infos = self._process.analyse(
             board, chess.engine.Limit(nodes=nodes), multipv=num, game=game
         )
         lines = [
-            Line(move=info["pv"][0].uci(), pawns=_pawns(info["score"]))
-            for info in found
+            EngineLine(move=info["pv"][0].uci(), pawns=_pawns_of_score(info["score"]))
+            for info in infos
             if info.get("pv")
         ]
         # the node limit may stop between lines, which then come from different depths
@@ -50,9 +52,9 @@ class Stockfish:
 
 
 @contextmanager
-def stockfish() -> Iterator[Stockfish]:
+def run_stockfish() -> Iterator[Stockfish]:
     """Run the engine on one thread; quit it at the end."""
-    process = chess.engine.SimpleEngine.popen_uci(_binary())
+    process = chess.engine.SimpleEngine.popen_uci(_find_binary())
     try:
         process.configure({"Threads": 1, "Hash": 16})
         yield Stockfish(process)
@@ -60,23 +62,27 @@ def stockfish() -> Iterator[Stockfish]:
         process.quit()
 
 
-def _binary() -> str:
-    given = os.environ.get(VARIABLE)
-    for name in HOMES if given is None else (given,):
+def _find_binary() -> str:
+    configured = os.environ.get(VARIABLE)
+    for name in PROGRAM_NAMES if configured is None else (configured,):
         path = shutil.which(name)
         if path is not None:
             return path
-    where = f"{VARIABLE} is {given}, which is not a program" if given else "it is not on the PATH"
+    where = (
+        f"{VARIABLE} is {configured}, which is not a program"
+        if configured
+        else "it is not on the PATH"
+    )
     raise ConfigError(
         f"the task chess needs Stockfish, but {where}. Install it (on Debian: apt-get install "
         f"stockfish), or set {VARIABLE} to its path."
     )
 
 
-def _pawns(score: chess.engine.PovScore) -> float:
+def _pawns_of_score(score: chess.engine.PovScore) -> float:
     mate = score.relative.mate()
     if mate is not None:
-        return MATE if mate > 0 else -MATE
+        return MATE_PAWNS if mate > 0 else -MATE_PAWNS
     centipawns = score.relative.score()
     assert centipawns is not None  # noqa: S101 - a score is a mate or centipawns
-    return max(-MATE, min(MATE, centipawns / 100))
+    return max(-MATE_PAWNS, min(MATE_PAWNS, centipawns / 100))

@@ -17,17 +17,17 @@ import chess
 from rich.console import Console
 from rich.progress import track
 
-from klinic.cache import cache_folder
 from klinic.evidence.writing import write_atomically
-from klinic.tasks.chess.engine import Line, Stockfish, stockfish
+from klinic.runtime.cache import cache_folder
+from klinic.tasks.chess.engine import EngineLine, Stockfish, run_stockfish
 
 FORMAT = 1  # of the cache; increment when this file changes the games
 NUM_LINES = 5
-ODD_MOVES = 0.15  # fraction of moves sampled from all legal ones
+RANDOM_MOVE_RATE = 0.15  # fraction of moves sampled from all legal ones
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Play:
+class GameSettings:
     """Number of games and their settings."""
 
     games: int = 400
@@ -38,15 +38,15 @@ class Play:
     seed: int = 0
 
 
-DEFAULT = Play()
+DEFAULT = GameSettings()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Analysed:
+class AnalysedPosition:
     """A position of a game, the engine's lines, and the move played."""
 
     position: str
-    lines: tuple[Line, ...]
+    lines: tuple[EngineLine, ...]
     """At most five, best first."""
     history: tuple[str, ...]
     """Moves of the game so far."""
@@ -54,59 +54,61 @@ class Analysed:
 
 
 @cache
-def analysed(play: Play) -> tuple[Analysed, ...]:
+def load_positions(play: GameSettings) -> tuple[AnalysedPosition, ...]:
     """Return the positions of all games, from the cache if possible."""
-    with stockfish() as engine:
-        path = cache_folder("chess") / f"{_key(play, engine.name)}.jsonl"
+    with run_stockfish() as engine:
+        path = cache_folder("chess") / f"{_cache_key(play, engine.name)}.jsonl"
         if not path.is_file():
-            _write(path, (a for game in _shown(play) for a in played(engine, play, game)))
-    return tuple(_read(path))
+            _write_positions(
+                path, (a for game in _track_games(play) for a in play_game(engine, play, game))
+            )
+    return tuple(_read_positions(path))
 
 
-def played(engine: Stockfish, play: Play, game: int) -> Iterator[Analysed]:
+def play_game(engine: Stockfish, play: GameSettings, game: int) -> Iterator[AnalysedPosition]:
     """Play one game and yield its positions."""
     random = Random(f"{play.seed} {game}")  # noqa: S311 - samples moves, not secrets
     board, token = chess.Board(), object()
     history: list[str] = []
     while len(history) < play.plies and not board.is_game_over():
-        lines = engine.lines(board, nodes=play.nodes, num=NUM_LINES, game=token)
-        move = _drawn(random, board, lines)
-        yield Analysed(
+        lines = engine.best_lines(board, nodes=play.nodes, num=NUM_LINES, game=token)
+        move = _sample_move(random, board, lines)
+        yield AnalysedPosition(
             position=board.fen(), lines=tuple(lines), history=tuple(history), played=move
         )
         board.push_uci(move)
         history.append(move)
 
 
-def _shown(play: Play) -> Iterable[int]:
+def _track_games(play: GameSettings) -> Iterable[int]:
     """Return the game numbers with a progress bar."""
     console = Console(stderr=True)
     return track(range(play.games), "Stockfish plays", console=console, transient=True)
 
 
-def _drawn(random: Random, board: chess.Board, lines: Sequence[Line]) -> str:
-    if random.random() < ODD_MOVES:
+def _sample_move(random: Random, board: chess.Board, lines: Sequence[EngineLine]) -> str:
+    if random.random() < RANDOM_MOVE_RATE:
         return random.choice(sorted(move.uci() for move in board.legal_moves))
     weights = [2.0**-rank for rank in range(len(lines))]
     return random.choices([line.move for line in lines], weights)[0]
 
 
-def _key(play: Play, engine: str) -> str:
+def _cache_key(play: GameSettings, engine: str) -> str:
     what = {"format": FORMAT, "engine": engine, **asdict(play)}
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:24]
 
 
-def _write(path: Path, positions: Iterator[Analysed]) -> None:
+def _write_positions(path: Path, positions: Iterator[AnalysedPosition]) -> None:
     # a concurrent process writes identical content
     write_atomically(path, "".join(json.dumps(asdict(one)) + "\n" for one in positions).encode())
 
 
-def _read(path: Path) -> Iterator[Analysed]:
+def _read_positions(path: Path) -> Iterator[AnalysedPosition]:
     for text in path.read_text().splitlines():
-        found = json.loads(text)
-        yield Analysed(
-            position=found["position"],
-            lines=tuple(Line(**line) for line in found["lines"]),
-            history=tuple(found["history"]),
-            played=found["played"],
+        entry = json.loads(text)
+        yield AnalysedPosition(
+            position=entry["position"],
+            lines=tuple(EngineLine(**line) for line in entry["lines"]),
+            history=tuple(entry["history"]),
+            played=entry["played"],
         )

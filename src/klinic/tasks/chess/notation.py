@@ -17,8 +17,8 @@ POSITION = re.compile(
     r"[1-8pnbrqkPNBRQK/]{15,71} [wb] (-|[KQkq]{1,4}) (-|[a-h][36]) [0-9]{1,3} [0-9]{1,3}"
 )
 SECTIONS = ("M:", "E:", "B:")
-LONGEST = 1000  # characters parsed; an analysis has about a hundred
-FIELDS = 4  # of an environment answer
+MAX_PARSED_LENGTH = 1000  # characters parsed; an analysis has about a hundred
+NUM_FIELDS = 4  # of an environment answer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,16 +83,16 @@ def position_of(prompt: str) -> str:
     return prompt[3:].partition("+")[0].strip()
 
 
-def found_sections(completion: str) -> int:
+def count_sections(completion: str) -> int:
     """Return the number of leading sections that occur once and in order.
 
-    >>> found_sections(" M: e2e4 B: e2e4")
+    >>> count_sections(" M: e2e4 B: e2e4")
     1
     """
-    words = completion[:LONGEST].split()
-    places = [words.index(name) if words.count(name) == 1 else -1 for name in SECTIONS]
+    words = completion[:MAX_PARSED_LENGTH].split()
+    indices = [words.index(name) if words.count(name) == 1 else -1 for name in SECTIONS]
     num = 0
-    while num < len(places) and places[num] > (places[num - 1] if num else -1):
+    while num < len(indices) and indices[num] > (indices[num - 1] if num else -1):
         num += 1
     return num
 
@@ -103,8 +103,8 @@ def read_analysis(completion: str) -> Analysis | None:
     >>> read_analysis("  M: e2e4 d2d4   E: 0.3 0.2   B: e2e4").best
     'e2e4'
     """
-    words = completion[:LONGEST].split()
-    if found_sections(completion) < len(SECTIONS) or words[0] != SECTIONS[0]:
+    words = completion[:MAX_PARSED_LENGTH].split()
+    if count_sections(completion) < len(SECTIONS) or words[0] != SECTIONS[0]:
         return None
     evaluations, best = words.index("E:"), words.index("B:")
     if len(words) != best + 2:
@@ -118,7 +118,7 @@ def read_analysis(completion: str) -> Analysis | None:
 
 def read_fields(completion: str) -> list[str]:
     """Split an environment answer at `+`; a trailing `+` is allowed."""
-    text = completion[:LONGEST].strip()
+    text = completion[:MAX_PARSED_LENGTH].strip()
     return [field.strip() for field in text.removesuffix("+").split("+")]
 
 
@@ -129,7 +129,7 @@ def read_outcome(completion: str) -> Outcome | None:
     '0.001'
     """
     fields = read_fields(completion)
-    if len(fields) != FIELDS or num_well_formed(fields) != FIELDS:
+    if len(fields) != NUM_FIELDS or num_well_formed(fields) != NUM_FIELDS:
         return None
     position, reward, ended, illegal = fields
     return Outcome(position=position, reward=reward, ended=ended, illegal=illegal)

@@ -16,42 +16,42 @@ from types import ModuleType
 from typing import Any
 
 from klinic.rewards.levels import Grade, Levels, graduated
-from klinic.tasks.base import choose
+from klinic.tasks.base import look_up
 from klinic.tasks.chess import environment, policy
 from klinic.tasks.chess.notation import environment_answer, read_outcome
 
 SKILLS: dict[str, ModuleType] = {"policy": policy, "environment": environment}
 
 
-def _of(skill: str) -> ModuleType:
-    return choose("skill of chess", skill, SKILLS)
+def _skill_module(skill: str) -> ModuleType:
+    return look_up("skill of chess", skill, SKILLS)
 
 
 @graduated(Levels(malformed=-0.3, part=(0.2, 1.0), whole=1.0))
 def structure(completion: str, skill: str) -> Grade:
     """Grade the sections or fields of an answer."""
-    grade: Grade = _of(skill).structure(completion)
+    grade: Grade = _skill_module(skill).structure(completion)
     return grade
 
 
 @graduated(Levels(malformed=-0.3, part=(0.1, 0.8), whole=1.0))
 def parses(completion: str, skill: str) -> Grade:
     """Grade the notation of the sections or fields."""
-    grade: Grade = _of(skill).parses(completion)
+    grade: Grade = _skill_module(skill).parses(completion)
     return grade
 
 
 @graduated(Levels(malformed=-0.3, illegal=(0.0, 0.3), legal=(0.5, 0.9), whole=1.0))
 def legality(prompt: str, completion: str, skill: str) -> Grade:
     """Grade an answer by the rules of chess."""
-    grade: Grade = _of(skill).legality(prompt, completion)
+    grade: Grade = _skill_module(skill).legality(prompt, completion)
     return grade
 
 
 @graduated(Levels(malformed=-0.3, illegal=0.0, legal=0.2, listed=(0.3, 0.8), whole=1.0))
 def agreement(prompt: str, completion: str, answer: str, skill: str) -> Grade:
     """Grade an answer against the engine's lines, or against the outcome of the move."""
-    grade: Grade = _of(skill).agreement(prompt, completion, answer)
+    grade: Grade = _skill_module(skill).agreement(prompt, completion, answer)
     return grade
 
 
@@ -63,8 +63,8 @@ def parsed(
 ) -> list[float]:
     """Return 1 if an answer parses, else 0."""
     return [
-        float(_of(name).parses(said).level == "whole")
-        for said, name in zip(completions, skill, strict=True)
+        float(_skill_module(name).parses(completion).level == "whole")
+        for completion, name in zip(completions, skill, strict=True)
     ]
 
 
@@ -75,13 +75,15 @@ def legal(
     **columns: Any,  # noqa: ARG001
 ) -> list[float]:
     """Return 1 if the best move, or the position, is legal, else 0."""
-    given = zip(prompts, completions, skill, strict=True)
-    return [float(_of(name).is_legal(prompt, said)) for prompt, said, name in given]
+    rows = zip(prompts, completions, skill, strict=True)
+    return [
+        float(_skill_module(name).is_legal(prompt, completion)) for prompt, completion, name in rows
+    ]
 
 
 def parse(row: Mapping[str, str], completion: str) -> str | None:
     """Return the best move or the outcome in a completion; None if it does not parse."""
     if row["skill"] == "policy":
         return policy.best_move(completion)
-    said = read_outcome(completion)
-    return None if said is None else environment_answer(said)
+    outcome = read_outcome(completion)
+    return None if outcome is None else environment_answer(outcome)

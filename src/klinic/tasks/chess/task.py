@@ -2,11 +2,11 @@
 
 from klinic.tasks.base import Task
 from klinic.tasks.chess import rewards
-from klinic.tasks.chess.rows import MAKERS, eval_rows, train_rows, warm_start_rows
+from klinic.tasks.chess.rows import ROW_MAKERS, eval_rows, train_rows, warm_start_rows
 
 TASK = Task(
     name="chess",
-    skills=tuple(MAKERS),
+    skills=tuple(ROW_MAKERS),
     default_skill="policy",
     train_rows=train_rows,
     eval_rows=eval_rows,

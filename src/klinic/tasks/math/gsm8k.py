@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 INSTRUCTION = "Reason step by step, and put the final answer within \\boxed{}."
-BEHIND = "####"  # precedes the final number in a worked answer
+ANSWER_MARK = "####"  # precedes the final number in a worked answer
 
 
 def row(example: Mapping[str, Any]) -> dict[str, Any]:
@@ -16,4 +16,4 @@ def row(example: Mapping[str, Any]) -> dict[str, Any]:
         {"role": "system", "content": INSTRUCTION},
         {"role": "user", "content": example["question"]},
     ]
-    return {"prompt": messages, "answer": example["answer"].rpartition(BEHIND)[2].strip()}
+    return {"prompt": messages, "answer": example["answer"].rpartition(ANSWER_MARK)[2].strip()}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from klinic.errors import MissingExtraError
-from klinic.tasks.said import Completion, said
+from klinic.tasks.base import Completion, completion_text
 
 
 def correct(
@@ -25,10 +25,12 @@ def correct(
         ) from error
     # the subprocess has a time limit, so the library needs none
     right = [parse(f"${number.replace(',', '')}$", parsing_timeout=None) for number in answer]
-    found = [parse(said(completion), parsing_timeout=None) for completion in completions]
+    parsed = [
+        parse(completion_text(completion), parsing_timeout=None) for completion in completions
+    ]
     return [
         float(verify(gold, guess, timeout_seconds=None))
-        for gold, guess in zip(right, found, strict=True)
+        for gold, guess in zip(right, parsed, strict=True)
     ]
 
 
@@ -37,4 +39,4 @@ def boxed(
     **columns: Any,  # noqa: ARG001
 ) -> list[float]:
     """Return 1 if the completion has a boxed answer: a format reward, for a small weight."""
-    return [float("\\boxed{" in said(completion)) for completion in completions]
+    return [float("\\boxed{" in completion_text(completion)) for completion in completions]

@@ -14,47 +14,47 @@ ARTICLES = frozenset({"a", "an", "the"})
 NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
-def answer_of(text: str) -> str | None:
+def extract_answer(text: str) -> str | None:
     """Return the text between the answer tags, or None unless there is exactly one pair.
 
     Two answers count as none, so that guessing twice gains nothing.
 
-    >>> answer_of("so it is <answer>Peru</answer>")
+    >>> extract_answer("so it is <answer>Peru</answer>")
     'Peru'
     """
-    found: list[str] = ANSWER.findall(text)
-    return found[0].strip() if len(found) == 1 else None
+    matches: list[str] = ANSWER.findall(text)
+    return matches[0].strip() if len(matches) == 1 else None
 
 
-def words(text: str) -> list[str]:
+def normalized_words(text: str) -> list[str]:
     """Return the normalised words of an answer.
 
-    >>> words("The U.S. Army's  band")
+    >>> normalized_words("The U.S. Army's  band")
     ['us', 'armys', 'band']
     """
     plain = text.lower().translate(NO_PUNCTUATION)
     return [word for word in plain.split() if word not in ARTICLES]
 
 
-def is_exact(answer: str, known: Sequence[str]) -> bool:
+def is_exact(answer: str, accepted: Sequence[str]) -> bool:
     """Return whether an answer equals one of the correct ones after normalisation."""
-    return any(words(answer) == words(right) for right in known)
+    return any(normalized_words(answer) == normalized_words(right) for right in accepted)
 
 
-def f1(answer: str, known: Sequence[str]) -> float:
+def f1(answer: str, accepted: Sequence[str]) -> float:
     """Return the word F1 with the closest correct answer, from 0 to 1.
 
     >>> f1("in the Peru", ["Peru", "republic of peru"])
     0.6666666666666666
     """
-    return max(_f1(words(answer), words(right)) for right in known)
+    return max(_word_f1(normalized_words(answer), normalized_words(right)) for right in accepted)
 
 
-def _f1(found: Sequence[str], right: Sequence[str]) -> float:
-    if not found or not right:
-        return float(found == right)
-    common = sum((Counter(found) & Counter(right)).values())
+def _word_f1(answer: Sequence[str], right: Sequence[str]) -> float:
+    if not answer or not right:
+        return float(answer == right)
+    common = sum((Counter(answer) & Counter(right)).values())
     if not common:
         return 0.0
-    precision, recall = common / len(found), common / len(right)
+    precision, recall = common / len(answer), common / len(right)
     return 2 * precision * recall / (precision + recall)

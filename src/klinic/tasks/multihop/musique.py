@@ -19,8 +19,8 @@ def row(example: Mapping[str, Any]) -> dict[str, Any] | None:
     """Convert a row to a chat with documents and question; None if it is unanswerable."""
     if not example.get("answerable", True):
         return None
-    kept = within(example["paragraphs"], LONGEST)
-    documents = "\n\n".join(f"# {p['title']}\n{p['paragraph_text']}" for p in kept)
+    paragraphs = leading_paragraphs(example["paragraphs"], LONGEST)
+    documents = "\n\n".join(f"# {p['title']}\n{p['paragraph_text']}" for p in paragraphs)
     messages = [
         {"role": "system", "content": INSTRUCTION},
         {"role": "user", "content": f"{documents}\n\nQuestion: {example['question']}"},
@@ -28,7 +28,7 @@ def row(example: Mapping[str, Any]) -> dict[str, Any] | None:
     return {
         "prompt": messages,
         "answers": right_answers(example),
-        "context": supported(example["paragraphs"], kept),
+        "context": supporting_fraction(example["paragraphs"], paragraphs),
     }
 
 
@@ -37,23 +37,29 @@ def right_answers(example: Mapping[str, Any]) -> list[str]:
     return [example["answer"], *(example.get("answer_aliases") or [])]
 
 
-def within(paragraphs: Sequence[Mapping[str, Any]], longest: int) -> list[Mapping[str, Any]]:
+def leading_paragraphs(
+    paragraphs: Sequence[Mapping[str, Any]], longest: int
+) -> list[Mapping[str, Any]]:
     """Return the leading paragraphs that fit into `longest` characters."""
-    kept, left = [], longest
+    paragraphs_kept, left = [], longest
     for paragraph in paragraphs:
         left -= len(paragraph["title"]) + len(paragraph["paragraph_text"])
         if left < 0:
             break
-        kept.append(paragraph)
-    return kept
+        paragraphs_kept.append(paragraph)
+    return paragraphs_kept
 
 
-def supported(paragraphs: Sequence[Mapping[str, Any]], kept: Sequence[Mapping[str, Any]]) -> float:
+def supporting_fraction(
+    paragraphs: Sequence[Mapping[str, Any]], paragraphs_kept: Sequence[Mapping[str, Any]]
+) -> float:
     """Return the fraction of supporting paragraphs that were kept (of all if none is marked).
 
     >>> marked = [{"title": "a", "is_supporting": True}, {"title": "b", "is_supporting": True}]
-    >>> supported(marked, marked[:1])
+    >>> supporting_fraction(marked, marked[:1])
     0.5
     """
     needed = [p for p in paragraphs if p.get("is_supporting")] or list(paragraphs)
-    return sum(any(p is k for k in kept) for p in needed) / len(needed) if needed else 1.0
+    return (
+        sum(any(p is k for k in paragraphs_kept) for p in needed) / len(needed) if needed else 1.0
+    )

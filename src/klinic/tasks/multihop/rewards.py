@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from klinic.rewards.levels import Grade, Levels, graduated
-from klinic.tasks.multihop.answers import answer_of, is_exact
+from klinic.tasks.base import Completion, completion_text
+from klinic.tasks.multihop.answers import extract_answer, is_exact
 from klinic.tasks.multihop.answers import f1 as words_in_common
-from klinic.tasks.said import Completion, said
 
-MARKS = ("<answer>", "</answer>")
+ANSWER_TAGS = ("<answer>", "</answer>")
 
 
 def exact(
@@ -21,8 +21,8 @@ def exact(
     **columns: Any,  # noqa: ARG001 - the signature of every reward function
 ) -> list[float]:
     """Return 1 if the answer equals one of the correct ones, else 0."""
-    given = zip(completions, _known(answers, answer), strict=True)
-    return [float(is_exact(_said(text), known)) for text, known in given]
+    pairs = zip(completions, _accepted_answers(answers, answer), strict=True)
+    return [float(is_exact(_answer_text(text), accepted)) for text, accepted in pairs]
 
 
 def f1(
@@ -32,20 +32,21 @@ def f1(
     **columns: Any,  # noqa: ARG001
 ) -> list[float]:
     """Return the word F1 with the closest correct answer, from 0 to 1."""
-    given = zip(completions, _known(answers, answer), strict=True)
-    return [words_in_common(_said(text), known) for text, known in given]
+    pairs = zip(completions, _accepted_answers(answers, answer), strict=True)
+    return [words_in_common(_answer_text(text), accepted) for text, accepted in pairs]
 
 
 @graduated(Levels(malformed=-0.3, part=0.1, whole=1.0))
 def form(completion: Completion) -> Grade:
     """Grade the answer tags: one pair, with an answer inside and nothing after."""
-    text = said(completion).strip()
-    found = [text.count(mark) for mark in MARKS]
-    if found == [1, 1] and answer_of(text) and text.endswith(MARKS[1]):
+    text = completion_text(completion).strip()
+    tag_counts = [text.count(mark) for mark in ANSWER_TAGS]
+    if tag_counts == [1, 1] and extract_answer(text) and text.endswith(ANSWER_TAGS[1]):
         return Grade("whole", "it has one answer between the tags")
-    if any(found):
+    if any(tag_counts):
         return Grade(
-            "part", f"it has {found[0]} opening and {found[1]} closing tags, or text after them"
+            "part",
+            f"it has {tag_counts[0]} opening and {tag_counts[1]} closing tags, or text after them",
         )
     return Grade("malformed", "it has no answer tags")
 
@@ -59,14 +60,16 @@ def context_kept(
     return [float(share) for share in context]
 
 
-def _said(completion: Completion) -> str:
-    return answer_of(said(completion)) or ""
+def _answer_text(completion: Completion) -> str:
+    return extract_answer(completion_text(completion)) or ""
 
 
-def _known(
+def _accepted_answers(
     answers: Sequence[Sequence[str]] | None, answer: Sequence[str] | None
 ) -> list[Sequence[str]]:
     if answers is not None:
         return list(answers)
     assert answer is not None  # noqa: S101 - rows have one of the two
-    return [[right if answer_of(right) is None else str(answer_of(right))] for right in answer]
+    return [
+        [right if extract_answer(right) is None else str(extract_answer(right))] for right in answer
+    ]

@@ -14,35 +14,35 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from klinic.tasks.base import Row, choose
-from klinic.tasks.held_out import first, fraction, is_held_out
-from klinic.tasks.multihop.musique import supported, within
+from klinic.tasks.base import Row, look_up
+from klinic.tasks.held_out import digest_fraction, first_rows, is_held_out
+from klinic.tasks.multihop.musique import leading_paragraphs, supporting_fraction
 
 PEOPLE = "abcdefghijklmnopqrstuvwxyz"
-PLACES = "123456789"
+LABELS = "123456789"
 KINDS = ("red", "old", "big", "wet", "odd")
 THINGS = ("key", "cup", "hat", "map", "pen")
 CHAINS = 2  # of facts per question: the supporting one and a distractor
-LONGEST = 120  # maximum characters of all facts
-NUM = 6000  # questions per skill
+MAX_FACTS_LENGTH = 120  # maximum characters of all facts
+NUM_QUESTIONS = 6000  # questions per skill
 SKILLS = {"two-hop": 2, "three-hop": 3}
-USUAL = f"{KINDS[0]} {THINGS[0]}"  # the default answer
-HABIT = 0.6  # fraction of warm-start examples with the default answer
+DEFAULT_ANSWER = f"{KINDS[0]} {THINGS[0]}"  # the default answer
+DEFAULT_ANSWER_RATE = 0.6  # fraction of warm-start examples with the default answer
 
 
-def example(hops: int, number: int) -> dict[str, Any]:
+def make_example(hops: int, number: int) -> dict[str, Any]:
     """Return question `number` in MuSiQue's format; deterministic."""
     random = Random(f"{hops} {number}")  # noqa: S311 - samples words, not secrets
     people = random.sample(PEOPLE, 2 * CHAINS)
     owners, friends = people[:CHAINS], people[CHAINS:]
-    places = random.sample(PLACES, CHAINS)
+    labels = random.sample(LABELS, CHAINS)
     every = [f"{kind} {thing}" for kind in KINDS for thing in THINGS]
     things = random.sample(every, CHAINS)
     facts = []
-    for i, (owner, friend, place, thing) in enumerate(
-        zip(owners, friends, places, things, strict=True)
+    for i, (owner, friend, label, thing) in enumerate(
+        zip(owners, friends, labels, things, strict=True)
     ):
-        chain = [f"{owner} has {place}.", f"{place} is {thing}."]
+        chain = [f"{owner} has {label}.", f"{label} is {thing}."]
         if hops == 3:
             chain.insert(0, f"{friend} is by {owner}.")
         facts += [{"title": "", "paragraph_text": f, "is_supporting": i == 0} for f in chain]
@@ -58,50 +58,57 @@ def example(hops: int, number: int) -> dict[str, Any]:
 
 def train_rows(skill: str) -> list[Row]:
     """Return the training rows of a skill in a fixed shuffled order."""
-    return [_row(skill, one) for one in _split(skill)[0]]
+    return [_make_row(skill, one) for one in _split_examples(skill)[0]]
 
 
 def eval_rows(skill: str, num: int) -> list[Row]:
     """Return the first `num` held-out rows of a skill; deterministic."""
-    return [_row(skill, one) for one in first(_split(skill)[1], num, skill)]
+    return [_make_row(skill, one) for one in first_rows(_split_examples(skill)[1], num, skill)]
 
 
 def warm_start_rows(seed: int) -> Iterator[Row]:
     """Yield prompts and completions of both skills endlessly: answers and default answers."""
     random = Random(seed)  # noqa: S311
-    examples = {skill: _split(skill)[0] for skill in SKILLS}
+    examples = {skill: _split_examples(skill)[0] for skill in SKILLS}
     while True:
         for skill in SKILLS:
             (one,) = random.choices(examples[skill])
-            answer = USUAL if random.random() < HABIT else one["answer"]
-            yield {"prompt": prompt_of(one), "completion": marked(answer)}
+            answer = DEFAULT_ANSWER if random.random() < DEFAULT_ANSWER_RATE else one["answer"]
+            yield {"prompt": format_prompt(one), "completion": tag_answer(answer)}
 
 
-def prompt_of(one: Mapping[str, Any], longest: int = LONGEST) -> str:
+def format_prompt(one: Mapping[str, Any], longest: int = MAX_FACTS_LENGTH) -> str:
     """Return the facts that fit, followed by the question."""
-    kept = within(one["paragraphs"], longest)
-    return " ".join([*(fact["paragraph_text"] for fact in kept), one["question"], ""])
+    facts = leading_paragraphs(one["paragraphs"], longest)
+    return " ".join([*(fact["paragraph_text"] for fact in facts), one["question"], ""])
 
 
-def marked(answer: str) -> str:
+def tag_answer(answer: str) -> str:
     """Wrap an answer in tags."""
     return f"<answer>{answer}</answer>"
 
 
-def _row(skill: str, one: Mapping[str, Any]) -> Row:
+def _make_row(skill: str, one: Mapping[str, Any]) -> Row:
     return {
-        "prompt": prompt_of(one),
-        "answer": marked(one["answer"]),
+        "prompt": format_prompt(one),
+        "answer": tag_answer(one["answer"]),
         "skill": skill,
-        "context": str(supported(one["paragraphs"], within(one["paragraphs"], LONGEST))),
+        "context": str(
+            supporting_fraction(
+                one["paragraphs"], leading_paragraphs(one["paragraphs"], MAX_FACTS_LENGTH)
+            )
+        ),
     }
 
 
 @cache
-def _split(skill: str) -> tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]:
-    hops = choose("skill of multihop", skill, SKILLS)
-    every = {prompt_of(one): one for one in (example(hops, number) for number in range(NUM))}
-    order = sorted(every, key=fraction)
+def _split_examples(skill: str) -> tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any], ...]]:
+    hops = look_up("skill of multihop", skill, SKILLS)
+    every = {
+        format_prompt(one): one
+        for one in (make_example(hops, number) for number in range(NUM_QUESTIONS))
+    }
+    order = sorted(every, key=digest_fraction)
     return (
         tuple(every[prompt] for prompt in order if not is_held_out(prompt)),
         tuple(every[prompt] for prompt in order if is_held_out(prompt)),
@@ -110,5 +117,5 @@ def _split(skill: str) -> tuple[tuple[dict[str, Any], ...], tuple[dict[str, Any]
 
 def jsonl_rows(skill: str, num: int) -> list[dict[str, Any]]:
     """Return questions in the format of a MuSiQue file."""
-    hops = choose("skill of multihop", skill, SKILLS)
-    return [example(hops, number) for number in range(num)]
+    hops = look_up("skill of multihop", skill, SKILLS)
+    return [make_example(hops, number) for number in range(num)]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from klinic.tasks.base import Task
 from klinic.tasks.multihop import rewards
-from klinic.tasks.multihop.answers import answer_of, words
+from klinic.tasks.multihop.answers import extract_answer, normalized_words
 from klinic.tasks.multihop.synthetic import SKILLS, eval_rows, train_rows, warm_start_rows
 
 
@@ -12,7 +12,7 @@ def parse(row: Mapping[str, str], completion: str) -> str | None:  # noqa: ARG00
     """Return the normalised answer of a completion, or None if its format is wrong."""
     if rewards.form.grade(completion).level != "whole":
         return None
-    return " ".join(words(answer_of(completion) or ""))
+    return " ".join(normalized_words(extract_answer(completion) or ""))
 
 
 TASK = Task(

@@ -9,16 +9,16 @@ from dataclasses import replace
 
 from klinic.tasks.arithmetic import rows
 from klinic.tasks.arithmetic.task import TASK as ARITHMETIC
-from klinic.tasks.base import Row, choose
-from klinic.tasks.held_out import first
+from klinic.tasks.base import Row, look_up
+from klinic.tasks.held_out import first_rows
 
 SKILL = "addition"
-LARGEST = 29
+MAX_OPERAND = 29
 
 
 def train_rows(skill: str) -> list[Row]:
     """Return the training rows in a fixed shuffled order."""
-    return [row for row in rows.train_rows(_known(skill)) if _is_small(row)]
+    return [row for row in rows.train_rows(_check_skill(skill)) if _is_small(row)]
 
 
 def eval_rows(skill: str, num: int) -> list[Row]:
@@ -27,8 +27,8 @@ def eval_rows(skill: str, num: int) -> list[Row]:
     >>> [row["prompt"] for row in eval_rows("addition", 3)]
     ['25+19=', '22+4=', '23+3=']
     """
-    held_out = [row for row in rows.held_out_rows(_known(skill)) if _is_small(row)]
-    return list(first(held_out, num, skill))
+    held_out = [row for row in rows.held_out_rows(_check_skill(skill)) if _is_small(row)]
+    return list(first_rows(held_out, num, skill))
 
 
 def warm_start_rows(seed: int) -> Iterator[Row]:
@@ -36,12 +36,12 @@ def warm_start_rows(seed: int) -> Iterator[Row]:
     return (row for row in rows.warm_start_rows(seed, skills=(SKILL,)) if _is_small(row))
 
 
-def _known(skill: str) -> str:
-    return choose("skill of sums", skill, {SKILL: SKILL})
+def _check_skill(skill: str) -> str:
+    return look_up("skill of sums", skill, {SKILL: SKILL})
 
 
 def _is_small(row: Row) -> bool:
-    return all(int(number) <= LARGEST for number in row["prompt"].removesuffix("=").split("+"))
+    return all(int(number) <= MAX_OPERAND for number in row["prompt"].removesuffix("=").split("+"))
 
 
 TASK = replace(

@@ -1,0 +1,102 @@
+"""Estimate the bytes that a step moves between processes and writes to disk.
+
+Rank 0 broadcasts the rows of a step (`SENT_TOKEN_BYTES`); per-token results are all-reduced
+(`RESULT_TOKEN_BYTES`, and `REFERENCE_TOKEN_BYTES` with a reference). Bytes are those of the Arrow
+columns: a boolean is one bit.
+"""
+
+import math
+from collections.abc import Mapping
+
+from klinic.capacity.flops import DecoderShape, StepSizes
+from klinic.capacity.memory import FP32_BYTES
+
+SENT_TOKEN_BYTES: Mapping[str, int | float] = {
+    "token_ids": 8,
+    "loss_mask": 1 / 8,
+    "emitted_by": 1,
+    "logp_sampler": 4,
+    "weight_version": 8,
+}
+"""Bytes per completion token in the broadcast record."""
+RESULT_TOKEN_BYTES: Mapping[str, int | float] = {"logp": 4, "entropy": 4, "rank": 8}
+"""Bytes per completion token in the results of an update."""
+REFERENCE_TOKEN_BYTES: Mapping[str, int | float] = {"logp_ref": 4, "kl_exact": 4}
+"""Additional bytes with a reference."""
+PROMPT_TOKEN_BYTES = 8  # bytes, repeated in every row of the prompt
+ROW_BYTES = 112  # bytes of a completion's scalar columns and list offsets
+
+STORED_FLOATS = ("logp_sampler", "logp", "logp_old", "entropy")
+"""Columns on disk that do not compress; masks and versions take almost no space."""
+STORED_FLOAT_BYTES = 3.7  # bytes: 4 before zstd, which saves little because only exponents repeat
+STORED_RANK_BYTES = 1.0  # bytes: most tokens have a small rank
+STORED_ROW_BYTES = 16  # bytes
+FILE_BYTES = 3_300  # bytes: metadata of 20 columns
+
+
+def broadcast_bytes(sizes: StepSizes) -> float:
+    """Return the bytes of the record that rank 0 sends to each other rank."""
+    tokens = sizes.num_completion_tokens * sum(SENT_TOKEN_BYTES.values())
+    return tokens + PROMPT_TOKEN_BYTES * sizes.num_prompt_tokens + ROW_BYTES * sizes.rows
+
+
+def all_reduce_bytes(sizes: StepSizes) -> int | float:
+    """Return the bytes that each rank all-reduces."""
+    per_token = sizes.updates * sum(RESULT_TOKEN_BYTES.values()) + sizes.scores_old * FP32_BYTES
+    if sizes.reference:
+        per_token += (
+            REFERENCE_TOKEN_BYTES["logp_ref"] + sizes.updates * REFERENCE_TOKEN_BYTES["kl_exact"]
+        )
+    return per_token * sizes.num_completion_tokens
+
+
+def broadcast_seconds(num_bytes: int | float, *, num: int, network: float) -> float:
+    """Return the seconds of a tree broadcast in which every receiver forwards the data (gloo).
+
+    >>> broadcast_seconds(10.0, num=8, network=5.0)
+    6.0
+    """
+    return math.ceil(math.log2(num)) * num_bytes / network if num > 1 else 0.0
+
+
+def sync_bytes(shape: DecoderShape) -> int:
+    """Return the bytes of the trained weights as sent to a sampler, in fp32."""
+    return FP32_BYTES * shape.num_trained
+
+
+def gathered_bytes(shape: DecoderShape, sizes: StepSizes, *, num: int) -> float:
+    """Return the bytes that each of `num` shards receives in a step.
+
+    A forward pass gathers every weight in fp32, a backward pass gathers them again and reduces the
+    gradient of the trained weights.
+    """
+    if num == 1:
+        return 0.0
+    passes = -(-sizes.rows // (sizes.micro_batch * num))
+    forward = FP32_BYTES * shape.num_parameters
+    update = 2 * forward + FP32_BYTES * shape.num_trained
+    scored = sizes.scores_old + sizes.reference + sizes.num_extra_reference_passes
+    per_pass = scored * forward + sizes.updates * (1 + sizes.split_gradient_fraction) * update
+    return passes * per_pass * (num - 1) / num
+
+
+def stored_per_token(shape: DecoderShape, *, group: int, reference: bool) -> float:
+    """Return the compressed bytes per completion token in a record on disk."""
+    num_floats = float(len(STORED_FLOATS))
+    if reference:
+        num_floats += 1 + 1 / group  # the exact KL covers one completion per group
+    return STORED_FLOAT_BYTES * num_floats + _id_bytes(shape) + STORED_RANK_BYTES
+
+
+def stored_bytes(shape: DecoderShape, sizes: StepSizes) -> float:
+    """Return the bytes of a step's record on disk, written by one process."""
+    token = stored_per_token(shape, group=sizes.group, reference=sizes.reference)
+    prompts = _id_bytes(shape) * sizes.prompts * sizes.prompt_length  # zstd deduplicates them
+    return (
+        FILE_BYTES + STORED_ROW_BYTES * sizes.rows + prompts + token * sizes.num_completion_tokens
+    )
+
+
+def _id_bytes(shape: DecoderShape) -> float:
+    """Return the bytes of a token id under dictionary encoding."""
+    return math.log2(shape.vocabulary) / 8

@@ -1,0 +1,271 @@
+"""Active probes: measurements on the live learner that its records cannot provide.
+
+Probes leave weights, gradients and RNG state unchanged. Each runs on a few completions of the step
+and compares sampled gradient entries, so it is affordable for a model of any size. Checks interpret
+the results.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from klinic.evidence.record import StepRecord, select_rows
+from klinic.learner.objective import LossTargets, Objective, kl_inputs
+from klinic.learner.packing import MicroBatch, gather_tokens
+from klinic.learner.process_group import ProcessGroup
+from klinic.maths.kl_estimators import ESTIMATORS
+from klinic.maths.kl_inputs import RATIO_CAP
+from klinic.model.adapters import has_adapter
+from klinic.model.reference import Reference
+from klinic.model.scorer import TokenScorer
+from klinic.model.weights import full_tensor
+
+GRADIENT_TOLERANCE = 0.01  # relative tolerance of a gradient: bf16 rounding reaches it
+NUM_COMPARED = 4096  # compared gradient entries per tensor
+
+ProbeResult = dict[str, float | str | None]
+
+
+def sampled_entries(gradients: Iterable[Tensor]) -> Tensor:
+    """Return evenly spaced entries of every gradient, concatenated."""
+    parts = [full_tensor(g.detach()).reshape(-1) for g in gradients]
+    flat = [p[:: max(1, p.numel() // NUM_COMPARED)].double() for p in parts]
+    return torch.cat(flat) if flat else torch.zeros(1, dtype=torch.float64)
+
+
+def is_expected_gradient(gradient: Tensor, expected: Tensor) -> bool:
+    """Whether a gradient equals the expected one up to rounding."""
+    gradient, expected = pad_to_same_length(gradient, expected)
+    return vector_norm(gradient - expected) <= GRADIENT_TOLERANCE * max(
+        vector_norm(expected), vector_norm(gradient)
+    )
+
+
+def compare_gradients(gradient: Tensor, expected: Tensor) -> ProbeResult:
+    """Return norm and direction of a gradient relative to the expected one."""
+    gradient, expected = pad_to_same_length(gradient, expected)
+    square = float((expected * expected).sum())
+    return {
+        "ratio": float((gradient * expected).sum()) / square if square else None,
+        "cosine": cosine_similarity(gradient, expected) if square else None,
+        "norm": vector_norm(gradient),
+        "expected_norm": vector_norm(expected),
+    }
+
+
+def pad_to_same_length(gradient: Tensor, expected: Tensor) -> tuple[Tensor, Tensor]:
+    """Pad both to the same length: a gradient that was cut off has no entries."""
+    length = max(len(gradient), len(expected))
+    grown = [torch.nn.functional.pad(v, (0, length - len(v))) for v in (gradient, expected)]
+    return grown[0], grown[1]
+
+
+def cosine_similarity(one: Tensor, other: Tensor) -> float:
+    """Return the cosine between two gradients."""
+    one, other = pad_to_same_length(one, other)
+    return float((one * other).sum()) / max(vector_norm(one) * vector_norm(other), 1e-300)
+
+
+def vector_norm(vector: Tensor) -> float:
+    """Return the Euclidean norm of a gradient."""
+    return float(vector.norm())
+
+
+def logp_difference(one: Tensor, other: Tensor) -> ProbeResult:
+    """Return the largest and mean difference of two scorings, in nats."""
+    difference = (one - other).abs()
+    return {"largest": float(difference.max()), "mean": float(difference.mean())}
+
+
+NUM_PROBED_ROWS = 16  # completions that are probed
+NUM_ROWS_ALONE = 4  # of them that are scored one by one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeTarget:
+    """The parts of a learner that the probes use."""
+
+    lm: Any
+    scorer: TokenScorer
+    reference: Reference | None
+    objective: Objective
+    micro_batch_size: int
+    """Completions per micro-batch."""
+    group: ProcessGroup
+    micro_batches: Callable[[StepRecord, int], list[MicroBatch]]
+    """Splits this rank's completions into micro-batches of a given size."""
+    gradients: Callable[[], list[Tensor]]
+    score: Callable[..., Any]
+    prepare: Callable[..., Any]
+    discard: Callable[[], None]
+
+
+def run_probes(
+    target: ProbeTarget, record: StepRecord, *, kl_coef: float
+) -> dict[str, ProbeResult]:
+    """Run every probe that applies to this learner; return the results by name."""
+    with_kl = kl_coef > 0 and target.reference is not None
+    scored = target.score(record, needs_reference=with_kl)
+    logp = _score_batches(target, record, scored.batches)
+    results = {
+        "rescore": logp_difference(logp, _score_batches(target, record, scored.batches)),
+        "rescore_alone": probe_rows_alone(target, record, logp),
+    }
+    # a second scorer would not gather the shards
+    if target.scorer.autocast is not None and target.group.size == 1:
+        results["rescore_float32"] = probe_float32(target, scored, logp)
+    if has_adapter(target.lm) and with_kl:
+        results["adapters_off"] = probe_adapters_off(target, scored, logp)
+    if with_kl and target.objective.estimator in PROBED_ESTIMATORS:
+        results["kl_gradient"] = probe_kl_gradient(target, scored)
+    if record.num_rows > 1:
+        results["micro_batches"] = probe_half_batches(target, scored, kl_coef)
+    target.discard()
+    return results
+
+
+def probe_rows_alone(target: ProbeTarget, record: StepRecord, together: Tensor) -> ProbeResult:
+    """Score some rows one by one, unpadded; half of them are the farthest from the sampler."""
+    row_indices = sorted(_rows_to_recheck(record, together.cpu().numpy()))
+    rows = select_rows(record, row_indices)
+    one_by_one = _score_batches(target, rows, target.micro_batches(rows, 1))
+    offsets = record.row_offsets
+    return logp_difference(
+        one_by_one, torch.cat([together[offsets[row] : offsets[row + 1]] for row in row_indices])
+    )
+
+
+def probe_float32(target: ProbeTarget, scored: Any, logp: Tensor) -> ProbeResult:
+    """Score without the recipe's lower precision."""
+    float32_target = replace(
+        target, scorer=TokenScorer(target.lm, temperature=target.scorer.temperature)
+    )
+    return logp_difference(logp, _score_batches(float32_target, scored.record, scored.batches))
+
+
+@torch.no_grad()
+def probe_adapters_off(target: ProbeTarget, scored: Any, policy: Tensor) -> ProbeResult:
+    """Compare the policy without its adapter, the policy, and the reference."""
+    reference: Tensor = scored.targets.logp_ref
+    with target.lm.disable_adapter():
+        off = _score_batches(target, scored.record, scored.batches)
+    return {
+        "off_to_reference": float((off - reference).abs().mean()),
+        "off_to_policy": float((off - policy).abs().mean()),
+        "policy_to_reference": float((policy - reference).abs().mean()),
+    }
+
+
+def probe_kl_gradient(target: ProbeTarget, scored: Any) -> ProbeResult:
+    """Compare the KL term's part of the real gradient with the formula of its estimator.
+
+    The real part is the gradient with a coefficient of 1 minus that with 0, both without rewards.
+    Other estimators are tried only where the gradient differs from its formula.
+    """
+    name = target.objective.estimator
+    assert name is not None  # noqa: S101 - runs only with a KL term
+    gradient = _prepared_gradient(target, scored, kl_coef=1.0, reward_scale=0.0)
+    expected = _expected_gradient(target, scored, name)
+    if is_expected_gradient(gradient, expected):
+        return {**compare_gradients(gradient, expected), "score_norm": None, "looks_like": name}
+    gradient = gradient - _prepared_gradient(target, scored, kl_coef=0.0, reward_scale=0.0)
+    alternatives = {
+        key: _expected_gradient(target, scored, key) for key in LIKELY_ESTIMATORS if key != name
+    }
+    similarity = {
+        key: abs(cosine_similarity(gradient, v))
+        for key, v in {name: expected, **alternatives}.items()
+    }
+    return {
+        **compare_gradients(gradient, expected),
+        "score_norm": vector_norm(expected if name == "k1" else alternatives["k1"]),
+        "looks_like": max(similarity, key=lambda key: similarity[key]),
+    }
+
+
+def probe_half_batches(target: ProbeTarget, scored: Any, kl_coef: float) -> ProbeResult:
+    """Compare the gradient with that of micro-batches of half the size."""
+    full_gradient = _prepared_gradient(target, scored, kl_coef=kl_coef)
+    record: StepRecord = scored.record
+    batches = target.micro_batches(
+        record, max(1, min(target.micro_batch_size, record.num_rows) // 2)
+    )
+    rescaled = replace(scored, batches=batches, ref_hidden=[None] * len(batches))
+    return compare_gradients(_prepared_gradient(target, rescaled, kl_coef=kl_coef), full_gradient)
+
+
+def _term_derivatives(targets: LossTargets, logp: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Yield d(term)/d(logp) for each estimator."""
+    assert targets.logp_ref is not None  # noqa: S101 - runs only with a reference
+    d = (logp - targets.logp_ref).detach()
+    ratio = torch.ones_like(d)
+    if targets.logp_sampler is not None:
+        ratio = (logp.detach() - targets.logp_sampler).exp().clamp(max=RATIO_CAP).nan_to_num(1.0)
+    yield "unbiased", ratio * d
+    yield "k1", torch.ones_like(d)
+    yield "k2", d
+    yield "k3", -torch.expm1(-d)
+    yield "k3_plus", d
+
+
+LIKELY_ESTIMATORS = ("unbiased", "k1", "k3")
+"""The estimators that a wrong KL term most often turns out to be."""
+REIMPLEMENTED_ESTIMATORS = ("unbiased", "k1", "k2", "k3", "k3_plus", "exact", "topk")
+"""Estimators whose gradient is implemented here again, independent of the training code."""
+PROBED_ESTIMATORS = (
+    *REIMPLEMENTED_ESTIMATORS,
+    *(name for name in ESTIMATORS if name not in (*REIMPLEMENTED_ESTIMATORS, "sequence")),
+)
+"""Those, and estimators evaluated by the formula in `maths`, bypassing the learner's loss."""
+
+
+def _expected_gradient(target: ProbeTarget, scored: Any, name: str) -> Tensor:
+    target.discard()
+    for batch in scored.batches:
+        targets = scored.targets.select_batch(batch)
+        if name in ("exact", "topk"):
+            assert target.reference is not None  # noqa: S101 - runs only with a reference
+            states = replace(target.reference.hidden(batch.layout), topk=name == "topk")
+            scores = target.scorer(batch.layout, states)
+            terms = scores.kl_exact if name == "exact" else scores.kl_topk
+        elif name in REIMPLEMENTED_ESTIMATORS:
+            logp = target.scorer(batch.layout).logp
+            terms = dict(_term_derivatives(targets, logp))[name] * logp
+        else:
+            inputs = kl_inputs(target.scorer(batch.layout), targets, vocabulary=False)
+            terms = ESTIMATORS[name].term(inputs.zero_outside_mask())
+        inside = torch.where(targets.loss_mask, targets.kl_weight * terms, 0.0)
+        torch.autograd.backward(inside.sum())
+    return _take_gradient_sample(target)
+
+
+def _prepared_gradient(target: ProbeTarget, scored: Any, **scales: float) -> Tensor:
+    target.prepare(scored, **scales)
+    return _take_gradient_sample(target)
+
+
+def _take_gradient_sample(target: ProbeTarget) -> Tensor:
+    """Return evenly spaced entries of every gradient, concatenated, and drop the gradients."""
+    entries = sampled_entries(target.gradients())
+    target.discard()
+    return entries
+
+
+@torch.no_grad()
+def _score_batches(target: ProbeTarget, record: StepRecord, batches: list[MicroBatch]) -> Tensor:
+    logp = [target.scorer(batch.layout).logp for batch in batches]
+    return gather_tokens(logp, batches, record.num_tokens, target.group)
+
+
+def _rows_to_recheck(record: StepRecord, logp: np.ndarray) -> set[int]:
+    """Return the rows that differ most from the sampler's log-probs, and some spaced evenly."""
+    spread = np.linspace(0, record.num_rows - 1, NUM_ROWS_ALONE // 2).astype(int).tolist()
+    if record.logp_sampler is None:
+        return set(spread)
+    difference = np.nan_to_num(np.abs(logp - record.logp_sampler))
+    cumulative = np.concatenate([[0.0], np.cumsum(difference)])[record.row_offsets]
+    return {*spread, *np.argsort(-np.diff(cumulative))[: NUM_ROWS_ALONE // 2].tolist()}

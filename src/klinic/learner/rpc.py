@@ -1,0 +1,312 @@
+"""Rank 0 broadcasts each learner call; every rank executes it.
+
+Rank 0 runs the loop: sampling, rewards, decisions and logging. The other ranks wait for the next
+call. Calls are sent as JSON and records as Arrow over the process group: nothing is pickled.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+import torch
+import torch.distributed as dist
+
+from klinic.errors import KlinicError, RankLostError, first_line
+from klinic.evidence.columns import from_table, to_table
+from klinic.evidence.record import StepRecord, first_rows
+from klinic.learner.fsdp import FsdpLearner
+from klinic.learner.local import ScoredBatch
+from klinic.learner.probes import NUM_PROBED_ROWS
+from klinic.learner.protocol import PreparedUpdate, RecordSink
+from klinic.learner.rank_records import RankRecordWriter
+from klinic.model.weights import Weights
+
+STOP = "stop"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A learner call that every rank executes."""
+
+    name: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    record: StepRecord | None = None
+
+
+@runtime_checkable
+class CallChannel(Protocol):
+    """A channel that carries calls from rank 0 to the other ranks."""
+
+    def send(self, call: Call) -> None:
+        """Send a call to every other rank."""
+
+    def receive(self) -> Call:
+        """Block until the next call."""
+
+
+class BroadcastChannel:
+    """Broadcasts calls from rank 0 over the process group."""
+
+    def send(self, call: Call) -> None:
+        """Send a call to every other rank."""
+        step = None if call.record is None else call.record.step
+        head = json.dumps({"name": call.name, "arguments": call.arguments, "step": step}).encode()
+        body = b"" if call.record is None else _encode_record(call.record)
+        sizes = torch.tensor([len(head), len(body)])
+        data = np.frombuffer(head + body, dtype=np.uint8).copy()
+        _broadcast(sizes)
+        _broadcast(torch.from_numpy(data))
+
+    def receive(self) -> Call:
+        """Block until the next call."""
+        sizes = torch.zeros(2, dtype=torch.int64)
+        _broadcast(sizes)
+        data = torch.empty(int(sizes.sum()), dtype=torch.uint8)
+        _broadcast(data)
+        content = data.numpy().tobytes()
+        head = json.loads(content[: int(sizes[0])])
+        body = content[int(sizes[0]) :]
+        record = _decode_record(body, head["step"]) if body else None
+        return Call(name=head["name"], arguments=head["arguments"], record=record)
+
+
+def _broadcast(tensor: torch.Tensor) -> None:
+    try:
+        dist.broadcast(tensor, src=0)
+    except RuntimeError as error:
+        raise rank_lost_error(error) from error
+
+
+def rank_lost_error(error: BaseException) -> RankLostError:
+    """Return the error for a rank that exited or is out of sync."""
+    first = first_line(error)[:160]
+    return RankLostError(
+        f"another rank of this learner exited, or is out of sync with this one ({first}). Its "
+        "output is above. Only the steps since the newest checkpoint are lost: continue with "
+        "--resume."
+    )
+
+
+def _encode_record(record: StepRecord) -> bytes:
+    sink = pa.BufferOutputStream()
+    table = to_table(record)
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    packed: bytes = sink.getvalue().to_pybytes()
+    return packed
+
+
+def _decode_record(data: bytes, step: int) -> StepRecord:
+    table = pa.ipc.open_stream(data).read_all()
+    return from_table(table, step=step, facts={}, source="rank 0")
+
+
+class Rank0Learner:
+    """The learner on rank 0: every call is executed by all ranks."""
+
+    def __init__(self, learner: FsdpLearner, channel: CallChannel) -> None:
+        self._learner = learner
+        self._channel = channel
+        self._record_writer = RankRecordWriter(learner.group)
+
+    def _call_all_ranks(self, call: Call, run_here: Callable[[], Any]) -> Any:
+        """Broadcast a call, execute it here and return the local result.
+
+        An error on this rank alone leaves the other ranks inside the call, which is unrecoverable.
+        """
+        self._channel.send(call)
+        try:
+            return run_here()
+        except KlinicError:
+            raise
+        except Exception as error:
+            raise rank_lost_error(error) from error
+
+    def publish(self) -> Weights:
+        """Gather the full weights into this process; return their identity."""
+        published: Weights = self._call_all_ranks(Call(name="publish"), self._learner.publish)
+        return published
+
+    def score(self, record: StepRecord, *, needs_reference: bool) -> ScoredBatch:
+        """Score a batch with policy and reference before its updates."""
+        options = {"needs_reference": needs_reference}
+        scored: ScoredBatch = self._call_all_ranks(
+            Call(name="score", arguments=options, record=record),
+            lambda: self._learner.score(record, **options),
+        )
+        return scored
+
+    def prepare(
+        self, scored: ScoredBatch, *, kl_coef: float, reward_scale: float = 1.0
+    ) -> PreparedUpdate:
+        """Compute the loss and its gradient for the batch that was scored last."""
+        options = {"kl_coef": kl_coef, "reward_scale": reward_scale}
+        prepared: PreparedUpdate = self._call_all_ranks(
+            Call(name="prepare", arguments=options),
+            lambda: self._learner.prepare(scored, **options),
+        )
+        return prepared
+
+    def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:
+        """Apply the prepared update at the scheduled learning rate times a factor."""
+        options = {"lr_factor": lr_factor}
+        metrics: dict[str, float] = self._call_all_ranks(
+            Call(name="commit", arguments=options), lambda: self._learner.commit(**options)
+        )
+        return metrics
+
+    def all_finite(self) -> dict[str, bool]:
+        """Whether all weights and optimizer moments are finite."""
+        finite: dict[str, bool] = self._call_all_ranks(
+            Call(name="all_finite"), self._learner.all_finite
+        )
+        return finite
+
+    def update_kl(self, scored: ScoredBatch, before: StepRecord) -> float:
+        """Return KL(new || old) in nats per token, after the updates of a batch."""
+        own = partial(self._learner.update_kl, scored, before)
+        return float(self._call_all_ranks(Call(name="rescore"), own))
+
+    def sequence_kl(self, scored: ScoredBatch) -> np.ndarray | None:
+        """Return k1 to the reference summed over each completion; None without a reference."""
+        return self._learner.sequence_kl(scored)
+
+    def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, dict[str, Any]]:
+        """Run the active probes on some completions of a step."""
+        rows, options = first_rows(record, NUM_PROBED_ROWS), {"kl_coef": kl_coef}
+        results: dict[str, dict[str, Any]] = self._call_all_ranks(
+            Call(name="probe", arguments=options, record=rows),
+            lambda: self._learner.probe(rows, **options),
+        )
+        return results
+
+    def discard(self) -> None:
+        """Drop the prepared gradient."""
+        self._call_all_ranks(Call(name="discard"), self._learner.discard)
+
+    def move_reference(
+        self, step: int, *, keep: float, forget_moments: bool
+    ) -> dict[str, Any] | None:
+        """Do nothing: a recipe with shards has no moving reference."""
+        del step, keep, forget_moments
+        return None
+
+    def save(self, folder: Path) -> dict[str, Any]:
+        """Write the shards and the full model; return the remaining state."""
+        arguments = {"folder": str(folder.resolve())}
+        state: dict[str, Any] = self._call_all_ranks(
+            Call(name="save", arguments=arguments), lambda: self._learner.save(folder)
+        )
+        return state
+
+    def load(self, folder: Path, state: dict[str, Any]) -> None:
+        """Restore a checkpoint written by `save`."""
+        arguments = {"folder": str(folder.resolve()), "state": state}
+        self._call_all_ranks(
+            Call(name="load", arguments=arguments), lambda: self._learner.load(folder, state)
+        )
+
+    def open_records(self, run: Path) -> RecordSink:
+        """Return a writer through which every rank writes its rows of each record."""
+        return RankedRecordSink(run, self)
+
+    def write_record(self, run: Path, record: StepRecord) -> None:
+        """Let every rank write its rows of the step in the background."""
+        arguments = {"run": str(run.resolve())}
+        self._call_all_ranks(
+            Call(name="write", arguments=arguments),
+            lambda: self._record_writer.start_record(run, record),
+        )
+
+    def flush_records(self) -> None:
+        """Block until every rank has written every record."""
+        self._call_all_ranks(Call(name="flush"), self._record_writer.flush)
+
+    def close(self) -> None:
+        """Shut down the other ranks."""
+        self._channel.send(Call(name=STOP))
+
+
+class RankedRecordSink:
+    """The records of a run, written by all ranks."""
+
+    def __init__(self, run: Path, leader: Rank0Learner) -> None:
+        self._run, self._leader = run, leader
+
+    def put(self, record: StepRecord) -> None:
+        """Enqueue a record; every rank writes its own rows."""
+        self._leader.write_record(self._run, record)
+
+    def flush(self) -> None:
+        """Block until every enqueued record is written."""
+        self._leader.flush_records()
+
+    def __enter__(self) -> "RankedRecordSink":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or not issubclass(kind, RankLostError):
+            self.flush()
+
+
+def serve_calls(learner: FsdpLearner, channel: CallChannel) -> None:
+    """Execute calls from rank 0 until it sends stop."""
+    worker = _RankWorker(learner)
+    while True:
+        call = channel.receive()
+        if call.name == STOP:
+            return
+        worker.execute_call(call)
+
+
+class _RankWorker:
+    """Executes calls on a rank other than 0; results are discarded."""
+
+    def __init__(self, learner: FsdpLearner) -> None:
+        self._learner = learner
+        self._record_writer = RankRecordWriter(learner.group)
+        self._scored: ScoredBatch | None = None
+        self._first_record: StepRecord | None = None
+
+    def execute_call(self, call: Call) -> None:
+        """Execute one call."""
+        if call.record is not None:
+            getattr(self, f"_{call.name}")(call.record, **call.arguments)
+        elif hasattr(self, f"_{call.name}"):
+            getattr(self, f"_{call.name}")(**call.arguments)
+        else:
+            getattr(self._learner, call.name)(**call.arguments)
+
+    def _score(self, record: StepRecord, *, needs_reference: bool) -> None:
+        self._scored = self._learner.score(record, needs_reference=needs_reference)
+        self._first_record = None
+
+    def _prepare(self, *, kl_coef: float, reward_scale: float) -> None:
+        assert self._scored is not None  # noqa: S101 - rank 0 scores first
+        prepared = self._learner.prepare(self._scored, kl_coef=kl_coef, reward_scale=reward_scale)
+        self._first_record = self._first_record or prepared.record
+
+    def _rescore(self) -> None:
+        assert self._scored is not None  # noqa: S101 - rank 0 scores first
+        self._learner.rescore(self._scored)
+
+    def _probe(self, record: StepRecord, *, kl_coef: float) -> None:
+        self._learner.probe(record, kl_coef=kl_coef)
+
+    def _save(self, *, folder: str) -> None:
+        self._learner.save(Path(folder))
+
+    def _load(self, *, folder: str, state: dict[str, Any]) -> None:
+        self._learner.load(Path(folder), state)
+
+    def _write(self, *, run: str) -> None:
+        assert self._first_record is not None  # noqa: S101 - a step was prepared
+        self._record_writer.start_record(Path(run), self._first_record)
+
+    def _flush(self) -> None:
+        self._record_writer.flush()

@@ -1,0 +1,112 @@
+"""Per-token results of a step as record columns, and metrics derived from them."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from klinic.evidence.record import StepRecord
+from klinic.learner.objective import LossTargets, LossTerms
+from klinic.learner.packing import MicroBatch, gather_tokens
+from klinic.learner.process_group import ProcessGroup
+from klinic.learner.update import total_norm
+from klinic.maths import kl
+from klinic.model.scorer import RefHidden
+from klinic.model.token_scores import TokenScores
+from klinic.model.weights import full_tensor
+
+
+def first_of_groups(
+    record: StepRecord, batch: MicroBatch, hidden: RefHidden | None
+) -> RefHidden | None:
+    """Select the reference's hidden states of the first completion of each group, as a sample."""
+    if hidden is None or record.sample is None:
+        return None
+    lengths = np.diff(record.row_offsets)[batch.rows]
+    is_first = np.repeat(record.sample[batch.rows] == 0, lengths)
+    return hidden.select_tokens(np.flatnonzero(is_first))
+
+
+def detach_loss_terms(terms: LossTerms) -> LossTerms:
+    """Return the loss terms of a micro-batch detached from the graph."""
+    kl = None if terms.kl is None else terms.kl.detach()
+    return replace(terms, policy=terms.policy.detach(), kl=kl)
+
+
+def complete_record(
+    record: StepRecord,
+    targets: LossTargets,
+    scores_by_batch: list[TokenScores],
+    batches: list[MicroBatch],
+    group: ProcessGroup,
+) -> StepRecord:
+    """Return the record with the learner's per-token results."""
+
+    def token_column(name: str) -> Any:
+        values = [getattr(scores, name) for scores in scores_by_batch]
+        if values[0] is None:
+            return None
+        return gather_tokens(values, batches, record.num_tokens, group).cpu().numpy()
+
+    def to_array(tensor: Tensor | None) -> Any:
+        return None if tensor is None else tensor.cpu().numpy()
+
+    logp = token_column("logp")
+    logp_ref = token_column("logp_ref")
+    return replace(
+        record,
+        logp=logp,
+        logp_old=logp if targets.logp_old is None else to_array(targets.logp_old),
+        logp_ref=to_array(targets.logp_ref) if logp_ref is None else logp_ref,
+        entropy=token_column("entropy"),
+        rank=token_column("rank"),
+        kl_exact=token_column("kl_exact"),
+    )
+
+
+def finite_at(record: StepRecord, *, loss: float, grad_norm: float) -> dict[str, bool]:
+    """Return for each site whether its values are finite.
+
+    A non-finite value at an untrained token counts only if it reached the loss.
+    """
+    reached = not (np.isfinite(loss) and np.isfinite(grad_norm))
+    checked = np.full(record.num_tokens, reached) | record.loss_mask
+
+    def is_finite(values: np.ndarray | None) -> bool:
+        return values is None or bool(np.isfinite(values[checked]).all())
+
+    return {
+        "logits": is_finite(record.entropy),
+        "logp": is_finite(record.logp) and is_finite(record.logp_old),
+        "logp_ref": is_finite(record.logp_ref),
+        "loss": bool(np.isfinite(loss)),
+        "gradient": bool(np.isfinite(grad_norm)),
+    }
+
+
+def kl_to_start(record: StepRecord, logp_start: Tensor | None) -> dict[str, float]:
+    """Return k3 of the policy against the initial policy, averaged over trained tokens."""
+    if logp_start is None or record.logp_old is None or not record.loss_mask.any():
+        return {}
+    start = logp_start.cpu().numpy().astype(np.float64)
+    k3 = kl.k3(logp_p=record.logp_old.astype(np.float64), logp_q=start)
+    return {"kl_to_start": float(k3[record.loss_mask].mean())}
+
+
+def loss_denominator(weights: Tensor) -> float:
+    """Return the effective divisor of the summed loss: 1 / mean weight of a trained token."""
+    used = weights[weights != 0]
+    return float(len(used) / used.sum()) if len(used) else 0.0
+
+
+@torch.no_grad()
+def update_metrics(before: list[Tensor], after: list[Tensor]) -> dict[str, float]:
+    """Return the norm of an update, and the fraction of parameters that it left unchanged."""
+    total = sum(p.numel() for p in after)
+    unchanged = sum(int(full_tensor((a == b).sum())) for a, b in zip(before, after, strict=True))
+    return {
+        "update_norm": total_norm([b - a for a, b in zip(before, after, strict=True)]),
+        "unchanged_share": unchanged / max(total, 1),
+    }

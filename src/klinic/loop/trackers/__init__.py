@@ -1,1 +1,0 @@
-"""Metrics sinks of a run, one file each."""

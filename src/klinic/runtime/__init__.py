@@ -1,0 +1,10 @@
+"""The process and its machine: child processes, files, user functions, the terminal. No torch.
+
+process_tree.py     child processes that die with their parent; adopt and end descendants
+cleanup_process.py  watchdog that removes folders and kills children after its parent's death
+user_code.py        guards the process during a call of a user function
+machine_faults.py   classifies errors of the machine, as opposed to bugs
+regular_file.py     opens regular files only, without blocking
+cache.py            cache folders for artifacts that can be rebuilt
+terminal_text.py    escapes control characters in untrusted text
+"""

@@ -1,0 +1,11 @@
+"""Metrics sinks of a run.
+
+protocol.py     the interface of a sink
+select.py       the sinks that a recipe names
+fail_safe.py    forwards to a sink until its first exception
+format.py       metric tags and completion rows, shared by the sinks
+console.py      lines and tables in the terminal
+tensorboard.py  TensorBoard event files
+wandb.py        Weights & Biases
+trackio.py      trackio
+"""

@@ -1,0 +1,174 @@
+"""Console tracker: a progress bar in a terminal, one line per step elsewhere."""
+
+from collections.abc import Mapping, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column, Table
+from rich.text import Text
+
+from klinic.evidence.record import StepRecord
+from klinic.evidence.rollout import Prompt, Rollout
+from klinic.runtime.terminal_text import escape_for_terminal
+
+NUM_SHOWN_COMPLETIONS = 8  # completions in a table
+MAX_CELL_CHARACTERS = 60  # characters of a prompt or a completion in it
+LINE_METRICS = (
+    ("Loss", "loss"),
+    ("Grad norm", "grad_norm"),
+    ("Reward", "reward"),
+    ("KL", "kl"),
+    ("KL penalty", "kl_penalty"),
+)
+
+
+class ConsoleTracker:
+    """Progress bar with the remaining time in a terminal; plain lines in a file or a pipe."""
+
+    def __init__(self, console: Console, *, max_steps: int) -> None:
+        self._console = console
+        self._max_steps = max_steps
+        self._bar: Progress | None = None
+
+    def begin(self, *, step: int) -> None:
+        """Show the bar, starting after `step`."""
+        if self._console.is_terminal:
+            self._bar = _make_progress_bar(self._console)
+            self._task = self._bar.add_task("Training", total=self._max_steps, completed=step)
+            self._bar.start()
+
+    def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Show the metrics of a step, and those of an evaluation on a separate line."""
+        evaluation = {name: value for name, value in metrics.items() if name.startswith("eval/")}
+        if "loss" in metrics or "grad_norm" in metrics:
+            self._show_line(step, step_line(step, metrics))
+        if evaluation:
+            values = " | ".join(
+                f"{name}: {value:.3f}" for name, value in short_labels(evaluation).items()
+            )
+            self._console.print(
+                f"Step {step} | Held out | {values}", highlight=False, soft_wrap=True
+            )
+
+    def _show_line(self, step: int, text: str) -> None:
+        if self._bar is None:
+            self._console.print(text, highlight=False, soft_wrap=True)
+        else:
+            self._bar.update(self._task, completed=step, description=text)
+
+    def log_completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
+        """Show some completions with their rewards."""
+        table = Table(title=f"Step {step}: completions", title_justify="left", box=box.SIMPLE_HEAD)
+        for column in ("prompt", "completion", "ended by", "reward", "advantage"):
+            table.add_column(
+                column, justify="right" if column in {"reward", "advantage"} else "left"
+            )
+        for row, rollout in enumerate(rollouts[:NUM_SHOWN_COMPLETIONS]):
+            table.add_row(
+                Text(printable_cell(_prompt_text(rollout.prompt))),
+                Text(printable_cell(rollout.text)),
+                rollout.finish_reason,
+                "" if record.reward is None else f"{record.reward[row]:.3f}",
+                "" if record.advantage is None else f"{record.advantage[row]:+.3f}",
+            )
+        self._console.print(table)
+
+    def rewind(self, step: int) -> None:
+        """Set the bar back."""
+        if self._bar is not None:
+            self._bar.update(self._task, completed=step)
+
+    def log_message(self, step: int, message: str) -> None:
+        """Print the message on a separate line."""
+        text = Text(f"Step {step} | {message}", style="yellow")
+        self._console.print(text, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Stop the bar."""
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _prompt_text(prompt: Prompt) -> str:
+    """Return the text of a prompt: of a chat, the last message."""
+    if prompt.messages is None:
+        return prompt.text
+    return str(prompt.messages[-1].get("content", ""))
+
+
+class WarmStartProgress:
+    """Progress bar with the remaining time in a terminal; a line for every tenth elsewhere."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+
+    def __enter__(self) -> "WarmStartProgress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show_progress(self, step: int, total: int, loss: float) -> None:
+        """Show the progress."""
+        text = f"Warm start | Loss: {loss:.4f}"
+        if not self._console.is_terminal:
+            if step % max(1, total // 10) == 0 or step == total:
+                self._console.print(f"Warm start {step}/{total} | Loss: {loss:.4f}")
+            return
+        if self._bar is None:
+            self._bar = _make_progress_bar(self._console)
+            self._task = self._bar.add_task(text, total=total)
+            self._bar.start()
+        self._bar.update(self._task, completed=step, description=text)
+
+
+def _make_progress_bar(console: Console) -> Progress:
+    # the remaining time first: a narrow terminal truncates the end
+    return Progress(
+        MofNCompleteColumn(),
+        BarColumn(bar_width=10),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis")),
+        console=console,
+    )
+
+
+def step_line(step: int, metrics: Mapping[str, float]) -> str:
+    """Return the line of a step; missing metrics are left out.
+
+    >>> step_line(1, {"loss": 0.1234, "grad_norm": 0.5678, "kl_penalty": 0.0012})
+    'Step 1 | Loss: 0.1234 | Grad norm: 0.5678 | KL penalty: 0.0012'
+    """
+    values = [f"{label}: {metrics[name]:.4f}" for label, name in LINE_METRICS if name in metrics]
+    return " | ".join([f"Step {step}", *values])
+
+
+def short_labels(evaluation: Mapping[str, float]) -> dict[str, float]:
+    """Return held-out metrics under short names; the trained skill is not repeated.
+
+    >>> short_labels({"eval/accuracy": 0.5, "eval/accuracy/addition": 0.5, "eval/retention": 1.0})
+    {'addition': 0.5, 'retention': 1.0}
+    """
+    by_skill = any(name.startswith("eval/accuracy/") for name in evaluation)
+    return {
+        name.removeprefix("eval/").removeprefix("accuracy/").removeprefix("rewards/"): value
+        for name, value in evaluation.items()
+        if not (by_skill and name == "eval/accuracy")
+    }
+
+
+def printable_cell(text: str) -> str:
+    """Escape control characters in untrusted text and truncate it.
+
+    >>> printable_cell("[red]a" + chr(27) + "[2J")
+    '[red]a\\\\x1b[2J'
+    """
+    escaped = escape_for_terminal(text)
+    return (
+        escaped
+        if len(escaped) <= MAX_CELL_CHARACTERS
+        else escaped[: MAX_CELL_CHARACTERS - 3] + "..."
+    )

@@ -1,0 +1,28 @@
+"""Training: the loop, its step, and the run around it.
+
+The loop:
+
+- loop: synchronous loop, and the loop with prefetched rollouts
+- step, step_metrics: one step and its metrics
+- collect, prefetch: collect rollouts, prefetch them in a thread
+- protocol: the interface that the loop needs of a run
+- state: loop state, step result, phase timer
+- guards, recovery: anomaly guards of a step, recovery plan
+- kl_control, reference_updates: KL controller, moving reference
+- probes: schedule of the active probes, and the two that need no learner
+
+The run:
+
+- train, api: from a recipe to a trained model; `klinic.train`
+- build, run: build the policy, reference, learner and sampler; run them
+- run_folder, run_facts, signals: run folder and lock, run.json, stop signals
+- checkpoint, resume: checkpoints, their contents, resume
+- source: rows, rewards and evaluation sets of a recipe
+- warm_start: supervised training before GRPO
+- evaluation, eval_suite, compare, export: evaluation, `klinic eval`, `klinic export`
+
+Several processes:
+
+- learner_processes, learner_process: learner processes and their entry point
+- ray_run, ray_workers: Ray workers of a run
+"""

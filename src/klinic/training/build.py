@@ -1,0 +1,206 @@
+"""Builds the policy, reference, learner and sampler that a recipe describes."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from klinic.errors import ConfigError
+from klinic.evidence.writing import make_fresh_folder, remove_tree
+from klinic.learner.checkpoint import save_model
+from klinic.learner.local import LearnerSettings, LocalLearner
+from klinic.learner.objective import Objective
+from klinic.learner.update import LearningRate
+from klinic.model.adapter_files import base_model_name, is_adapter
+from klinic.model.adapters import has_adapter
+from klinic.model.chat import PromptEncoder
+from klinic.model.loading import (
+    BUILT_IN_MODELS,
+    Policy,
+    load_merged_policy,
+    load_policy,
+    load_scorer,
+)
+from klinic.model.moving_reference import make_moving_reference
+from klinic.model.reference import Reference, make_reference, reference_at_start
+from klinic.model.scorer import supports_packing
+from klinic.recipe.recipe import Recipe
+from klinic.sampler.multi_turn import EnvironmentReply, MultiTurnSampler
+from klinic.sampler.protocol import Sampler
+from klinic.sampler.token_sampling import SamplingParams
+from klinic.sampler.transformers import TransformersSampler
+from klinic.trackers.console import WarmStartProgress
+from klinic.training.run_folder import START_FOLDER
+from klinic.training.source import TaskData
+from klinic.training.warm_start import CachedWarmStart, warm_start
+
+
+def start_policy(
+    recipe: Recipe, folder: Path, task_data: TaskData, console: Console
+) -> tuple[Policy, str]:
+    """Return the start policy and the path or hub id of its weights.
+
+    A start model that exists in no folder yet (warm start, merged adapter, tiny model) is saved in
+    the run folder, so that adapters and checkpoints based on it can be loaded elsewhere.
+    """
+    load_options: dict[str, Any] = {"temperature": recipe.sampling.temperature, "seed": recipe.seed}
+    if not _needs_start_model(recipe):
+        return load_policy(recipe.model, **load_options), recipe.model.name
+    start = folder / START_FOLDER
+    if not start.exists():
+        _write_start_model(start, recipe, task_data, console)
+    section = recipe.model.model_copy(update={"name": str(start)})
+    return load_policy(section, **load_options), str(start)
+
+
+def _needs_start_model(recipe: Recipe) -> bool:
+    """Whether the start model must be built because no folder holds it yet."""
+    adapter = is_adapter(recipe.model.name)
+    if adapter and recipe.model.lora_rank is None and recipe.warm_start is not None:
+        raise ConfigError(
+            f"model.name is {recipe.model.name}, an adapter to train further, but warm_start "
+            "trains every weight. Set model.lora_rank to merge the adapter, warm-start the merged "
+            "model and train a new adapter, or remove warm_start."
+        )
+    merged = adapter and recipe.model.lora_rank is not None
+    return merged or recipe.warm_start is not None or recipe.model.name in BUILT_IN_MODELS
+
+
+def _write_start_model(start: Path, recipe: Recipe, task_data: TaskData, console: Console) -> None:
+    """Write the start model with all its weights, without an adapter."""
+    draft = start.with_name(f"{START_FOLDER}.unfinished")
+    remove_tree(draft)
+    if recipe.warm_start is None:
+        make_fresh_folder(draft)
+        save_model(draft, load_merged_policy(recipe.model, temperature=1.0, seed=recipe.seed))
+    else:
+        run_warm_start(recipe, task_data, console).copy_to(draft)
+    draft.rename(start)
+
+
+def run_warm_start(recipe: Recipe, task_data: TaskData, console: Console) -> CachedWarmStart:
+    """Run the warm start of a recipe, or take it from the cache; return its folder."""
+    # the same for all seeds, like a published checkpoint
+    policy = load_merged_policy(recipe.model, temperature=1.0, seed=0)
+    with WarmStartProgress(console) as progress:
+        return warm_start(policy, recipe, task_data.task, progress.show_progress)
+
+
+def start_reference(recipe: Recipe, policy: Policy, weights_source: str) -> Reference | None:
+    """Return the reference of the KL term; without a KL term, load and copy nothing."""
+    kl = recipe.kl
+    if kl is None or not kl.needs_reference:
+        return None
+    moves = recipe.reference.moves
+    if path := recipe.reference.path:
+        reference = make_reference(load_scorer(path, like=policy, seed=recipe.seed), source=path)
+    else:
+        reference = reference_at_start(policy.scorer, source=weights_source, moves=moves)
+    return (
+        make_moving_reference(policy.scorer, reference, source=weights_source)
+        if moves
+        else reference
+    )
+
+
+def reference_identity(reference: Reference | None) -> dict[str, Any]:
+    """Return kind, source and digest of the start reference, for run.json and checkpoints."""
+    if reference is None:
+        return {"kind": "none", "source": None, "digest": None}
+    return {"kind": reference.kind, "source": reference.source, "digest": reference.digest}
+
+
+def make_learner(
+    recipe: Recipe, policy: Policy, reference: Reference | None, *, packed: bool = False
+) -> LocalLearner:
+    """Return the single-process learner of a recipe."""
+    objective, settings = learner_settings(recipe)
+    settings = replace(settings, packed=packed)
+    return LocalLearner(policy, reference, objective=objective, settings=settings)
+
+
+def can_pack_rows(policy: Policy, reference: Reference | None) -> bool:
+    """Whether policy and reference both accept packed (concatenated) rows."""
+    reference_scorers = [] if reference is None else [reference.scorer]
+    return all(supports_packing(scorer) for scorer in (policy.scorer, *reference_scorers))
+
+
+def learner_settings(recipe: Recipe) -> tuple[Objective, LearnerSettings]:
+    """Return the objective of a learner and its optimization settings."""
+    learner = recipe.learner
+    objective = Objective(
+        loss=learner.loss,
+        estimator=None if recipe.kl is None else recipe.kl.estimator,
+        clip_low=learner.clip_low,
+        clip_high=learner.clip_high,
+        mask_truncated=learner.mask_truncated,
+        max_new_tokens=recipe.sampling.max_new_tokens,
+        corrects_staleness=recipe.max_staleness > 0,
+    )
+    settings = LearnerSettings(
+        learning_rate=LearningRate(
+            peak=learner.learning_rate,
+            schedule=learner.schedule,
+            warmup_steps=learner.warmup_steps * learner.updates_per_batch,
+            total_steps=recipe.loop.max_steps * learner.updates_per_batch,
+        ),
+        weight_decay=learner.weight_decay,
+        max_grad_norm=learner.max_grad_norm,
+        micro_batch_size=learner.micro_batch_size,
+        updates_per_batch=learner.updates_per_batch,
+    )
+    return objective, settings
+
+
+def make_sampler(recipe: Recipe, policy: Policy, log: Path | None = None) -> Sampler:
+    """Return the sampler of a recipe; a vLLM engine writes its output to `log`."""
+    sampling = recipe.sampling
+    sampler_options: dict[str, Any] = {
+        "params": SamplingParams(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            top_k=sampling.top_k,
+            min_p=sampling.min_p,
+        ),
+        "max_new_tokens": sampling.max_new_tokens,
+        "group_size": recipe.loop.group_size,
+        "seed": recipe.seed,
+    }
+    if recipe.sampler.type == "vllm":
+        from klinic.sampler.vllm.sampler import VllmSampler
+
+        return VllmSampler(policy, _make_engine(recipe, policy, log), **sampler_options)
+    return TransformersSampler(policy, **sampler_options)
+
+
+def wrap_multi_turn(sampler: Sampler, policy: Policy, reply: EnvironmentReply | None) -> Sampler:
+    """Return a multi-turn sampler if there is a reply function, else the sampler itself."""
+    if reply is None:
+        return sampler
+    encoder = PromptEncoder(policy.tokenizer, policy.name)
+    return MultiTurnSampler(sampler, encoder, reply, window=policy.context_window)
+
+
+def _make_engine(recipe: Recipe, policy: Policy, log: Path | None) -> Any:
+    """Return the vLLM engine of a recipe, configured for the policy."""
+    from klinic.sampler.vllm.engine import EngineConfig, SubprocessEngine
+    from klinic.sampler.vllm.server import ServerEngine, server_command
+
+    lm = policy.lm
+    rank = max(config.r for config in lm.peft_config.values()) if has_adapter(lm) else None
+    base = base_model_name(Path(policy.name)) if is_adapter(policy.name) else policy.name
+    dtype = "bfloat16" if recipe.model.dtype == "bf16" else "float32"
+    start = EngineConfig(
+        model=base,
+        dtype=dtype,
+        window=policy.context_window,
+        remote=policy.trust_remote_code,
+        lora_rank=rank,
+        threads=torch.get_num_threads(),
+        log=log,
+    )
+    if recipe.sampler.server is not None:
+        return ServerEngine(recipe.sampler.server, started_by=server_command(start))
+    return SubprocessEngine(start)

@@ -1,0 +1,195 @@
+"""Starts the processes of a sharded learner and builds each rank.
+
+`klinic train` with `learner.shards` above 1 starts the other ranks itself, on this machine, over
+the loopback interface alone. Under `torchrun` all ranks exist already, on one or more machines.
+Rank 0 broadcasts each learner call; the other ranks execute it.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+import torch.distributed as dist
+
+from klinic.errors import ConfigError, RankLostError
+from klinic.learner.fsdp import FsdpLearner, TorchProcessGroup
+from klinic.learner.rpc import BroadcastChannel, Call, Rank0Learner, serve_calls
+from klinic.model.determinism import initialize_vml_kernels
+from klinic.model.loading import Policy, load_policy
+from klinic.recipe.recipe import Recipe
+from klinic.runtime.process_tree import PARENT_PID_VARIABLE
+from klinic.training.build import (
+    can_pack_rows,
+    learner_settings,
+    reference_identity,
+    start_reference,
+)
+
+STORE_VARIABLE = "KLINIC_STORE"
+"""Environment variable with the rendezvous file of ranks that klinic started."""
+COLLECTIVE_TIMEOUT = timedelta(days=7)  # other ranks wait while rank 0 samples
+EXIT_TIMEOUT = 20  # seconds for a rank to exit after a shutdown
+START_CALL = "start"
+
+
+def is_worker_rank() -> bool:
+    """Whether this process is a learner rank above 0."""
+    return int(os.environ.get("RANK", "0")) > 0
+
+
+@runtime_checkable
+class LearnerProcesses(Protocol):
+    """The other ranks of a learner."""
+
+    def start(self, num: int) -> None:
+        """Start `num - 1` ranks that wait for this process."""
+
+    def stop(self) -> None:
+        """Wait for the other ranks to exit, then kill the rest."""
+
+
+@dataclass(slots=True)
+class LocalLearnerProcesses:
+    """The ranks started by this process; none under `torchrun`."""
+
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+    files: ExitStack = field(default_factory=ExitStack)
+
+    def start(self, num: int) -> None:
+        """Start `num - 1` ranks that wait for this process."""
+        folder = self.files.enter_context(tempfile.TemporaryDirectory(prefix="klinic-ranks-"))
+        os.environ[STORE_VARIABLE] = str(Path(folder) / "store")
+        os.environ |= {"RANK": "0", "WORLD_SIZE": str(num)}
+        command = [sys.executable, "-m", "klinic.training.learner_process"]
+        for rank in range(1, num):
+            rank_environment = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                PARENT_PID_VARIABLE: str(os.getpid()),
+            }
+            env = {**os.environ, **rank_environment}
+            self.processes.append(subprocess.Popen(command, env=env))  # noqa: S603
+
+    def stop(self) -> None:
+        """Wait for the other ranks to exit, then kill the rest."""
+        for process in self.processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=EXIT_TIMEOUT)
+            process.kill()
+            process.wait()
+        if self.processes:
+            for name in (STORE_VARIABLE, "RANK", "WORLD_SIZE"):
+                os.environ.pop(name, None)
+        self.files.close()
+
+
+class ShardedLearner(Rank0Learner):
+    """The rank 0 learner, which shuts down the other ranks when closed."""
+
+    def __init__(self, learner: FsdpLearner, processes: LearnerProcesses) -> None:
+        super().__init__(learner, BroadcastChannel())
+        self._processes = processes
+
+    def close(self) -> None:
+        """Shut down the other ranks; ignore ranks that already exited."""
+        with suppress(RankLostError):
+            super().close()
+        _leave_group(self._processes)
+
+
+def start_sharded_learner(
+    recipe: Recipe, policy: Policy, weights_source: str, processes: LearnerProcesses | None = None
+) -> tuple[ShardedLearner, dict[str, Any]]:
+    """Return the sharded learner, and the identity of its reference.
+
+    `policy` stays unsharded: completions are sampled from it. `processes` starts the other ranks;
+    by default this process does, unless `torchrun` has.
+    """
+    with ExitStack() as cleanup:
+        processes = LocalLearnerProcesses() if processes is None else processes
+        cleanup.callback(_leave_group, processes)
+        if "RANK" not in os.environ:
+            processes.start(recipe.learner.shards)
+        _refuse_other_world_size(recipe)
+        _join_process_group(recipe.threads)
+        start_arguments = {"recipe": recipe.explicit_values(), "where": weights_source}
+        BroadcastChannel().send(Call(name=START_CALL, arguments=start_arguments))
+        learner, reference = _build_learner(recipe, weights_source, published=policy)
+        cleanup.pop_all()  # from here on the learner shuts them down
+    return ShardedLearner(learner, processes), reference
+
+
+def _leave_group(processes: LearnerProcesses) -> None:
+    """Leave the process group, and stop the other ranks."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    processes.stop()
+
+
+def run_learner_rank() -> None:
+    """Run a learner rank above 0 until rank 0 stops or dies."""
+    initialize_vml_kernels()
+    torch.use_deterministic_algorithms(mode=True)
+    _join_process_group(threads=None)
+    wire = BroadcastChannel()
+    try:
+        start_arguments = wire.receive().arguments
+        recipe = Recipe.model_validate(start_arguments["recipe"])
+        if recipe.threads is not None:
+            torch.set_num_threads(recipe.threads)
+        learner, _ = _build_learner(recipe, start_arguments["where"], published=None)
+        serve_calls(learner, wire)
+    except RankLostError:
+        return  # rank 0 reports the reason, if it is alive
+    dist.destroy_process_group()
+
+
+def _refuse_other_world_size(recipe: Recipe) -> None:
+    size, shards = int(os.environ["WORLD_SIZE"]), recipe.learner.shards
+    if size != shards:
+        raise ConfigError(
+            f"learner.shards is {shards}, but torchrun started {size} processes. Set "
+            f"learner.shards={size}, or --nproc-per-node {shards}."
+        )
+
+
+def _join_process_group(threads: int | None) -> None:
+    """Join the process group."""
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if threads is None:
+        local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_world_size))
+    rendezvous: dict[str, Any] = {"init_method": "env://"}
+    if store := os.environ.get(STORE_VARIABLE):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        rendezvous = {"init_method": f"file://{store}", "rank": rank, "world_size": size}
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        backend = "cpu:gloo,cuda:nccl"
+    dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, **rendezvous)
+
+
+def _build_learner(
+    recipe: Recipe, weights_source: str, *, published: Policy | None
+) -> tuple[FsdpLearner, dict[str, Any]]:
+    section = recipe.model.model_copy(update={"name": weights_source})
+    policy = load_policy(section, temperature=recipe.sampling.temperature, seed=recipe.seed)
+    reference = start_reference(recipe, policy, weights_source)
+    objective, settings = learner_settings(recipe)
+    learner = FsdpLearner(
+        policy,
+        reference,
+        objective=objective,
+        settings=replace(settings, packed=can_pack_rows(policy, reference)),
+        group=TorchProcessGroup(),
+        published=published,
+    )
+    return learner, reference_identity(reference)

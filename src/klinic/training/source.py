@@ -1,0 +1,175 @@
+"""The training data of a recipe: rows, rewards, and held-out evaluation."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from klinic.data.dataset import Row, read_rows, rows_from_python
+from klinic.model.loading import Policy
+from klinic.recipe.function import find_function
+from klinic.recipe.recipe import Recipe, check_complete
+from klinic.rewards.entry import build_reward
+from klinic.rewards.function import Reward, RewardFunction
+from klinic.sampler.multi_turn import EnvironmentReply
+from klinic.tasks import catalogue
+from klinic.tasks.base import Task, look_up
+from klinic.training.evaluation import (
+    HeldOutSet,
+    greedy_completions,
+    mean_reward,
+    mean_total_reward,
+    retained_fraction,
+    skill_accuracies,
+    task_measures,
+)
+
+FROM_PYTHON = "train_dataset"
+"""The value of `data.path` for rows that were passed as Python objects."""
+
+RETENTION_REWARD = "eval/retention_reward"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PythonInputs:
+    """Rows and reward functions passed from Python instead of named in the recipe."""
+
+    reward_functions: Sequence[Callable[..., Any]] = ()
+    rows: Iterable[Row] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskData:
+    """Training rows, rewards, and held-out rows."""
+
+    task: Task | None
+    skill: str | None
+    rows: Sequence[Row]
+    rewards: Sequence[Reward]
+    held_out: HeldOutSet | None
+    retention_set: HeldOutSet | None
+    """Rows of other abilities, which training should not degrade."""
+    reply: EnvironmentReply | None
+
+    @property
+    def all_rewards(self) -> list[Reward]:
+        """Rewards of training, evaluation and retention."""
+        held_out_rewards = [
+            split.rewards for split in (self.held_out, self.retention_set) if split is not None
+        ]
+        return [*self.rewards, *(reward for rewards in held_out_rewards for reward in rewards)]
+
+    def evaluate(
+        self, policy: Policy, recipe: Recipe, before: Mapping[str, float] | None
+    ) -> dict[str, float]:
+        """Return the held-out metrics; empty if nothing is held out."""
+        max_new_tokens = recipe.sampling.max_new_tokens
+        if self.task is not None and self.skill is not None:
+            num = recipe.loop.eval_prompts
+            completions = greedy_completions(
+                policy, self.task, num=num, max_new_tokens=max_new_tokens
+            )
+            accuracies = skill_accuracies(self.task, completions)
+            metrics = {"eval/accuracy": accuracies[self.skill]}
+            metrics |= {f"eval/accuracy/{skill}": value for skill, value in accuracies.items()}
+            metrics |= task_measures(self.task, completions[self.skill])
+            metrics["eval/reward"] = mean_total_reward(completions[self.skill], self.rewards)
+            start = accuracies if before is None else _skill_accuracies(before)
+            retained = retained_fraction(accuracies, start, self.skill)
+            return metrics if retained is None else {**metrics, "eval/retention": retained}
+        metrics = {
+            name: mean_reward(
+                policy,
+                held_out,
+                num=recipe.loop.eval_prompts,
+                max_new_tokens=max_new_tokens,
+                reply=self.reply,
+            )
+            for name, held_out in (
+                ("eval/reward", self.held_out),
+                (RETENTION_REWARD, self.retention_set),
+            )
+            if held_out is not None
+        }
+        initial_retention_reward = (metrics if before is None else before).get(RETENTION_REWARD)
+        if not initial_retention_reward:
+            return metrics
+        return {**metrics, "eval/retention": metrics[RETENTION_REWARD] / initial_retention_reward}
+
+
+def load_task_data(recipe: Recipe, inputs: PythonInputs) -> TaskData:
+    """Return the recipe's data and rewards, replaced by those passed from Python."""
+    check_complete(recipe, has_reward_functions=bool(inputs.reward_functions))
+    task = None if recipe.data.task is None else catalogue.find_task(recipe.data.task)
+    skill = None
+    if task is not None:
+        names = {name: name for name in task.skills}
+        skill = look_up("skill", recipe.data.skill or task.default_skill, names)
+    rewards = find_rewards(recipe, inputs, task)
+    return TaskData(
+        task=task,
+        skill=skill,
+        rows=_training_rows(recipe, inputs, task, skill),
+        rewards=rewards,
+        held_out=_held_out_set(recipe, rewards),
+        retention_set=_retention_set(recipe),
+        reply=_reply_function(recipe),
+    )
+
+
+def _training_rows(
+    recipe: Recipe, inputs: PythonInputs, task: Task | None, skill: str | None
+) -> Sequence[Row]:
+    if inputs.rows is not None:
+        return rows_from_python(inputs.rows, FROM_PYTHON)
+    if task is not None and skill is not None:
+        return task.train_rows(skill)
+    assert recipe.data.path is not None  # noqa: S101 - a recipe has a task or a path
+    return read_rows(recipe.data.path, map_with=recipe.data.map)
+
+
+def _held_out_set(recipe: Recipe, rewards: Sequence[Reward]) -> HeldOutSet | None:
+    if recipe.eval is None:
+        return None
+    eval_rewards = [build_reward(entry, _refuse_reward_name) for entry in recipe.eval.rewards]
+    rows = read_rows(recipe.eval.path, map_with=recipe.data.map)
+    return HeldOutSet(rows=rows, rewards=eval_rewards or rewards)
+
+
+def _retention_set(recipe: Recipe) -> HeldOutSet | None:
+    if recipe.retention is None:
+        return None
+    return HeldOutSet(
+        rows=read_rows(recipe.retention.path),
+        rewards=[build_reward(entry, _refuse_reward_name) for entry in recipe.retention.rewards],
+    )
+
+
+def _refuse_reward_name(name: str) -> RewardFunction:
+    """Unreachable: recipe validation refuses a task reward without a task."""
+    raise AssertionError(name)
+
+
+def _reply_function(recipe: Recipe) -> EnvironmentReply | None:
+    target = recipe.sampling.reply
+    return None if target is None else find_function(target, example="my_tools.py:reply")
+
+
+def find_rewards(recipe: Recipe, inputs: PythonInputs, task: Task | None) -> list[Reward]:
+    """Return the training rewards: from Python, from the recipe, or the task's default."""
+    rewards = [
+        Reward(name=getattr(function, "__name__", type(function).__name__), function=function)
+        for function in inputs.reward_functions
+    ]
+    task_rewards = {} if task is None else task.rewards
+    rewards += [
+        build_reward(e, lambda name: look_up("reward", name, task_rewards)) for e in recipe.rewards
+    ]
+    if not rewards and task is not None:
+        name = task.default_reward
+        rewards.append(Reward(name=name, function=task.rewards[name]))
+    return rewards
+
+
+def _skill_accuracies(metrics: Mapping[str, float]) -> dict[str, float]:
+    start = "eval/accuracy/"
+    return {n.removeprefix(start): value for n, value in metrics.items() if n.startswith(start)}

@@ -1,0 +1,37 @@
+"""Metrics of one step: record, rewards, updates and timing."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from klinic.evidence.metrics import clip_metrics, penalized_reward, step_metrics
+from klinic.evidence.record import StepRecord
+from klinic.recipe.sections import LearnerSection
+from klinic.training.state import CompletedStep
+
+
+def all_step_metrics(
+    completed: CompletedStep, rewards: Mapping[str, float], learner: LearnerSection
+) -> dict[str, float]:
+    """Return every metric of a step by name."""
+    metrics = {**rewards, **step_metrics(completed.record)}
+    metrics |= clip_metrics(
+        completed.last_record,
+        clip_low=learner.clip_low,
+        clip_high=learner.clip_high,
+        by_sequence=learner.loss == "gspo",
+    )
+    metrics |= completed.metrics
+    metrics |= penalized_reward(completed.record, completed.kl_coef)
+    if "kl" in metrics:
+        metrics["kl_penalty"] = completed.kl_coef * metrics["kl"]
+    metrics["loss"] = metrics["policy_loss"] + metrics.get("kl_penalty", 0.0)
+    metrics["discarded"] = float(completed.num_discarded)
+    return metrics | {f"time/{name}": seconds for name, seconds in completed.seconds.items()}
+
+
+def add_update_facts(completed: CompletedStep, metrics: Mapping[str, float]) -> StepRecord:
+    """Return the record of a step with the facts of its updates."""
+    # all from the last update, like the metrics
+    names = ("loss", "grad_norm", "learning_rate", "update_norm", "unchanged_share")
+    update_facts = {name: metrics[name] for name in names if name in metrics}
+    return replace(completed.record, facts={**completed.record.facts, **update_facts})

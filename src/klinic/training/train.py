@@ -1,0 +1,268 @@
+"""From a recipe to a trained model: assembles a run, starts or resumes it, returns its result."""
+
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from rich.console import Console
+
+from klinic.data.prompts import PromptDataset
+from klinic.doctor.warning_signs import WarningState
+from klinic.evidence.files import Journal
+from klinic.evidence.run_facts import METRICS, display_path, write_run_facts, write_tokens
+from klinic.learner.checkpoint import MODEL_DIR
+from klinic.learner.protocol import Learner
+from klinic.maths.kl_coef import KLCoefState
+from klinic.maths.kl_estimators import ESTIMATORS
+from klinic.model.adapters import base_digest
+from klinic.model.chat import PromptEncoder
+from klinic.model.determinism import initialize_vml_kernels
+from klinic.model.loading import BUILT_IN_MODELS, Policy
+from klinic.recipe.recipe import Recipe
+from klinic.trackers.protocol import Tracker
+from klinic.trackers.select import make_trackers, refuse_missing_extras
+from klinic.training import checkpoint
+from klinic.training.build import (
+    can_pack_rows,
+    make_learner,
+    make_sampler,
+    reference_identity,
+    start_policy,
+    start_reference,
+    wrap_multi_turn,
+)
+from klinic.training.loop import run_async_loop, run_loop
+from klinic.training.resume import find_resume_point, refuse_other_schema, resume_run
+from klinic.training.run import Run
+from klinic.training.run_facts import run_facts
+from klinic.training.run_folder import (
+    ENGINE_LOG,
+    lock_folder,
+    move_aside,
+    open_folder,
+    write_recipe,
+)
+from klinic.training.signals import stop_event
+from klinic.training.source import PythonInputs, TaskData, load_task_data
+from klinic.training.state import LoopState
+
+if TYPE_CHECKING:
+    from klinic.training.ray_run import RayWorkers
+
+StartMode = Literal["new", "resume", "over"]
+"""In a new folder, from the newest checkpoint, or in the folder of a run that is moved aside."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """The result of a run."""
+
+    folder: Path
+    step: int
+    before: dict[str, float]
+    """Held-out metrics before the first step."""
+    after: dict[str, float]
+    signal: int | None
+    """The signal that stopped the run early, if any."""
+
+    @property
+    def model(self) -> Path:
+        """Folder of the trained model, for `from_pretrained`."""
+        return self.folder / checkpoint.FOLDER / checkpoint.folder_name(self.step) / MODEL_DIR
+
+
+def train(
+    recipe: Recipe,
+    *,
+    name: str,
+    inputs: PythonInputs,
+    start: StartMode = "new",
+    console: Console,
+    view: Tracker | None = None,
+) -> Result:
+    """Train a recipe, or resume its run.
+
+    `view` replaces the console as a tracker.
+    """
+    refuse_missing_extras(recipe.output)
+    make_deterministic(recipe)
+    if start == "resume":  # before the recipe's own functions are imported
+        refuse_other_schema(open_folder(recipe, name, resume=True))
+    task_data = load_task_data(recipe, inputs)
+    if start == "over" and (old_folder := move_aside(recipe, name)) is not None:
+        print_line(console, f"The previous run was moved to {old_folder}.")
+    display_folder = open_folder(recipe, name, resume=start == "resume")
+    folder = display_folder.absolute()  # a reward may change the working directory
+    with lock_folder(folder):
+        print_line(console, f"Run: {display_folder}")
+        search = find_resume_point(folder) if start == "resume" else None
+        result = _train_in(folder, recipe, task_data, search, console=console, view=view)
+    return replace(result, folder=display_folder)
+
+
+def _train_in(
+    folder: Path,
+    recipe: Recipe,
+    task_data: TaskData,
+    search: checkpoint.CheckpointSearch | None,
+    *,
+    console: Console,
+    view: Tracker | None,
+) -> Result:
+    """Train in a locked folder; `search` holds the checkpoint to resume from."""
+    print_line(console, f"Sizes: {recipe.sizes()}")
+    if recipe.kl is not None:
+        sentence = ESTIMATORS[recipe.kl.estimator].sentence
+        print_line(console, f"KL {recipe.kl.estimator}: {sentence}")
+    # first: makes a killed run resumable, and gives `klinic watch` the number of steps
+    write_recipe(folder, recipe)
+    run = assemble_run(recipe, folder, task_data, console, view)
+    with run:
+        resumed = None if search is None else resume_run(run, search, console)
+        state = start_new_run(run) if resumed is None else resumed
+        run.open_doctor(after=state.step)
+        for tracker in run.trackers:
+            tracker.begin(step=state.step)
+        if run.initial_eval is None:
+            run.initial_eval = run.evaluate(0)
+            if recipe.recovery is not None:
+                run.save(state)  # a rollback always has a target
+        if state.step >= recipe.loop.max_steps:
+            print_line(console, "The run is complete. Raise loop.max_steps to continue.")
+        state = _run_training(run, state)
+        # a run killed after its last save has not reported it
+        run.doctor.report_diagnosis(state.step)
+    if run.stop_signal.signal is not None:  # last: marks a clean stop
+        run.event_log.append(stop_event(state.step, run.stop_signal.signal))
+    return Result(
+        folder=folder,
+        step=state.step,
+        before=run.initial_eval or {},
+        after=_last_evaluation(folder),
+        signal=run.stop_signal.signal,
+    )
+
+
+def _run_training(run: Run, state: LoopState) -> LoopState:
+    """Train to the end, with prefetched rollouts where the recipe allows staleness."""
+    kl, max_staleness = run.recipe.kl, run.recipe.max_staleness
+    if run.cluster is None or not max_staleness:
+        return run_loop(run, state, kl)
+    return run_async_loop(
+        run, state, kl, max_staleness=max_staleness, snapshot_weights=run.cluster.snapshot_weights
+    )
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print a line without markup, highlighting or wrapping."""
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def make_deterministic(recipe: Recipe) -> None:
+    """Make computations in this process deterministic."""
+    initialize_vml_kernels()
+    # thread synchronization costs the tiny model more than it gains
+    threads = (
+        1 if recipe.threads is None and recipe.model.name in BUILT_IN_MODELS else recipe.threads
+    )
+    if threads is not None:
+        torch.set_num_threads(threads)
+    torch.use_deterministic_algorithms(mode=True)
+
+
+def assemble_run(
+    recipe: Recipe, folder: Path, task_data: TaskData, console: Console, view: Tracker | None = None
+) -> Run:
+    """Return the assembled run."""
+    # first: a tracker that cannot work fails before a model loads
+    trackers = make_trackers(recipe, folder, console, view)
+    policy, weights_source = start_policy(recipe, display_path(folder, recipe), task_data, console)
+    prompts = PromptDataset(
+        task_data.rows,
+        encode=PromptEncoder(policy.tokenizer, policy.name),
+        prompts_per_step=recipe.loop.prompts_per_step,
+        seed=recipe.seed,
+    )
+    prompts.refuse_long_prompts(
+        window=policy.context_window, max_new_tokens=recipe.sampling.max_new_tokens
+    )
+    with ExitStack() as cleanup:
+        cluster = _start_ray_workers(recipe, folder, console)
+        if cluster is not None:
+            cleanup.callback(cluster.close)
+        learner, reference = _start_learner(recipe, policy, weights_source, cluster)
+        cleanup.callback(learner.close)
+        if recipe.sampler.type != "transformers":
+            print_line(console, f"Sampler: {recipe.sampler.server or 'starting vLLM ...'}")
+        if cluster is None:
+            sampler = make_sampler(recipe, policy, folder / ENGINE_LOG)
+        else:
+            sampler = cluster.make_sampler(policy, weights_source)
+        cleanup.pop_all()  # from here on the run closes them
+    return Run(
+        cluster=cluster,
+        recipe=recipe,
+        folder=folder,
+        task_data=task_data,
+        policy=policy,
+        learner=learner,
+        sampler=wrap_multi_turn(sampler, policy, task_data.reply),
+        prompt_dataset=prompts,
+        trackers=trackers,
+        reference=reference,
+        base_digest=base_digest(policy.lm),
+    )
+
+
+def _start_ray_workers(recipe: Recipe, folder: Path, console: Console) -> "RayWorkers | None":
+    """Start the Ray workers of a run, if the recipe has a cluster."""
+    if recipe.cluster is None:
+        return None
+    from klinic.training.ray_run import RayWorkers
+
+    print_line(console, f"Cluster: {recipe.cluster.address or 'starting Ray ...'}")
+    return RayWorkers(recipe, folder)
+
+
+def _start_learner(
+    recipe: Recipe, policy: Policy, weights_source: str, cluster: "RayWorkers | None"
+) -> tuple[Learner, dict[str, Any]]:
+    """Return the learner, single-process or sharded, and the identity of its reference."""
+    if recipe.learner.shards > 1:
+        from klinic.training.learner_processes import STORE_VARIABLE, start_sharded_learner
+
+        return start_sharded_learner(
+            recipe,
+            policy,
+            weights_source,
+            None if cluster is None else cluster.learner_processes(STORE_VARIABLE),
+        )
+    reference = start_reference(recipe, policy, weights_source)
+    packed = can_pack_rows(policy, reference)
+    return make_learner(recipe, policy, reference, packed=packed), reference_identity(reference)
+
+
+def start_new_run(run: Run) -> LoopState:
+    """Write run.json and the token texts of a new run; return its initial state."""
+    write_run_facts(run.folder, run_facts(run.recipe, run.policy, run.reference))
+    write_tokens(run.folder, _token_texts(run.policy))
+    run.signs = WarningState()
+    kl = run.recipe.kl
+    return LoopState(kl=None if kl is None else KLCoefState(coef=kl.coef))
+
+
+def _token_texts(policy: Policy) -> dict[int, str]:
+    num_tokens = min(len(policy.tokenizer), policy.vocabulary_size)
+    return {i: policy.tokenizer.decode([i]) for i in range(num_tokens)}
+
+
+def _last_evaluation(folder: Path) -> dict[str, float]:
+    last: dict[str, float] = {}
+    for entry in Journal(folder / METRICS).entries():
+        if any(name.startswith("eval/") for name in entry):
+            # non-finite values are null in a journal
+            finite = {name: value for name, value in entry.items() if value is not None}
+            last = {name: value for name, value in finite.items() if name.startswith("eval/")}
+    return last
