@@ -141,7 +141,7 @@ class Member:
         self.rank, self.size = rank, size
         self.given: list[torch.Tensor] = []
 
-    def sum(self, values: torch.Tensor) -> torch.Tensor:
+    def all_reduce_sum(self, values: torch.Tensor) -> torch.Tensor:
         self.given.append(values)
         return values
 

@@ -34,7 +34,7 @@ def engine_of(scorer, *, forgets=True):
             )
             with torch.no_grad():
                 logp = scorer.log_softmax(scorer.logits_of(scorer.hidden(layout)))
-            top = logp.topk(one.top)
+            top = logp.topk(one.num_top)
             rows = zip(top.indices.tolist(), top.values.tolist(), strict=True)
             outcomes = [dict(zip(*row, strict=True)) for row in rows]
             if not forgets:

@@ -34,9 +34,9 @@ class Overlapping(Pretend):
         self.before_sample(step)
         yield from super().sample(prompts, step=step)
 
-    def keep(self, done, state):
-        self.before_keep(done.step)
-        return super().record_step(done, state)
+    def record_step(self, completed, state):
+        self.before_keep(completed.step)
+        return super().record_step(completed, state)
 
 
 def trained(parts, most, state=None):
