@@ -137,7 +137,7 @@ def test_a_reset_makes_policy_and_reference_one_and_leaves_the_start(rank):
     assert np.array_equal(after.record.logp, after.record.logp_ref)
     assert after.record.facts["reference_step"] == 3
     assert after.record.facts["reference_digest"] == identity["digest"]
-    assert torch.equal(says(reference.start_digest), start)
+    assert torch.equal(says(reference.start_reference), start)
     assert not follows(policy, reference)
 
 
@@ -156,7 +156,7 @@ def test_adapters_of_every_kind_can_be_moved_to_and_their_start_is_kept(adapter)
     reference.move_towards_policy(step=2, keep=0.0)
     assert reference.digest == policy_digest(policy.lm)
     assert torch.equal(says(reference), probe_logp(policy.scorer))
-    assert torch.equal(says(reference.start_digest), start)
+    assert torch.equal(says(reference.start_reference), start)
     assert trained == {name for name, p in policy.lm.named_parameters() if p.requires_grad}
 
 
@@ -273,7 +273,7 @@ def test_another_checkpoint_may_move_and_is_the_policy_after_a_reset(tmp_path):
         policy.scorer, make_reference(scorer, source="other"), source="start"
     )
     assert torch.equal(says(reference), probe_logp(other.scorer))
-    assert torch.equal(says(reference.start_digest), start)
+    assert torch.equal(says(reference.start_reference), start)
     move(policy)
     reference.move_towards_policy(step=1, keep=0.0)
     assert torch.equal(says(reference), probe_logp(policy.scorer))
