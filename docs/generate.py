@@ -98,7 +98,7 @@ def cause_fields() -> str:
         (
             f"`{c.name}`",
             c.description,
-            listed((*c.needs, *c.optional_needs, *c.reads)),
+            listed(c.all_fields),
             c.not_recorded,
         )
         for c in CHECKS

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from klinic.checks import CHECKS
-from klinic.checks.base import Check
 from klinic.evidence.fields import FACTS, METRICS, PROBES, RUN_KEYS
 from klinic.evidence.record import StepRecord
 
@@ -21,13 +20,9 @@ PLACES = {
 }
 
 
-def evidence_of(check: Check) -> tuple[str, ...]:
-    return (*check.needs, *check.optional_needs, *check.reads)
-
-
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.name)
 def test_a_check_reads_fields_that_exist(check):
-    fields_read = evidence_of(check)
+    fields_read = check.all_fields
     assert fields_read
     assert len(set(fields_read)) == len(fields_read)
     for need in fields_read:
@@ -36,7 +31,7 @@ def test_a_check_reads_fields_that_exist(check):
 
 
 def test_every_field_is_there_for_a_check():
-    needed = {need for check in CHECKS for need in evidence_of(check)}
+    needed = {need for check in CHECKS for need in check.all_fields}
     idle = {f"{place}.{name}" for place, names in PLACES.items() for name in names} - needed
     assert idle == {
         "record.step",

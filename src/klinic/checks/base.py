@@ -151,7 +151,6 @@ class Check:
     """The fix as recipe keys, if it is one."""
     explains: tuple[str, ...] = ()
     """Checks that can also fail as an effect of this cause."""
-
     reads: tuple[str, ...] = ()
     """Further evidence that the check uses, or that separates the cause from similar ones."""
     not_recorded: str = ""
@@ -159,8 +158,18 @@ class Check:
 
     @property
     def help_text(self) -> str:
-        """What the check looks for and when it is confirmed: the docstring of `judge`."""
+        """The text of `klinic explain`: the docstring of `judge`."""
         return inspect.getdoc(self.judge) or ""
+
+    @property
+    def deciding_fields(self) -> tuple[str, ...]:
+        """Fields without which the check cannot both pass and fail."""
+        return self.needs + self.optional_needs
+
+    @property
+    def all_fields(self) -> tuple[str, ...]:
+        """Every field of the evidence that distinguishes the cause from others."""
+        return self.deciding_fields + self.reads
 
     def __call__(self, case: Case) -> Finding:
         """Judge a case, or report the missing evidence."""

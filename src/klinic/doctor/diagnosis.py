@@ -203,7 +203,7 @@ class Examination:
     def missing_fields(self) -> frozenset[str]:
         """Fields that the checks use and the last case does not have."""
         if (last := self._last_case) is not None:
-            needs = dict.fromkeys(need for h in self.hypotheses for need in all_needs(h.check))
+            needs = dict.fromkeys(need for h in self.hypotheses for need in h.check.deciding_fields)
             self.missing_fields = frozenset(last.missing_needs(tuple(needs)))
         return self._missing_fields or frozenset()
 
@@ -220,11 +220,6 @@ class Examination:
         """Return the diagnosis of all cases so far."""
         _assign_statuses(self.hypotheses)
         return _build_diagnosis(self.hypotheses, self.missing_fields)
-
-
-def all_needs(check: Check) -> tuple[str, ...]:
-    """Return all fields that a check uses."""
-    return check.needs + check.optional_needs
 
 
 def diagnose(cases: Iterable[Case], checks: Sequence[Check]) -> Diagnosis:
@@ -299,7 +294,7 @@ def _could_explain(hypothesis: Hypothesis, effect: Hypothesis) -> bool:
 
 
 def _missing_evidence(undecided: Sequence[Hypothesis], absent: frozenset[str]) -> tuple[str, ...]:
-    fields = [need for h in undecided for need in all_needs(h.check) if need in absent]
+    fields = [need for h in undecided for need in h.check.deciding_fields if need in absent]
     return tuple(dict.fromkeys(fields))
 
 
