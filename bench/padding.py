@@ -16,9 +16,12 @@ from bench.harness import Claim, measure
 from bench.step import opened
 from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, Segment, flatten_rollouts
-from klinic.learner.local import LearnerSettings, LocalLearner, ScoredBatch
+from klinic.learner.local import LocalLearner
 from klinic.learner.objective import Objective
 from klinic.learner.packing import lay_out_batches
+from klinic.learner.protocol import LossScales
+from klinic.learner.scored_batch import ScoredBatch
+from klinic.learner.settings import LearnerSettings
 from klinic.learner.update import LearningRate
 from klinic.model.loading import load_policy
 from klinic.recipe.sections import ModelSection
@@ -39,8 +42,8 @@ def padding(*, tell: Callable[[str], None], **how: Any) -> dict[str, Any]:
     with opened("10M") as bench:
         learner, scored, padded = _both(bench.model)
         arms = {
-            "neighbours": lambda: learner.prepare(padded, kl_coef=0.0),
-            "similar": lambda: learner.prepare(scored, kl_coef=0.0),
+            "neighbours": lambda: learner.prepare(padded, LossScales(kl_coef=0.0)),
+            "similar": lambda: learner.prepare(scored, LossScales(kl_coef=0.0)),
         }
         useful = int((lengths() + PROMPT).sum())
         share = useful / sum(b.layout.input_ids.numel() for b in padded.batches)

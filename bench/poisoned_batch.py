@@ -47,7 +47,7 @@ class Poisoned:
             real = self._prompts(run, position)
             if position != PLACE or self._prompt is None:
                 return real
-            one = run.prompt_dataset.prompt_at(self._prompt)
+            one = run.parts.prompt_dataset.prompt_at(self._prompt)
             return [replace(one, index=10**6 + number) for number in range(len(real))]
 
         def reward(run: Run, rollouts: list[Rollout]) -> StepRewards:

@@ -150,13 +150,13 @@ class Klinic:
         self._run.__enter__()
         self._state = replace(start_new_run(self._run), step=FROM)
         self._run.open_doctor(after=0)
-        self._kl = recipe.kl
         self.thread = threading.main_thread()
 
     def time_evidence(self, clock: Inside) -> None:
         """Let a clock run while questions are asked, a step is judged, and a record is written."""
         run: Any = self._run
-        for owner, name in ((run, "ask"), (run.doctor, "see"), (run._writer, "put")):
+        parts = ((run, "run_probes"), (run.doctor, "submit_step"), (run._record_writer, "put"))
+        for owner, name in parts:
             setattr(owner, name, clock.added(getattr(owner, name)))
 
     def __call__(self) -> None:
@@ -164,7 +164,7 @@ class Klinic:
         from klinic.training.step import run_step
 
         with deterministic():
-            done, self._state = run_step(self._run, self._state, self._kl)
+            done, self._state = run_step(self._run, self._state)
             self._run.record_step(done, self._state)
 
     def close(self) -> None:

@@ -9,8 +9,9 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, Segment, flatten_rollouts
-from klinic.learner.local import LearnerSettings, LocalLearner
+from klinic.learner.local import LocalLearner
 from klinic.learner.objective import Objective
+from klinic.learner.settings import LearnerSettings
 from klinic.learner.update import LearningRate
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.maths.surrogate import SURROGATES

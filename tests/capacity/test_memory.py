@@ -12,6 +12,7 @@ from klinic.capacity.memory import Phase, memory_per_device, peak_by_phase
 from klinic.capacity.meta_policy import build_meta_policy, is_config_reachable, tensor_classifier
 from klinic.capacity.meta_tensors import CPU, META, MemoryMeter, MetaTensor, replace_by_meta_tensors
 from klinic.errors import ConfigError
+from klinic.learner.protocol import LossScales
 from klinic.model.layout import pad_rows
 from klinic.model.tiny import tiny_model, tiny_tokenizer
 from klinic.recipe.sections import ModelSection
@@ -53,7 +54,7 @@ def step_of(policy, reference, taken):
     learner = learner_of(policy, reference, micro_batch_size=6)
     record = batch_of(rollouts(), step=1)
     score, scored = taken(lambda: learner.score(record, needs_reference=True))
-    prepare, _ = taken(lambda: learner.prepare(scored, kl_coef=0.1))
+    prepare, _ = taken(lambda: learner.prepare(scored, LossScales(kl_coef=0.1)))
     commit, _ = taken(learner.commit)
     return {"score": score, "prepare": prepare, "commit": commit}
 

@@ -39,6 +39,7 @@ from klinic.capacity.throughput import (
 from klinic.evidence.record import TOKEN_FIELDS, EmittedBy
 from klinic.evidence.rollout import Prompt, Rollout, Segment
 from klinic.evidence.store import part_name, write_part
+from klinic.learner.protocol import LossScales
 from klinic.learner.rpc import _encode_record
 from klinic.model.layout import pad_rows
 from klinic.model.loading import num_parameters
@@ -219,7 +220,9 @@ def test_bytes_of_a_token_are_those_of_its_columns():
     record = batch_of(rollouts())
     policy = small_policy()
     learner = learner_of(policy, drifted_reference(policy))
-    done = learner.prepare(learner.score(record, needs_reference=True), kl_coef=0.1).record
+    done = learner.prepare(
+        learner.score(record, needs_reference=True), LossScales(kl_coef=0.1)
+    ).record
     for name, size in {
         **bytes_moved.SENT_TOKEN_BYTES,
         **bytes_moved.RESULT_TOKEN_BYTES,
@@ -267,7 +270,7 @@ def test_a_record_on_disk_has_the_bytes_that_are_computed(tmp_path):
     policy = small_policy()
     learner = learner_of(policy, drifted_reference(policy))
     scored_ = learner.score(batch_of(equal_rollouts(sizes)), needs_reference=True)
-    write_part(tmp_path, learner.prepare(scored_, kl_coef=0.1).record, 0)
+    write_part(tmp_path, learner.prepare(scored_, LossScales(kl_coef=0.1)).record, 0)
     (file,) = tmp_path.rglob(part_name(0))
     shape = decoder_shape(policy.lm, **num_parameters(policy.lm))
     assert file.stat().st_size == pytest.approx(bytes_moved.stored_bytes(shape, sizes), rel=0.1)

@@ -105,6 +105,7 @@ RECOVERING, RUN, RESUMING = (
     "klinic.training.resume",
 )
 CHECKPOINT, SUPERVISE = "klinic.training.checkpoint", "klinic.cli.supervisor"
+RUN_LOG, RUN_CHECKPOINTS = "klinic.training.run_log", "klinic.training.run_checkpoints"
 FIRST = (
     RUN,
     "Run.record_step",
@@ -120,9 +121,9 @@ MOMENTS = {
             for n in (1, 2)
         ],
         *[[(RECOVERING, "RecoveryManager._save_plan", when, 4)] for when in ("before", "after")],
-        [(RUN, "Run._discard_attempt", "after", 1)],
+        [(RUN_LOG, "RunLog.discard_attempt", "after", 1)],
         [(RUN, "Run.roll_back", "before", 1)],
-        [(RUN, "Run._restore_finite", "after", 1)],
+        [(RUN_CHECKPOINTS, "RunCheckpoints.restore_finite", "after", 1)],
         [(CHECKPOINT, "remove_after", "after", 1)],
         [(RUN, "Run.discard_after", "after", 1)],
         [(RECOVERING, "RecoveryManager.finish_rollback", "after", 1)],

@@ -25,11 +25,11 @@ from hostile.long_run import (
 )
 from klinic import __file__ as klinic_file
 from klinic.checks import CHECKS
-from klinic.doctor import examination, judge_workers, record_index, segments
+from klinic.doctor import judge_workers, record_index, run_diagnosis, segments
 from klinic.doctor.cases import read_cases
 from klinic.doctor.diagnosis import diagnose
-from klinic.doctor.examination import diagnose_run
 from klinic.doctor.findings_cache import FindingsCache
+from klinic.doctor.run_diagnosis import diagnose_run
 from klinic.errors import EvidenceError
 from klinic.evidence import store
 
@@ -300,7 +300,7 @@ def test_all_processes_together_stay_below_300_megabytes(tmp_path):
 
 
 def test_workers_say_the_same_and_are_gone_afterwards(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(examination, "LONG", 1)
+    monkeypatch.setattr(run_diagnosis, "LONG", 1)
     run = write_run(tmp_path / "run", 35, Kind(make=bare_record))
     started = keep_started(monkeypatch)
     assert looked(run, cache, workers=1) == plain(run)
@@ -309,8 +309,8 @@ def test_workers_say_the_same_and_are_gone_afterwards(tmp_path, cache, monkeypat
 
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGSTOP"])
 def test_a_worker_that_dies_or_stops_is_not_waited_for(tmp_path, monkeypatch, number):
-    monkeypatch.setattr(examination, "LONG", 1)
-    monkeypatch.setattr(examination, "PATIENCE", 1.0)
+    monkeypatch.setattr(run_diagnosis, "LONG", 1)
+    monkeypatch.setattr(run_diagnosis, "PATIENCE", 1.0)
     run = write_run(tmp_path / "run", 25, Kind(make=bare_record))
     started = keep_started(monkeypatch, then=getattr(signal, number))
     begun = time.monotonic()

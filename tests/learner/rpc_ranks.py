@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from klinic.learner.fsdp import FsdpLearner, TorchProcessGroup
 from klinic.learner.local import LocalLearner
+from klinic.learner.protocol import LossScales
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.model.loading import Policy
 from klinic.model.reference import (
@@ -90,7 +91,7 @@ def sharded(kind: str, estimator: str, *, published: bool) -> FsdpLearner:
     return FsdpLearner(
         alone._policy,
         alone._reference,
-        objective=alone._objective,
+        objective=alone.objective,
         settings=alone._settings,
         group=TorchProcessGroup(),
         published=policy_of(kind) if published else None,
@@ -104,10 +105,10 @@ def batch(step: int = 11) -> Any:
 
 def gradient_of(learner: LocalLearner, estimator: str) -> torch.Tensor:
     """Return the gradient with another estimator; nothing moves."""
-    learner._objective = replace(learner._objective, estimator=estimator)
+    learner.objective = replace(learner.objective, estimator=estimator)
     scored = learner.score(batch(step=2), needs_reference=True)
-    learner.prepare(scored, kl_coef=KL_COEF)
-    gradient = torch.cat([full_tensor(g).flatten() for g in learner._current_gradients()])
+    learner.prepare(scored, LossScales(kl_coef=KL_COEF))
+    gradient = torch.cat([full_tensor(g).flatten() for g in learner.current_gradients()])
     learner.discard()
     return gradient
 
@@ -115,7 +116,7 @@ def gradient_of(learner: LocalLearner, estimator: str) -> torch.Tensor:
 def first_step(learner: LocalLearner) -> dict[str, Any]:
     """Prepare and commit a step; return all that can be compared."""
     scored = learner.score(batch(), needs_reference=True)
-    prepared = learner.prepare(scored, kl_coef=KL_COEF)
+    prepared = learner.prepare(scored, LossScales(kl_coef=KL_COEF))
     metrics = {**prepared.metrics, **learner.commit()}
     return {
         "weights": torch.cat(

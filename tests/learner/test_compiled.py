@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from klinic.learner.diagnostics import EARLY_INTERVAL
+from klinic.learner.protocol import LossScales
 from klinic.model.loading import load_policy
 from klinic.model.reference import copy_as_reference
 from klinic.recipe.sections import ModelSection
@@ -20,7 +21,7 @@ def gradient_at(step, *, compiled):
             p.add_(0.02 * torch.randn_like(p))
     learner = learner_of(policy, reference)
     scored = learner.score(batch_of(rollouts(), step=step), needs_reference=True)
-    learner.prepare(scored, kl_coef=1.0)
+    learner.prepare(scored, LossScales(kl_coef=1.0))
     return gradient(policy)
 
 

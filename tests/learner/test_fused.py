@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from klinic.learner.objective import loss_terms
+from klinic.learner.protocol import LossScales
 from klinic.maths.surrogate import SURROGATES
 from tiny_policies import (
     LOSSES_AND_ESTIMATORS,
@@ -50,7 +51,7 @@ def fused_gradient(policy, reference, record, *, tokens_at_a_time, **objective):
         tokens_at_a_time * policy.vocabulary_size,
         policy.scorer.chunk_elements,
     )
-    learner.prepare(scored, kl_coef=0.0 if reference is None else KL_COEF)
+    learner.prepare(scored, LossScales(kl_coef=0.0 if reference is None else KL_COEF))
     policy.scorer.chunk_elements = usual
     found = gradient(policy).clone()
     learner.discard()
@@ -66,7 +67,7 @@ def plain_gradient(policy, reference, record, **objective):
     if objective["estimator"] in ("exact", "topk", "sequence"):
         states = replace(reference.hidden(batch.layout), topk=True)
     scores = policy.scorer(batch.layout, states)
-    parts = loss_terms(scores, scored.targets.select_batch(batch), learner._objective)
+    parts = loss_terms(scores, scored.targets.select_batch(batch), learner.objective)
     parts.total_loss(0.0 if reference is None else KL_COEF).backward()
     found = gradient(policy).clone()
     learner.discard()
@@ -111,7 +112,7 @@ def test_a_loss_that_looks_along_the_row_may_not_be_cut(tied, record, name, monk
         else {"loss": "dr_grpo", "estimator": name}
     )
     plain = plain_gradient(policy, reference, record, **how)
-    objective = type(learner_of(policy, reference, **how)._objective)
+    objective = type(learner_of(policy, reference, **how).objective)
     monkeypatch.setattr(objective, "token_by_token", True)
     found = fused_gradient(policy, reference, record, tokens_at_a_time=2, **how)
     assert apart(found, plain) > 1e-4

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from klinic.learner.protocol import LossScales
 from klinic.maths.kl_estimators import ESTIMATORS
 from tiny_policies import (
     LOSSES_AND_ESTIMATORS,
@@ -31,7 +32,9 @@ def double():
 def gradient_of(policy, reference, made, *, size, kl_coef=0.3, step=2, **changes):
     learner = learner_of(policy, reference, micro_batch_size=size, **changes)
     scored = learner.score(batch_of(made, step=step), needs_reference=reference is not None)
-    prepared = learner.prepare(scored, kl_coef=kl_coef if reference is not None else 0.0)
+    prepared = learner.prepare(
+        scored, LossScales(kl_coef=kl_coef if reference is not None else 0.0)
+    )
     assert prepared.is_finite
     return gradient(policy).clone()
 
@@ -97,10 +100,10 @@ def test_a_tool_s_tokens_pull_at_nothing(double, made):
     record = batch_of(made)
     learner = learner_of(policy, reference, estimator="exact")
     scored = learner.score(record, needs_reference=True)
-    learner.prepare(scored, kl_coef=1.0)
+    learner.prepare(scored, LossScales(kl_coef=1.0))
     before = gradient(policy).clone()
     outside = torch.from_numpy(~record.loss_mask)
     assert outside.any()
     scored.targets.logp_ref[outside] = torch.nan
-    learner.prepare(scored, kl_coef=1.0)
+    learner.prepare(scored, LossScales(kl_coef=1.0))
     assert torch.equal(gradient(policy), before)

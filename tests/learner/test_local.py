@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from klinic.learner.protocol import LossScales
 from klinic.learner.update import LearningRate
 from klinic.model import scorer
 from tiny_policies import (
@@ -36,7 +37,7 @@ def same(before, policy):
 
 def step(learner, record, *, kl_coef, needs_reference=True):
     prepared = learner.prepare(
-        learner.score(record, needs_reference=needs_reference), kl_coef=kl_coef
+        learner.score(record, needs_reference=needs_reference), LossScales(kl_coef=kl_coef)
     )
     learner.commit()
     return prepared
@@ -49,14 +50,14 @@ def test_before_the_first_update_policy_old_policy_and_reference_are_one(made, l
     reference = own_reference(policy, lora=lora_rank is not None)
     learner = learner_of(policy, reference, micro_batch_size=size, updates_per_batch=2)
     scored = learner.score(batch_of(made, step=1), needs_reference=True)
-    record = learner.prepare(scored, kl_coef=0.1).record
+    record = learner.prepare(scored, LossScales(kl_coef=0.1)).record
     assert np.array_equal(record.logp, record.logp_old)
     assert np.array_equal(record.logp, record.logp_ref)
     sampled = ~np.isnan(record.kl_exact)
     assert 0 < sampled.sum() < record.num_tokens
     assert (record.kl_exact[sampled] == 0).all()
     learner.commit()
-    again = learner.prepare(scored, kl_coef=0.1).record
+    again = learner.prepare(scored, LossScales(kl_coef=0.1)).record
     assert not np.array_equal(again.logp, record.logp)
     assert np.array_equal(again.logp_old, record.logp_old)
     assert np.array_equal(again.logp_ref, record.logp_ref)
@@ -82,13 +83,13 @@ def test_preparing_and_discarding_moves_nothing(made):
     learner = learner_of(policy, drifted_reference(policy))
     before = snapshot(policy)
     scored = learner.score(batch_of(made), needs_reference=True)
-    learner.prepare(scored, kl_coef=0.1)
+    learner.prepare(scored, LossScales(kl_coef=0.1))
     assert gradient(policy).norm() > 0
     learner.discard()
     assert same(before, policy)
     assert gradient(policy).norm() == 0
     assert learner.publish().version == 0
-    learner.prepare(scored, kl_coef=0.1)
+    learner.prepare(scored, LossScales(kl_coef=0.1))
     learner.commit()
     assert not same(before, policy)
     assert learner.publish().version == 1
@@ -98,9 +99,9 @@ def test_preparing_twice_does_not_add_up(made):
     policy = small_policy()
     learner = learner_of(policy, drifted_reference(policy))
     scored = learner.score(batch_of(made), needs_reference=True)
-    learner.prepare(scored, kl_coef=0.1)
+    learner.prepare(scored, LossScales(kl_coef=0.1))
     once = gradient(policy).clone()
-    learner.prepare(scored, kl_coef=0.1)
+    learner.prepare(scored, LossScales(kl_coef=0.1))
     assert torch.equal(gradient(policy), once)
 
 
@@ -136,7 +137,7 @@ def test_the_reference_runs_once_where_it_can(made, estimator, updates, runs):
     learner = learner_of(policy, reference, estimator=estimator, updates_per_batch=updates)
     scored = learner.score(batch_of(made), needs_reference=True)
     for _ in range(updates):
-        learner.prepare(scored, kl_coef=0.1)
+        learner.prepare(scored, LossScales(kl_coef=0.1))
         learner.commit()
     assert reference.num_forwards == (1 if estimator in ("unbiased", "topk") else runs)
 
@@ -153,11 +154,11 @@ def test_topk_is_the_kl_at_the_outcomes_that_were_likeliest_when_the_step_was_sc
     learner = learner_of(policy, reference, **how)
     scored = learner.score(batch_of(made), needs_reference=True)
     at_first = [rows_of(policy.scorer, batch) for batch in scored.batches]
-    learner.prepare(scored, kl_coef=0.5)
+    learner.prepare(scored, LossScales(kl_coef=0.5))
     learner.commit()
     found = []
     for kl_coef in (0.0, 1.0):
-        learner.prepare(scored, kl_coef=kl_coef)
+        learner.prepare(scored, LossScales(kl_coef=kl_coef))
         found.append(gradient(policy).clone())
     learner.discard()
     for batch, first in zip(scored.batches, at_first, strict=True):
@@ -182,7 +183,7 @@ def test_gradients_are_clipped_to_the_norm_and_both_norms_are_told(made):
     policy = small_policy()
     learner = learner_of(policy, None, estimator=None, max_grad_norm=1e-3)
     scored = learner.score(batch_of(made), needs_reference=False)
-    prepared = learner.prepare(scored, kl_coef=0.0)
+    prepared = learner.prepare(scored, LossScales(kl_coef=0.0))
     assert prepared.metrics["grad_norm"] == pytest.approx(float(gradient(policy).norm()), rel=1e-5)
     assert prepared.metrics["grad_norm"] > 1e-3
     assert learner.commit()["grad_norm_clipped"] == 1e-3
@@ -194,7 +195,7 @@ def test_the_share_of_the_kl_in_the_gradient_is_measured_every_tenth_step(made):
 
     def prepared_at(number, kl_coef):
         scored = learner.score(batch_of(made, step=number), needs_reference=True)
-        return learner.prepare(scored, kl_coef=kl_coef).metrics
+        return learner.prepare(scored, LossScales(kl_coef=kl_coef)).metrics
 
     assert "kl/grad_share" not in prepared_at(12, 0.5)
     looked = prepared_at(11, 0.5)
@@ -214,11 +215,11 @@ def test_a_row_without_reward_and_a_truncated_row_leave_the_policy_term(made):
     kept = [i for i in range(record.num_rows) if i != 3 and record.finish_reason[i] != "length"]
     learner = learner_of(policy, None, estimator=None, loss="dapo", mask_truncated=True)
     changed = replace(record, reward=no_reward)
-    learner.prepare(learner.score(changed, needs_reference=False), kl_coef=0.0)
+    learner.prepare(learner.score(changed, needs_reference=False), LossScales(kl_coef=0.0))
     dropped = gradient(policy).clone()
     few = batch_of([made[i] for i in kept])
     few = replace(few, advantage=record.advantage[kept])
-    learner.prepare(learner.score(few, needs_reference=False), kl_coef=0.0)
+    learner.prepare(learner.score(few, needs_reference=False), LossScales(kl_coef=0.0))
     assert float((gradient(policy) - dropped).norm() / dropped.norm()) < 1e-12
 
 
@@ -229,7 +230,7 @@ def test_a_loss_that_is_not_a_number_is_reported(made):
     advantage = record.advantage.copy()
     advantage[0] = np.inf
     scored = learner.score(replace(record, advantage=advantage), needs_reference=False)
-    assert not learner.prepare(scored, kl_coef=0.0).is_finite
+    assert not learner.prepare(scored, LossScales(kl_coef=0.0)).is_finite
 
 
 @pytest.mark.parametrize("lora_rank", [None, 4])
@@ -264,7 +265,9 @@ def test_bf16_trains_master_weights_that_keep_small_updates(made):
         weight_decay=0.0,
     )
     before = snapshot(policy)
-    learner.prepare(learner.score(batch_of(made, step=11), needs_reference=False), kl_coef=0.0)
+    learner.prepare(
+        learner.score(batch_of(made, step=11), needs_reference=False), LossScales(kl_coef=0.0)
+    )
     told = learner.commit()
     assert told["unchanged_share"] < 0.5
     assert not same(before, policy)
@@ -285,7 +288,7 @@ def test_a_reward_scale_multiplies_the_policy_gradient_and_not_the_kl_gradient(m
     scored = learner.score(batch_of(made, step=number), needs_reference=True)
 
     def gradient_at(kl_coef, reward_scale):
-        prepared = learner.prepare(scored, kl_coef=kl_coef, reward_scale=reward_scale)
+        prepared = learner.prepare(scored, LossScales(kl_coef=kl_coef, reward=reward_scale))
         return gradient(policy).clone(), prepared
 
     rewards, plain = gradient_at(0.0, 1.0)

@@ -9,6 +9,7 @@ import torch
 from klinic.capacity.meta_policy import build_meta_policy
 from klinic.errors import CheckpointError, PolicyError
 from klinic.learner.checkpoint import save_model
+from klinic.learner.protocol import LossScales
 from klinic.maths import kl
 from klinic.model import moving_reference
 from klinic.model.adapters import policy_digest
@@ -54,7 +55,7 @@ def follows(policy, reference):
 
 def step(learner, number, *, kl_coef=0.1):
     scored = learner.score(batch_of(rollouts(), step=number), needs_reference=True)
-    prepared = learner.prepare(scored, kl_coef=kl_coef)
+    prepared = learner.prepare(scored, LossScales(kl_coef=kl_coef))
     learner.commit()
     return prepared
 

@@ -55,9 +55,9 @@ def test_rewards_that_are_theirs_are_not_proved_broken(replay):
 
 def test_rewards_that_differ_every_time_are_not_proved_to_be_in_another_order(replay):
     random = np.random.default_rng(0)
-    grader = SimpleNamespace(reward=lambda rows: SimpleNamespace(total=random.random(len(rows))))
     replay.run = SimpleNamespace(
-        policy=replay.run.policy, data=replay.run.data, reward=grader.reward
+        parts=replay.run.parts,
+        score_rollouts=lambda rows: SimpleNamespace(total=random.random(len(rows))),
     )
     before, after = measure_regrading(replay)
     assert (before, after) == (0, 0)

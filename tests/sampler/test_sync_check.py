@@ -9,7 +9,7 @@ import torch
 from klinic.checks import sampler_sync
 from klinic.model.layout import pad_rows
 from klinic.model.scorer import TokenScorer
-from klinic.sampler.vllm.engine import GenerationOutput
+from klinic.sampler.rollouts import GenerationOutput
 from klinic.sampler.vllm.sync_check import PROMPT_TOKENS, SyncProbe
 from tiny_policies import small_model, small_policy
 

@@ -53,7 +53,7 @@ class Poison:
         self._patch(monkeypatch, Head, "forward", self._logits)
         self._patch(monkeypatch, TokenScorer, "_score_chunk", self._logp)
         self._patch(monkeypatch, run_module, "with_rewards", self._advantage)
-        self._patch(monkeypatch, LocalLearner, "_current_gradients", self._gradient)
+        self._patch(monkeypatch, LocalLearner, "current_gradients", self._gradient)
         self._patch(monkeypatch, LocalLearner, "all_finite", self._held)
         self._patch(monkeypatch, Reference, "logp", self._logp_ref)
         self._patch(monkeypatch, local, "loss_terms", self._loss)
@@ -118,7 +118,7 @@ class Poison:
         self.looks += 1
         saving = self.looks == 3 and self.strikes("weights while saving")
         if saving or (self.looks == 1 and self.strikes("weights")):
-            weights = next(p for p in learner._policy.lm.parameters() if p.requires_grad)
+            weights = next(p for p in learner.policy.lm.parameters() if p.requires_grad)
             with torch.no_grad():
                 weights.view(-1)[-1] = self.value
         if self.looks == 2 and self.strikes("optimizer"):

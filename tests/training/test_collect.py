@@ -6,6 +6,8 @@ import pytest
 import klinic
 from klinic.evidence.files import Journal
 from klinic.evidence.rollout import Prompt, Rollout
+from klinic.recipe.recipe import Recipe
+from klinic.recipe.sections import DataSection, ModelSection
 from klinic.rewards.scores import StepRewards
 from klinic.sampler.protocol import LoadResult
 from klinic.training import checkpoint
@@ -14,6 +16,7 @@ from klinic.training.state import PhaseTimer
 
 pytestmark = pytest.mark.timeout(240)
 NUM = 6  # prompts of the data
+RECIPE = Recipe(model=ModelSection(name="tiny"), data=DataSection(task="arithmetic"))
 
 
 class Pretend:
@@ -21,7 +24,9 @@ class Pretend:
 
     def __init__(self, extra_rounds, dull=lambda index: index % 2 == 0):
         self.sampler = self
-        self.extra_rounds = extra_rounds
+        self.recipe = RECIPE.model_copy(
+            update={"loop": RECIPE.loop.model_copy(update={"extra_rounds": extra_rounds})}
+        )
         self._dull = dull
 
     def next_batch_index(self, batch_index):

@@ -17,6 +17,7 @@ from klinic.errors import CheckpointError, ConfigError, DataError, PolicyError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.learner.checkpoint import save_model
+from klinic.learner.protocol import LossScales
 from klinic.model.loading import load_policy, load_scorer
 from klinic.recipe.loading import from_keywords
 from klinic.recipe.sections import ModelSection
@@ -331,4 +332,4 @@ def test_a_token_without_a_reported_log_prob_is_weighed_by_the_learner_s_own(tmp
     blank = record.logp_sampler.copy()
     blank[np.flatnonzero(record.loss_mask)[:2]] = np.nan
     scored = learner.score(replace(record, logp_sampler=blank), needs_reference=True)
-    assert learner.prepare(scored, kl_coef=0.1).is_finite
+    assert learner.prepare(scored, LossScales(kl_coef=0.1)).is_finite

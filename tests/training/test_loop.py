@@ -4,12 +4,23 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 from klinic.evidence.record import StepRecord
+from klinic.learner.objective import Objective, loss_targets
 from klinic.learner.protocol import PreparedUpdate
+from klinic.learner.scored_batch import ScoredBatch
 from klinic.maths.kl_coef import KLCoefState
 from klinic.model.weights import Weights
-from klinic.recipe.sections import KLSection, ReferenceSection
+from klinic.recipe.recipe import Recipe
+from klinic.recipe.sections import (
+    DataSection,
+    KLSection,
+    LearnerSection,
+    LoopSection,
+    ModelSection,
+    ReferenceSection,
+)
 from klinic.rewards.scores import StepRewards
 from klinic.sampler.protocol import LoadResult
 from klinic.training.guards import StepGuard
@@ -19,19 +30,32 @@ from tiny_policies import batch_of, rollouts
 
 MADE = rollouts(num_prompts=2, group_size=2)
 GROUPS = [MADE[:2], MADE[2:]]
+OBJECTIVE = Objective(
+    loss="grpo",
+    estimator="unbiased",
+    clip_low=0.2,
+    clip_high=0.2,
+    mask_truncated=False,
+    max_new_tokens=8,
+)
+
+
+def recipe_with(*, max_steps=3, updates=1, warmup=0, kl=None, rule=None):
+    return Recipe(
+        model=ModelSection(name="tiny"),
+        data=DataSection(task="arithmetic"),
+        kl=KLSection(coef=0.1) if rule is not None else kl,
+        reference=rule or ReferenceSection(),
+        loop=LoopSection(max_steps=max_steps),
+        learner=LearnerSection(updates_per_batch=updates, reward_warmup_steps=warmup),
+    )
 
 
 class Pretend:
     """Parts that write down what they are asked."""
 
-    def __init__(
-        self, *, max_steps=3, updates=1, finite=lambda _step: True, stop_after=None, rule=None
-    ):
-        self.max_steps = max_steps
-        self.updates_per_batch = updates
-        self.extra_rounds, self.reward_warmup_steps = 0, 0
-        self.update_kl_limit = None
-        self.reference_rule = rule or ReferenceSection()
+    def __init__(self, *, finite=lambda _step: True, stop_after=None, **settings):
+        self.recipe = recipe_with(**settings)
         self.moves, self.events = [], []
         self.learner = self.sampler = self
         self.calls, self.coefs, self.asked = [], [], []
@@ -46,8 +70,8 @@ class Pretend:
         self.calls.append(f"load {weights.version}")
         return LoadResult(fingerprint=weights.fingerprint)
 
-    def record_sync(self, probe_result, step):
-        assert probe_result == {}
+    def record_sync(self, sync_gaps, step):
+        assert sync_gaps == {}
 
     def make_guard(self, state):
         return StepGuard(
@@ -106,15 +130,16 @@ class Pretend:
 
     def score(self, record: StepRecord, *, needs_reference):
         self.asked.append(needs_reference)
-        return record
+        targets = loss_targets(record, OBJECTIVE, torch.empty(0))
+        return ScoredBatch(record=record, batches=[], targets=targets, ref_hidden=[])
 
-    def prepare(self, scored, *, kl_coef, reward_scale):
-        self.coefs.append(kl_coef)
-        self.scales.append(reward_scale)
-        logp = np.full(scored.num_tokens, -1.0)
-        record = replace(scored, logp_old=logp, logp=logp, logp_ref=logp - 0.2)
+    def prepare(self, scored, scales):
+        self.coefs.append(scales.kl_coef)
+        self.scales.append(scales.reward)
+        logp = np.full(scored.record.num_tokens, -1.0)
+        record = replace(scored.record, logp_old=logp, logp=logp, logp_ref=logp - 0.2)
         return PreparedUpdate(
-            record=record, metrics={}, finite_at={"loss": self._finite(scored.step)}
+            record=record, metrics={}, finite_at={"loss": self._finite(record.step)}
         )
 
     def commit(self, *, lr_factor):
@@ -136,13 +161,13 @@ class Pretend:
         self.metrics.append(completed.metrics)
         return completed.step != self._stop_after
 
-    def record_event(self, step, name, message, **facts):
+    def record_event(self, step, name, message, facts=None):
         self.events.append((step, name, message, facts))
 
 
 def test_a_step_loads_what_the_last_one_committed_and_rows_are_in_order():
     parts = Pretend()
-    state = run_loop(parts, LoopState(), None)
+    state = run_loop(parts, LoopState())
     assert state.step == 3
     assert parts.calls == [
         word for step in (1, 2, 3) for word in (f"load {step - 1}", "commit", f"keep {step}")
@@ -153,54 +178,52 @@ def test_a_step_loads_what_the_last_one_committed_and_rows_are_in_order():
 
 def test_without_kl_no_reference_is_asked_for():
     parts = Pretend()
-    run_loop(parts, LoopState(), None)
+    run_loop(parts, LoopState())
     assert parts.asked == [False] * 3
     assert parts.coefs == [0.0] * 3
 
 
 def test_at_coefficient_zero_the_reference_is_only_looked_at_when_due():
-    parts = Pretend(max_steps=5)
     kl = KLSection(coef=0.0, monitor_every=2)
-    run_loop(parts, LoopState(kl=KLCoefState(coef=0.0)), kl)
+    parts = Pretend(max_steps=5, kl=kl)
+    run_loop(parts, LoopState(kl=KLCoefState(coef=0.0)))
     assert parts.asked == [True, False, True, False, True]
     assert parts.coefs == [0.0] * 5
 
 
 def test_warm_up_scales_what_is_used_and_still_measures():
-    parts = Pretend(max_steps=4)
     kl = KLSection(coef=0.1, warmup_steps=2)
-    run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), kl)
+    parts = Pretend(max_steps=4, kl=kl)
+    run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)))
     assert parts.coefs == pytest.approx([0.0, 0.05, 0.1, 0.1])
     assert parts.asked == [True] * 4
 
 
 def test_a_warm_up_of_the_reward_rises_from_zero_and_leaves_the_coefficient_alone():
-    parts = Pretend(max_steps=6)
-    parts.reward_warmup_steps = 4
-    run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), KLSection(coef=0.1))
+    parts = Pretend(max_steps=6, warmup=4, kl=KLSection(coef=0.1))
+    run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)))
     assert parts.scales == [0.0, 0.25, 0.5, 0.75, 1.0, 1.0]
     assert parts.coefs == [0.1] * 6
     assert [metrics["reward_scale"] for metrics in parts.metrics] == parts.scales
 
 
 def test_a_warm_up_of_the_reward_goes_on_where_it_was():
-    parts = Pretend(max_steps=4)
-    parts.reward_warmup_steps = 4
-    run_loop(parts, LoopState(step=2), None)
+    parts = Pretend(max_steps=4, warmup=4)
+    run_loop(parts, LoopState(step=2))
     assert parts.scales == [0.5, 0.75]
 
 
 def test_without_a_warm_up_the_reward_counts_in_full_and_nothing_is_shown():
     parts = Pretend()
-    run_loop(parts, LoopState(), None)
+    run_loop(parts, LoopState())
     assert parts.scales == [1.0] * 3
     assert not any("reward_scale" in metrics for metrics in parts.metrics)
 
 
 def test_the_controller_moves_the_coefficient_of_the_next_step():
-    parts = Pretend(max_steps=3)
     kl = KLSection(coef=0.1, controller="ziegler", target=0.05)
-    state = run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), kl)
+    parts = Pretend(max_steps=3, kl=kl)
+    state = run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)))
     # the KL of step 1 is that before any update
     assert parts.coefs[0] == parts.coefs[1] == 0.1
     assert parts.coefs[1] < parts.coefs[2] < state.kl.coef
@@ -208,18 +231,18 @@ def test_the_controller_moves_the_coefficient_of_the_next_step():
 
 @pytest.mark.parametrize("controller", ["band", "ziegler", "dual_ascent", "log_pi"])
 def test_a_controller_waits_for_the_first_kl_that_its_own_coefficient_made(controller):
-    parts = Pretend(max_steps=4)
     kl = KLSection(coef=0.1, controller=controller, target=0.05, warmup_steps=2)
-    state = run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), kl)
+    parts = Pretend(max_steps=4, kl=kl)
+    state = run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)))
     assert parts.coefs == pytest.approx([0.0, 0.05, 0.1, 0.1])
     assert state.kl.num_updates == 1
 
 
 def test_a_cap_holds_every_controller_and_a_long_stay_is_told_once():
     for controller in ("band", "ziegler", "dual_ascent", "log_pi"):
-        parts = Pretend(max_steps=60)
         kl = KLSection(coef=0.1, controller=controller, target=0.05, max_coef=0.11)
-        run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), kl)
+        parts = Pretend(max_steps=60, kl=kl)
+        run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)))
         assert parts.coefs[-1] == 0.11
         ((step, name, sentence, facts),) = parts.events
         assert name == "kl coefficient held"
@@ -232,15 +255,15 @@ def test_a_cap_holds_every_controller_and_a_long_stay_is_told_once():
 
 
 def test_a_fixed_coefficient_has_no_controller_to_show():
-    parts = Pretend(max_steps=20)
-    run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)), KLSection(coef=0.1))
+    parts = Pretend(max_steps=20, kl=KLSection(coef=0.1))
+    run_loop(parts, LoopState(kl=KLCoefState(coef=0.1)))
     assert parts.events == []
     assert not any("kl_target" in metrics for metrics in parts.metrics)
 
 
 def test_an_update_that_is_not_a_number_is_not_made():
     parts = Pretend(finite=lambda step: step != 2)
-    run_loop(parts, LoopState(), None)
+    run_loop(parts, LoopState())
     assert parts.calls.count("commit") == 2
     assert parts.calls.count("discard") == 1
     assert parts.calls[-3] == "load 1"
@@ -248,17 +271,17 @@ def test_an_update_that_is_not_a_number_is_not_made():
 
 def test_several_updates_use_one_scoring():
     parts = Pretend(max_steps=1, updates=3)
-    run_loop(parts, LoopState(), None)
+    run_loop(parts, LoopState())
     assert parts.calls == ["load 0", "commit", "commit", "commit", "keep 1"]
     assert len(parts.asked) == 1
 
 
 def test_it_stops_when_told_and_goes_on_where_it_was():
     parts = Pretend(max_steps=5, stop_after=2)
-    state = run_loop(parts, LoopState(), None)
+    state = run_loop(parts, LoopState())
     assert state.step == 2
     again = Pretend(max_steps=5)
-    run_loop(again, state, None)
+    run_loop(again, state)
     assert [call for call in again.calls if call.startswith("keep")] == [
         "keep 3",
         "keep 4",
@@ -268,7 +291,7 @@ def test_it_stops_when_told_and_goes_on_where_it_was():
 
 def test_a_reference_is_reset_after_its_steps_and_before_they_are_kept():
     parts = Pretend(max_steps=5, rule=ReferenceSection(reset_every=2, reset_optimizer=True))
-    run_loop(parts, LoopState(), None)
+    run_loop(parts, LoopState())
     assert parts.moves == [(2, 0.0, True), (4, 0.0, True)]
     assert [(step, name) for step, name, _, _ in parts.events] == [
         (2, "reference"),
@@ -283,13 +306,13 @@ def test_a_reference_is_reset_after_its_steps_and_before_they_are_kept():
 
 def test_an_average_moves_after_every_step_that_was_committed():
     parts = Pretend(max_steps=4, finite=lambda step: step != 2, rule=ReferenceSection(ema=0.9))
-    run_loop(parts, LoopState(), None)
+    run_loop(parts, LoopState())
     assert parts.moves == [(step, 0.9, False) for step in (1, 3, 4)]
 
 
 def test_a_plateau_is_remembered_from_step_to_step_and_no_longer_than_needed():
     parts = Pretend(max_steps=7, rule=ReferenceSection(reset_every=2, on_plateau=True))
-    state = run_loop(parts, LoopState(), None)
+    state = run_loop(parts, LoopState())
     # every step has the same reward, and the first two have none before them
     assert [step for step, _, _ in parts.moves] == [4, 6]
     assert state.rewards == (1.5,) * 4

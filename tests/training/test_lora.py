@@ -15,6 +15,7 @@ from klinic.evidence import store
 from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import read_run_facts
 from klinic.learner.checkpoint import save_model
+from klinic.learner.protocol import LossScales
 from klinic.model.adapters import has_adapter
 from klinic.model.reference import copy_as_reference, reference_at_start
 from klinic.training import compare
@@ -181,7 +182,7 @@ def test_a_frozen_adapter_gives_the_gradient_that_a_copy_of_the_model_gives(
             scorer.chunk_elements = tokens_at_a_time * policy.vocabulary_size
         learner = learner_of(policy, reference, estimator=estimator)
         scored = learner.score(batch_of(rollouts()), needs_reference=True)
-        prepared = learner.prepare(scored, kl_coef=0.5)
+        prepared = learner.prepare(scored, LossScales(kl_coef=0.5))
         found.append((reference.kind, prepared.record.logp_ref, gradient(policy)))
     (one, logp_ref, ours), (other, expected_ref, expected) = found
     assert (one, other) == ("adapter_frozen", "copy")
@@ -203,7 +204,7 @@ def test_gradient_checkpointing_does_not_change_an_adapter_s_gradient(moved):
         move(policy, moved)
         learner = learner_of(policy, reference_at_start(policy.scorer, source="start"))
         scored = learner.score(batch_of(rollouts()), needs_reference=True)
-        learner.prepare(scored, kl_coef=0.5)
+        learner.prepare(scored, LossScales(kl_coef=0.5))
         found.append(gradient(policy))
     assert calls[1] == calls[0] + 1  # it is computed once more, so there is something to prove
     assert float(found[0].norm()) > 1e-3

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from klinic.evidence.metrics import clip_metrics, penalized_reward, step_metrics
+from klinic.learner.protocol import LossScales
 from klinic.maths.kl_coef import KLCoefState
 from klinic.recipe.sections import KLSection
 from klinic.rewards.scores import StepRewards, reward_statistics
@@ -28,7 +29,7 @@ def measured():
     policy = small_policy()
     learner = learner_of(policy, drifted_reference(policy))
     scored = learner.score(batch_of(rollouts(), step=11), needs_reference=True)
-    prepared = learner.prepare(scored, kl_coef=0.1)
+    prepared = learner.prepare(scored, LossScales(kl_coef=0.1))
     names = {*step_metrics(prepared.record), *prepared.metrics}
     names |= set(clip_metrics(prepared.record, clip_low=0.2, clip_high=0.2))
     names |= {*penalized_reward(prepared.record, 0.1), *learner.commit()}

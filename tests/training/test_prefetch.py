@@ -41,7 +41,7 @@ class Overlapping(Pretend):
 
 def trained(parts, most, state=None):
     return run_async_loop(
-        parts, state or LoopState(), None, max_staleness=most, snapshot_weights=parts.freeze
+        parts, state or LoopState(), max_staleness=most, snapshot_weights=parts.freeze
     )
 
 

@@ -222,22 +222,28 @@ def assembled(folder, settings):
     return assemble_run(recipe, Path(folder), source, Console(quiet=True)), recipe
 
 
+def until(recipe, max_steps):
+    return recipe.model_copy(
+        update={"loop": recipe.loop.model_copy(update={"max_steps": max_steps})}
+    )
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_going_back_in_the_middle_of_a_run_brings_back_its_reference(rule):
     run, recipe = assembled("run", RULES[rule])
     with run:
-        run.max_steps = 3
-        state = run_loop(run, LoopState(kl=KLCoefState(coef=recipe.kl.coef)), recipe.kl)
-        before = run.learner._reference.identity()
-        run.max_steps = 6
-        run_loop(run, state, recipe.kl)
-        after = run.learner._reference.identity()
+        run.recipe = until(recipe, 3)
+        state = run_loop(run, LoopState(kl=KLCoefState(coef=recipe.kl.coef)))
+        before = run.learner.reference.identity()
+        run.recipe = until(recipe, 6)
+        run_loop(run, state)
+        after = run.learner.reference.identity()
         saved = checkpoint.read_checkpoint(Path("run/checkpoints/step=000003"), 3)
         again = run.restore(saved)
         assert again == state
-        assert run.learner._reference.identity() == before
-        run_loop(run, again, recipe.kl)
-        assert run.learner._reference.identity() == after
+        assert run.learner.reference.identity() == before
+        run_loop(run, again)
+        assert run.learner.reference.identity() == after
     lines = [entry for entry in metrics(Path("run")) if entry["step"] > 3]
     assert lines[:3] == lines[3:]
 

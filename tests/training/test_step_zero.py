@@ -15,6 +15,7 @@ import torch
 from klinic.evidence.metrics import clip_metrics, step_metrics
 from klinic.evidence.rollout import Prompt, Rollout, flatten_rollouts
 from klinic.learner.local import LocalLearner
+from klinic.learner.protocol import LossScales
 from klinic.maths.ratio import token_ratio
 from klinic.model.reference import reference_at_start
 from klinic.rewards.scores import StepRewards, with_rewards
@@ -59,7 +60,7 @@ def first_step(learner: LocalLearner, rollouts: list[Rollout]):
     scores = StepRewards(total=total, parts={"r": total}, num_missing=0, num_nonfinite=0)
     record = with_rewards(flatten_rollouts(rollouts, step=1), scores, advantage="group_std")
     scored = learner.score(record, needs_reference=True)
-    return learner.prepare(scored, kl_coef=0.1)
+    return learner.prepare(scored, LossScales(kl_coef=0.1))
 
 
 def check_step_zero(policy: Any, reference: Any, prompts: list[list[int]], *, limit: float):

@@ -27,7 +27,9 @@ from klinic.capacity.throughput import Accelerator, DeviceSplit, best_split
 from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, Segment, flatten_rollouts
 from klinic.learner.diagnostics import EARLY_INTERVAL, diagnostic_fraction
-from klinic.learner.local import LocalLearner, ScoredBatch
+from klinic.learner.local import LocalLearner
+from klinic.learner.protocol import LossScales
+from klinic.learner.scored_batch import ScoredBatch
 from klinic.maths.kl_coef import KLCoefState
 from klinic.recipe.recipe import Recipe
 from klinic.sampler.decoding import Stream, decode
@@ -271,7 +273,7 @@ def _measure_learning(
     further.subtract(second.live)
     for _ in range(min(2, recipe.learner.updates_per_batch)):
         bare.meter.reset_peak()
-        learner.prepare(scored, kl_coef=_kl_coef(recipe))
+        learner.prepare(scored, LossScales(kl_coef=_kl_coef(recipe)))
         yield Phase(name=memory.UPDATING, num_bytes=dict(bare.meter.peak + further))
         bare.meter.reset_peak()
         with bare.meter.count_as(memory.OPTIMISER):

@@ -36,8 +36,8 @@ class Stage(IntEnum):
 
 
 T = TypeVar("T")
-ProbeResult = Mapping[str, Any]
-"""Result of one active probe of `evidence.fields.PROBES`: plain JSON values."""
+ProbeEntry = Mapping[str, Any]
+"""An entry of probes.jsonl as it was read: plain JSON values of a probe of `evidence.fields`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ class Case:
     """Contents of run.json."""
     metrics: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     """Lines of metrics.jsonl by step, up to this step."""
-    probe_results: Mapping[str, ProbeResult] = field(default_factory=dict)
+    probe_results: Mapping[str, ProbeEntry] = field(default_factory=dict)
     """Results of the active probes of this step, by probe."""
     measure_cache: dict[Any, tuple[StepRecord, Any]] = field(default_factory=dict)
     """Memo of `measure_once`."""

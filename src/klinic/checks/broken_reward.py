@@ -9,7 +9,7 @@ from klinic.checks.base import (
     Case,
     Check,
     Finding,
-    ProbeResult,
+    ProbeEntry,
     Stage,
     failed_finding,
     no_data_finding,
@@ -79,7 +79,7 @@ def judge_case(case: Case) -> Finding:
     )
 
 
-def _regrade_fault(regrade: ProbeResult, *, at_start: bool) -> str:
+def _regrade_fault(regrade: ProbeEntry, *, at_start: bool) -> str:
     same, gold, wrong = (regrade.get(k) for k in ("same", "right_answers", "wrong_completions"))
     if same is not None and same < MIN_SAME_FRACTION:
         return (

@@ -90,7 +90,7 @@ def diagnose_records(run: Path, *, prove: bool, no_cache: bool, json: bool) -> "
         diagnose_other(run, prove=prove, json=json)
     import numpy as np
 
-    from klinic.doctor.examination import default_num_workers, diagnose_run
+    from klinic.doctor.run_diagnosis import default_num_workers, diagnose_run
 
     # records may hold any value, and NumPy's warnings would name klinic's source lines
     with np.errstate(all="ignore"), show_progress("Checking the steps") as progress:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 if TYPE_CHECKING:
-    from klinic.doctor.examination import Progress
     from klinic.doctor.findings_cache import FindingsCache
+    from klinic.doctor.run_diagnosis import Progress
 
 NoCache = Annotated[
     bool,

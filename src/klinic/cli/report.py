@@ -47,7 +47,7 @@ def report(
         refuse_special(page)  # before the slow read of the records
     from rich.console import Console
 
-    from klinic.doctor.examination import default_num_workers
+    from klinic.doctor.run_diagnosis import default_num_workers
     from klinic.evidence.schema import refuse_newer
     from klinic.report.reading import read_run_report
 

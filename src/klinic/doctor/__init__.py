@@ -1,7 +1,7 @@
 """Diagnoses a run from its evidence and decides on recovery from anomalies.
 
     diagnosis.py       triage: turns the findings of all steps into one cause, or abstains
-    examination.py     diagnoses a run on disk, with cached findings and worker processes
+    run_diagnosis.py   diagnoses a run on disk, with cached findings and worker processes
     segments.py        segments of a run: the unit of judging and caching
     judge_workers.py   worker processes that judge segments
     findings_cache.py  bounded cache of findings in the user's cache folder

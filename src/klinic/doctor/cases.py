@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from klinic.checks.base import Case, ProbeResult
+from klinic.checks.base import Case, ProbeEntry
 from klinic.errors import EvidenceError
 from klinic.evidence import fields, store
 from klinic.evidence.facts import fact_from_json, fact_to_json
@@ -29,7 +29,7 @@ class RunInputs:
     """run.json."""
     lines: Mapping[int, Mapping[str, Any]]
     """Metrics that checks read, by step, in step order."""
-    answers: Mapping[int, Mapping[str, ProbeResult]]
+    answers: Mapping[int, Mapping[str, ProbeEntry]]
     """Probe results of a step, by probe name."""
 
 
@@ -191,7 +191,7 @@ class CaseBuilder:
     def next_case(
         self,
         record: StepRecord,
-        answers: Mapping[str, ProbeResult],
+        answers: Mapping[str, ProbeEntry],
         metrics: Mapping[str, Any] | None = None,
     ) -> Case:
         """Return the case of a step; its metrics may have been added before."""

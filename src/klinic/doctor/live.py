@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from klinic.checks import CHECKS, sampler_sync
-from klinic.checks.base import Check, ProbeResult
+from klinic.checks.base import Check, ProbeEntry
 from klinic.doctor.cases import WINDOW, CaseBuilder
 from klinic.doctor.diagnosis import Examination
 from klinic.errors import EvidenceError, RunStoppedError
 from klinic.evidence import store
 from klinic.evidence.files import json_bytes, read_json
-from klinic.evidence.record import StepRecord
+from klinic.evidence.record import Fact, StepRecord
 from klinic.evidence.run_facts import DIAGNOSIS, read_run_facts
 from klinic.evidence.writing import write_atomically
 
@@ -148,7 +148,7 @@ class LiveDoctor:
         self,
         record: StepRecord,
         metrics: Mapping[str, Any],
-        probe_results: Mapping[str, ProbeResult],
+        probe_results: Mapping[str, ProbeEntry],
     ) -> None:
         """Submit a finished step to the checks."""
         self._pending = self._pool.submit(self._diagnose_step, record, dict(metrics), probe_results)
@@ -161,7 +161,7 @@ class LiveDoctor:
         self,
         record: StepRecord,
         metrics: Mapping[str, Any],
-        probe_results: Mapping[str, ProbeResult],
+        probe_results: Mapping[str, ProbeEntry],
     ) -> StepDiagnosis:
         self._examination.add_case(self._cases.next_case(record, probe_results, metrics))
         diagnosis = self._examination.conclude()
@@ -230,7 +230,7 @@ class RunDoctor:
         self,
         folder: Path,
         action: Literal["none", "tell", "stop"],
-        record_event: Callable[..., None],
+        record_event: Callable[[int, str, str, Mapping[str, Fact]], None],
         *,
         display_folder: Path,
     ) -> None:
@@ -283,7 +283,7 @@ class RunDoctor:
         self,
         record: StepRecord,
         metrics: Mapping[str, Any],
-        probe_results: Mapping[str, ProbeResult],
+        probe_results: Mapping[str, ProbeEntry],
     ) -> None:
         """Report the diagnosis of the previous step, and submit the step just finished."""
         if self._doctor is not None:
@@ -315,6 +315,6 @@ class RunDoctor:
         if cause in self._reported_causes:
             return
         self._reported_causes.add(cause)
-        self._record_event(step, DIAGNOSIS_EVENT, message, cause=cause)
+        self._record_event(step, DIAGNOSIS_EVENT, message, {"cause": cause})
         if self._action == "stop":
             raise RunStoppedError(f"{self._display_folder}: {message}")

@@ -61,7 +61,7 @@ class WarningSign:
 
     name: str
     sentence: str
-    facts: dict[str, Any]
+    facts: dict[str, float | str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,8 @@ SCHEMA = 1
 """Version of every file format in this package."""
 
 Fact = float | int | str | None
-
+ProbeResult = dict[str, float | str | None]
+"""The result of one active probe by field."""
 
 TOKEN_FIELDS = (
     "token_ids",

@@ -19,9 +19,9 @@ def divide_by_micro_batches(severity: Severity) -> Iterator[None]:
     """Divide an average by the accumulation steps once more."""
     current = {"num": 1}
 
-    def prepare_and_count(real: Any, self: Any, scored: Any, **options: Any) -> Any:
+    def prepare_and_count(real: Any, self: Any, scored: Any, scales: Any) -> Any:
         current["num"] = len(scored.batches)
-        return real(self, scored, **options)
+        return real(self, scored, scales)
 
     def divided_terms(real: Any, *args: Any) -> Any:
         parts = real(*args)

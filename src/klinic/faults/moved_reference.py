@@ -20,8 +20,8 @@ def share_reference_weights(severity: Severity) -> Iterator[None]:
     """Copy the policy into the reference before scoring."""
 
     def score_after_copy(real: Any, self: Any, *args: Any, **options: Any) -> Any:
-        if self._num_updates % COPY_EVERY[severity] == 0 and self._reference is not None:
-            self._reference.scorer.lm.load_state_dict(self._policy.lm.state_dict())
+        if self._num_updates % COPY_EVERY[severity] == 0 and self.reference is not None:
+            self.reference.scorer.lm.load_state_dict(self.policy.lm.state_dict())
         return real(self, *args, **options)
 
     with patch_attribute(LocalLearner, "score", score_after_copy):
@@ -49,9 +49,9 @@ def interpolate_reference(severity: Severity) -> Iterator[None]:
     def commit_and_interpolate(real: Any, learner: Any, **options: Any) -> Any:
         result = real(learner, **options)
         if learner._num_updates % INTERPOLATE_EVERY[severity] == 0:
-            reference_weights = learner._reference.scorer.parameters()
+            reference_weights = learner.reference.scorer.parameters()
             for policy_weight, reference_weight in zip(
-                learner._scorer.parameters(), reference_weights, strict=True
+                learner.scorer.parameters(), reference_weights, strict=True
             ):
                 reference_weight.lerp_(policy_weight, INTERPOLATION_WEIGHT[severity])
         return result

@@ -7,6 +7,8 @@ Files:
     fsdp            `FsdpLearner`: the same, with weights sharded by FSDP2
     rpc             rank 0 broadcasts each learner call to the other ranks
     process_group   the process group: rank, size and all-reduce
+    settings        optimization, micro-batches, packing
+    scored_batch    a batch between scoring and its updates
     packing         micro-batches of rows of similar length
     objective       the loss: policy term and KL term with per-token weights
     update          optimizer, learning-rate schedule, clipping

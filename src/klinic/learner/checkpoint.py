@@ -16,8 +16,7 @@ from klinic.errors import CheckpointError
 from klinic.model.adapter_files import save_adapter
 from klinic.model.adapters import TRAINED_ADAPTER, has_adapter, load_adapter_weights
 from klinic.model.loading import Policy, hide_progress_bars
-from klinic.model.moving_reference import MovingReference
-from klinic.model.reference import Reference
+from klinic.model.moving_reference import MovingReference, MovingReferenceIdentity
 from klinic.model.weights import trainable_tensors
 
 MODEL_DIR = "model"
@@ -103,25 +102,23 @@ def load_sharded_learner(
         )
 
 
-def save_reference(folder: Path, reference: Reference | None) -> dict[str, Any]:
-    """Write a moving reference; return its part of the learner's state."""
-    if not isinstance(reference, MovingReference):
-        return {}
+def save_reference(folder: Path, reference: MovingReference) -> MovingReferenceIdentity:
+    """Write the tensors of a moving reference; return its identity."""
     tensors = {name: p.detach().contiguous() for name, p in reference.reference_tensors.items()}
     save_file(tensors, folder / REFERENCE_FILE)
-    return {"reference": reference.identity()}
+    return reference.identity()
 
 
-def load_reference(folder: Path, reference: Reference | None, state: dict[str, Any]) -> None:
+def load_reference(
+    folder: Path, reference: MovingReference, identity: MovingReferenceIdentity | None
+) -> None:
     """Load a moving reference, and check that it is the one that was saved."""
-    if not isinstance(reference, MovingReference):
-        return
-    if "reference" not in state:
+    if identity is None:
         raise CheckpointError(
             f"{folder} is a checkpoint with a fixed reference, but the recipe lets it move. "
             "Resume with the run's original recipe."
         )
-    reference.restore_tensors(load_file(folder / REFERENCE_FILE), state["reference"])
+    reference.restore_tensors(load_file(folder / REFERENCE_FILE), identity)
 
 
 def load_weights(folder: Path, policy: Policy) -> None:

@@ -16,9 +16,11 @@ from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forwar
 
 from klinic.errors import PolicyError
 from klinic.learner import checkpoint
-from klinic.learner.local import LearnerSettings, LocalLearner
+from klinic.learner.local import LocalLearner
 from klinic.learner.objective import Objective
 from klinic.learner.process_group import ProcessGroup
+from klinic.learner.protocol import LearnerState
+from klinic.learner.settings import LearnerSettings
 from klinic.model.loading import Policy
 from klinic.model.reference import Reference
 from klinic.model.scorer import TokenScorer
@@ -116,7 +118,7 @@ class FsdpLearner(LocalLearner):
             version=self._num_updates, fingerprint=published_fingerprint, location="process"
         )
 
-    def save(self, folder: Path) -> dict[str, Any]:
+    def save(self, folder: Path) -> LearnerState:
         """Write the shards, and the full model for `from_pretrained`."""
         self.publish()
         if self._published is not None:
@@ -124,7 +126,7 @@ class FsdpLearner(LocalLearner):
         checkpoint.save_sharded_learner(folder, self._trained, self._optimizer)
         return {"num_updates": self._num_updates}
 
-    def load(self, folder: Path, state: dict[str, Any]) -> None:
+    def load(self, folder: Path, state: LearnerState) -> None:
         """Load a checkpoint that any number of processes wrote."""
         checkpoint.load_sharded_learner(folder, self._trained, self._optimizer)
         self._num_updates = int(state["num_updates"])

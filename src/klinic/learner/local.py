@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from klinic.evidence.metrics import update_kl
-from klinic.evidence.record import StepRecord, first_rows
+from klinic.evidence.record import ProbeResult, StepRecord, first_rows
 from klinic.evidence.store import RecordWriter
 from klinic.learner import checkpoint, probes
 from klinic.learner.diagnostics import SplitGradients, is_diagnostic_step, kl_gradient_facts
@@ -28,7 +28,9 @@ from klinic.learner.objective import (
 )
 from klinic.learner.packing import MicroBatch, gather_tokens, make_micro_batches
 from klinic.learner.process_group import SINGLE_PROCESS, ProcessGroup
-from klinic.learner.protocol import PreparedUpdate, RecordSink
+from klinic.learner.protocol import LearnerState, LossScales, PreparedUpdate, RecordSink
+from klinic.learner.scored_batch import ScoredBatch
+from klinic.learner.settings import LearnerSettings
 from klinic.learner.step_results import (
     complete_record,
     detach_loss_terms,
@@ -39,7 +41,6 @@ from klinic.learner.step_results import (
     update_metrics,
 )
 from klinic.learner.update import (
-    LearningRate,
     clip_gradients,
     make_optimizer,
     set_learning_rate,
@@ -49,43 +50,11 @@ from klinic.learner.update import (
 from klinic.maths.arrays import row_of_token, segment_sum
 from klinic.maths.kl import k1
 from klinic.model.loading import Policy
-from klinic.model.moving_reference import MovingReference
+from klinic.model.moving_reference import MovingReference, MovingReferenceIdentity
 from klinic.model.reference import Reference
 from klinic.model.scorer import RefHidden
 from klinic.model.token_scores import TokenScores
 from klinic.model.weights import Weights, fingerprint, trainable_tensors
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LearnerSettings:
-    """Settings of the learner other than its objective."""
-
-    learning_rate: LearningRate
-    weight_decay: float
-    max_grad_norm: float
-    micro_batch_size: int
-    updates_per_batch: int
-    packed: bool = False
-
-    def stores_top_k(self, objective: Objective) -> bool:
-        """Whether the reference's top-k log-probs are stored, not recomputed in every update."""
-        return objective.estimator == "topk" and self.updates_per_batch > 1
-
-
-@dataclass(slots=True, kw_only=True)
-class ScoredBatch:
-    """A batch scored by policy and reference before its updates."""
-
-    record: StepRecord
-    batches: list[MicroBatch]
-    """Micro-batches of this rank."""
-    targets: LossTargets
-    ref_hidden: list[RefHidden | None]
-    """The reference's hidden states, or a sample of them, per micro-batch."""
-    logp_start: Tensor | None = None
-    """Log-probs under the initial policy, on diagnostic steps of a moving reference."""
-    reference_fingerprint: str | None = None
-    """Fingerprint of the reference's current weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +86,11 @@ class LocalLearner:
         group: ProcessGroup = SINGLE_PROCESS,
     ) -> None:
         self.group = group
-        self._policy = policy
-        self._scorer = policy.scorer
-        self._reference = reference
-        self._objective = objective
-        self._settings = settings
+        self.policy = policy
+        self.scorer = policy.scorer
+        self.reference = reference
+        self.objective = objective
+        self.settings = settings
         self._optimizer = make_optimizer(policy.lm, weight_decay=settings.weight_decay)
         # read once: while a sharded model is gathered, its parameters are other tensors
         self._trained = trainable_tensors(policy.lm)
@@ -133,18 +102,18 @@ class LocalLearner:
         """Return the identity of the weights, which sampler and learner share."""
         return Weights(
             version=self._num_updates,
-            fingerprint=fingerprint(self._policy.lm),
+            fingerprint=fingerprint(self.policy.lm),
             location="process",
         )
 
     @torch.no_grad()
     def score(self, record: StepRecord, *, needs_reference: bool) -> ScoredBatch:
         """Score a batch with policy and reference before its updates."""
-        batches = self._micro_batches(record, self._settings.micro_batch_size)
-        head: Tensor = self._policy.lm.get_output_embeddings().weight
+        batches = self.make_micro_batches(record, self.settings.micro_batch_size)
+        head: Tensor = self.policy.lm.get_output_embeddings().weight
         like = torch.empty(0, dtype=head.dtype, device=head.device)
-        targets = loss_targets(record, self._objective, like)
-        reference = self._reference if needs_reference else None
+        targets = loss_targets(record, self.objective, like)
+        reference = self.reference if needs_reference else None
         hidden = [None if reference is None else reference.hidden(b.layout) for b in batches]
         targets, hidden = self._with_old_logp(record, targets, batches, hidden)
         if reference is not None:
@@ -155,7 +124,7 @@ class LocalLearner:
             ]
             targets = replace(targets, logp_ref=self._gather_tokens(logp_ref, batches, record))
         # keep all hidden states if the single update needs them: the reference then runs once
-        if not (self._objective.needs_vocabulary and self._settings.updates_per_batch == 1):
+        if not (self.objective.needs_vocabulary and self.settings.updates_per_batch == 1):
             pairs = zip(batches, hidden, strict=True)
             hidden = [first_of_groups(record, b, h) for b, h in pairs]
         return ScoredBatch(
@@ -165,21 +134,22 @@ class LocalLearner:
             ref_hidden=hidden,
             logp_start=self._logp_start(record, batches),
             reference_fingerprint=None
-            if self._reference is None
-            else self._reference.current_fingerprint(),
+            if self.reference is None
+            else self.reference.current_fingerprint(),
         )
 
     @property
     def packs_rows(self) -> bool:
         """Whether rows are packed."""
-        return self._settings.packed
+        return self.settings.packed
 
-    def _micro_batches(self, record: StepRecord, size: int) -> list[MicroBatch]:
+    def make_micro_batches(self, record: StepRecord, size: int) -> list[MicroBatch]:
+        """Split this rank's rows into micro-batches of at most `size` rows of the longest."""
         return make_micro_batches(
             record,
             size=size,
-            pad_id=self._policy.pad_id,
-            device=self._scorer.device,
+            pad_id=self.policy.pad_id,
+            device=self.scorer.device,
             packed=self.packs_rows,
             group=self.group,
         )
@@ -190,7 +160,7 @@ class LocalLearner:
         return gather_tokens(parts, batches, record.num_tokens, self.group)
 
     def _logp_start(self, record: StepRecord, batches: list[MicroBatch]) -> Tensor | None:
-        moving = self._reference
+        moving = self.reference
         if not isinstance(moving, MovingReference) or moving.step == 0:
             return None
         if not is_diagnostic_step(record.step) and record.step != moving.last_reset + 1:
@@ -207,19 +177,19 @@ class LocalLearner:
         hidden: list[RefHidden | None],
     ) -> tuple[LossTargets, list[RefHidden | None]]:
         """Score the policy where the current log-probs cannot serve as `logp_old`."""
-        baseline = self._objective.needs_baseline and hidden[0] is not None
+        baseline = self.objective.needs_baseline and hidden[0] is not None
         # always on the first step, where equality is measured instead of assumed
-        if self._settings.updates_per_batch == 1 and record.step > 1 and not baseline:
+        if self.settings.updates_per_batch == 1 and record.step > 1 and not baseline:
             return targets, hidden
         old, exact, hidden_with_top = [], [], []
         for batch, ref in zip(batches, hidden, strict=True):
-            states, ids = self._scorer.hidden(batch.layout), batch.layout.target_ids
+            states, ids = self.scorer.hidden(batch.layout), batch.layout.target_ids
             if baseline:
-                scores = self._scorer.score(states, ids, ref)
+                scores = self.scorer.score(states, ids, ref)
                 old.append(scores.logp)
                 exact.append(scores.kl_exact)
             else:
-                old.append(self._scorer.logp(states, ids))
+                old.append(self.scorer.logp(states, ids))
             hidden_with_top.append(self._store_top_k(states, ref))
         targets = replace(targets, logp_old=self._gather_tokens(old, batches, record))
         if not baseline:
@@ -229,25 +199,24 @@ class LocalLearner:
 
     def _store_top_k(self, states: Tensor, ref: RefHidden | None) -> RefHidden | None:
         """Store the reference's top-k log-probs where the updates need only those."""
-        if ref is None or not self._settings.stores_top_k(self._objective):
+        if ref is None or not self.settings.stores_top_k(self.objective):
             return ref
-        return replace(ref, top=self._scorer.reference_top_k(states, ref))
+        return replace(ref, top=self.scorer.reference_top_k(states, ref))
 
-    def prepare(
-        self, scored: ScoredBatch, *, kl_coef: float, reward_scale: float = 1.0
-    ) -> PreparedUpdate:
+    def prepare(self, scored: ScoredBatch, scales: LossScales) -> PreparedUpdate:
         """Compute the loss and its gradient; weights do not change."""
+        kl_coef = scales.kl_coef
         self.discard()
         self._is_diagnostic = is_diagnostic_step(scored.record.step)
         split_gradients = (
             SplitGradients(self._trained.values()) if self._is_diagnostic and kl_coef else None
         )
-        objective = self._objective if kl_coef else replace(self._objective, estimator=None)
+        objective = self.objective if kl_coef else replace(self.objective, estimator=None)
         terms_by_batch: list[LossTerms] = []
 
         def to_scalar(terms: LossTerms) -> Tensor:
             # scale the term, not the advantage, which stays unchanged in the record
-            terms = replace(terms, policy=reward_scale * terms.policy)
+            terms = replace(terms, policy=scales.reward * terms.policy)
             terms_by_batch.append(detach_loss_terms(terms))
             return terms.total_loss(0.0 if split_gradients is not None else kl_coef)
 
@@ -257,7 +226,7 @@ class LocalLearner:
             split_gradients.store_policy_grad()
             self._backprop_batches(scored, objective, kl_coef, _kl_sum)
             kl_metrics = split_gradients.combine(kl_coef)
-        self._grad_norm = total_norm(self._current_gradients())
+        self._grad_norm = total_norm(self.current_gradients())
         return self._make_prepared(scored, scores_by_batch, terms_by_batch, kl_coef, kl_metrics)
 
     def _backprop_batches(
@@ -271,7 +240,7 @@ class LocalLearner:
         scores_by_batch = []
         for batch, reference in self._batches_with_reference(scored, kl_coef):
             loss = _MicroBatchLoss(scored.targets.select_batch(batch), objective, to_scalar)
-            scores, number = self._scorer.score_and_loss(
+            scores, number = self.scorer.score_and_loss(
                 batch.layout, reference, loss, token_by_token=objective.token_by_token
             )
             torch.autograd.backward(number)
@@ -282,16 +251,16 @@ class LocalLearner:
         self, scored: ScoredBatch, kl_coef: float
     ) -> Iterator[tuple[MicroBatch, RefHidden | None]]:
         """Yield each micro-batch with the reference's hidden states that its KL needs."""
-        whole = kl_coef and self._objective.needs_vocabulary
+        whole = kl_coef and self.objective.needs_vocabulary
         for batch, hidden in zip(scored.batches, scored.ref_hidden, strict=True):
             has_top = hidden is not None and hidden.top is not None
-            if not whole or self._reference is None or has_top:
+            if not whole or self.reference is None or has_top:
                 yield batch, hidden
                 continue
             states = hidden
             if states is None or states.tokens is not None:
-                states = self._reference.hidden(batch.layout)
-            yield batch, replace(states, topk=self._objective.estimator == "topk")
+                states = self.reference.hidden(batch.layout)
+            yield batch, replace(states, topk=self.objective.estimator == "topk")
 
     def _make_prepared(
         self,
@@ -322,7 +291,7 @@ class LocalLearner:
 
     def _sum_over_ranks(self, value: float) -> float:
         """Return the all-reduced sum of a number."""
-        summed = torch.tensor(value, dtype=torch.float64, device=self._scorer.device)
+        summed = torch.tensor(value, dtype=torch.float64, device=self.scorer.device)
         return float(self.group.all_reduce_sum(summed))
 
     def _step_facts(self, scored: ScoredBatch, kl_coef: float) -> dict[str, Any]:
@@ -332,19 +301,19 @@ class LocalLearner:
             "kl_coef": kl_coef,
             "learner_version": self._num_updates,
             "loss_denominator": loss_denominator(scored.targets.policy_weight),
-            "micro_batch_size": self._settings.micro_batch_size,
-            "scoring_batch_size": self._settings.micro_batch_size,
+            "micro_batch_size": self.settings.micro_batch_size,
+            "scoring_batch_size": self.settings.micro_batch_size,
             "num_micro_batches": int(self._sum_over_ranks(float(len(counted)))),
             "num_empty_micro_batches": int(self._sum_over_ranks(float(empty))),
             "grad_norm": self._grad_norm,
-            "reference_digest": None if self._reference is None else self._reference.digest,
+            "reference_digest": None if self.reference is None else self.reference.digest,
             "reference_fingerprint": scored.reference_fingerprint,
-            "reference_step": None if self._reference is None else self._reference.step,
+            "reference_step": None if self.reference is None else self.reference.step,
         }
 
     def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:
         """Apply the prepared update at the scheduled learning rate times a factor."""
-        settings, trained = self._settings, list(self._trained.values())
+        settings, trained = self.settings, list(self._trained.values())
         gradients = [p.grad for p in trained if p.grad is not None]
         clipped = clip_gradients(
             gradients, grad_norm=self._grad_norm, max_norm=settings.max_grad_norm
@@ -372,7 +341,7 @@ class LocalLearner:
     @torch.no_grad()
     def rescore(self, scored: ScoredBatch) -> Tensor:
         """Return the log-probs of a batch under the current policy."""
-        logp = [self._scorer(batch.layout).logp for batch in scored.batches]
+        logp = [self.scorer(batch.layout).logp for batch in scored.batches]
         return self._gather_tokens(logp, scored.batches, scored.record)
 
     def sequence_kl(self, scored: ScoredBatch) -> np.ndarray | None:
@@ -386,26 +355,12 @@ class LocalLearner:
         sums: np.ndarray = segment_sum(np.where(is_valid, token_kl, 0.0), rows, record.num_rows)
         return sums
 
-    def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, dict[str, Any]]:
+    def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, ProbeResult]:
         """Run the active probes on some completions of a step."""
-        target = probes.ProbeTarget(
-            lm=self._policy.lm,
-            scorer=self._scorer,
-            reference=self._reference,
-            objective=self._objective,
-            micro_batch_size=self._settings.micro_batch_size,
-            group=self.group,
-            micro_batches=self._micro_batches,
-            gradients=self._current_gradients,
-            score=self.score,
-            prepare=self.prepare,
-            discard=self.discard,
-        )
-        return probes.run_probes(
-            target, first_rows(record, probes.NUM_PROBED_ROWS), kl_coef=kl_coef
-        )
+        return probes.run_probes(self, first_rows(record, probes.NUM_PROBED_ROWS), kl_coef=kl_coef)
 
-    def _current_gradients(self) -> list[Tensor]:
+    def current_gradients(self) -> list[Tensor]:
+        """Return the prepared gradients of the trained tensors."""
         return [p.grad for p in self._trained.values() if p.grad is not None]
 
     def discard(self) -> None:
@@ -414,25 +369,28 @@ class LocalLearner:
 
     def move_reference(
         self, step: int, *, keep: float, forget_moments: bool
-    ) -> dict[str, Any] | None:
+    ) -> MovingReferenceIdentity | None:
         """Move the reference towards the policy after a step; return its new identity."""
-        if not isinstance(self._reference, MovingReference):
+        if not isinstance(self.reference, MovingReference):
             return None
-        self._reference.move_towards_policy(step=step, keep=keep)
+        self.reference.move_towards_policy(step=step, keep=keep)
         if forget_moments:
             self._optimizer.state.clear()
-        return self._reference.identity()
+        return self.reference.identity()
 
-    def save(self, folder: Path) -> dict[str, Any]:
+    def save(self, folder: Path) -> LearnerState:
         """Write weights and optimizer state; return the remaining state as JSON values."""
-        checkpoint.save_learner(folder, self._policy, self._optimizer)
-        moving = checkpoint.save_reference(folder, self._reference)
-        return {"num_updates": self._num_updates, **moving}
+        checkpoint.save_learner(folder, self.policy, self._optimizer)
+        state = LearnerState(num_updates=self._num_updates)
+        if isinstance(self.reference, MovingReference):
+            state["reference"] = checkpoint.save_reference(folder, self.reference)
+        return state
 
-    def load(self, folder: Path, state: dict[str, Any]) -> None:
+    def load(self, folder: Path, state: LearnerState) -> None:
         """Restore a checkpoint written by `save`."""
-        checkpoint.load_learner(folder, self._policy, self._optimizer)
-        checkpoint.load_reference(folder, self._reference, state)
+        checkpoint.load_learner(folder, self.policy, self._optimizer)
+        if isinstance(self.reference, MovingReference):
+            checkpoint.load_reference(folder, self.reference, state.get("reference"))
         self._num_updates = int(state["num_updates"])
         self.discard()
 

@@ -77,6 +77,7 @@ class LossTargets:
     logp_old: Tensor | None = None
     """None where the batch is used once: then the current log-probs are the old ones."""
     logp_ref: Tensor | None = None
+    """Log-probs under the reference, which every estimator and the record use; None without one."""
     kl_baseline: Tensor | None = None
 
     def select_batch(self, batch: MicroBatch) -> "LossTargets":
@@ -133,19 +134,24 @@ def loss_targets(record: StepRecord, objective: Objective, scores_like: Tensor) 
 
     row_offsets, loss_mask = to_tensor(record.row_offsets), to_tensor(record.loss_mask)
     policy_mask = exclude_rows(loss_mask, to_tensor(dropped_rows(record, objective)), row_offsets)
-    weight_options: dict[str, Any] = {
-        "row_offsets": row_offsets,
-        "length": objective.max_new_tokens,
-        "dtype": dtype,
-    }
-    aggregation = SURROGATES[objective.loss].aggregation
+
+    def token_weights(mask: Tensor) -> Tensor:
+        weights: Tensor = aggregation_weights(
+            SURROGATES[objective.loss].aggregation,
+            loss_mask=mask,
+            row_offsets=row_offsets,
+            length=objective.max_new_tokens,
+            dtype=dtype,
+        )
+        return weights
+
     return LossTargets(
         row_offsets=row_offsets,
         group=to_tensor(record.group),
         advantage=torch.nan_to_num(to_tensor(record.advantage, dtype)),
         loss_mask=loss_mask,
-        policy_weight=aggregation_weights(aggregation, loss_mask=policy_mask, **weight_options),
-        kl_weight=aggregation_weights(aggregation, loss_mask=loss_mask, **weight_options),
+        policy_weight=token_weights(policy_mask),
+        kl_weight=token_weights(loss_mask),
         logp_sampler=to_tensor(record.logp_sampler, dtype),
     )
 
@@ -179,15 +185,17 @@ def loss_terms(scores: TokenScores, targets: LossTargets, objective: Objective) 
         sampler_logp = _fill_sampler_logp(targets.logp_sampler, logp_old)
         weight = weight * truncated_weight(logp=logp_old, logp_sampler=sampler_logp, cap=RATIO_CAP)
     policy = weighted_sum(policy_terms, weight)
-    if objective.estimator is None or (targets.logp_ref is None and scores.logp_ref is None):
+    if objective.estimator is None or targets.logp_ref is None:
         return LossTerms(policy=policy, kl=None, num_saturated=0)
-    inputs = kl_inputs(scores, targets, vocabulary=objective.needs_vocabulary)
+    inputs = kl_inputs(scores, targets, targets.logp_ref, vocabulary=objective.needs_vocabulary)
     kl_terms = kl_term(objective.estimator, inputs, aggregation=surrogate.aggregation)
     kl = weighted_sum(kl_terms, targets.kl_weight)
     return LossTerms(policy=policy, kl=kl, num_saturated=num_saturated(inputs))
 
 
-def kl_inputs(scores: TokenScores, targets: LossTargets, *, vocabulary: bool) -> KLInputs:
+def kl_inputs(
+    scores: TokenScores, targets: LossTargets, logp_ref: Tensor, *, vocabulary: bool
+) -> KLInputs:
     """Return the inputs of a KL term for one micro-batch."""
     logp_old = scores.logp.detach() if targets.logp_old is None else targets.logp_old
     return KLInputs(
@@ -196,7 +204,7 @@ def kl_inputs(scores: TokenScores, targets: LossTargets, *, vocabulary: bool) ->
         logp=scores.logp,
         logp_old=logp_old,
         logp_sampler=_fill_sampler_logp(targets.logp_sampler, logp_old),
-        logp_ref=targets.logp_ref if scores.logp_ref is None else scores.logp_ref,
+        logp_ref=logp_ref,
         loss_mask=targets.loss_mask,
         kl_exact=scores.kl_exact if vocabulary else None,
         kl_topk=scores.kl_topk if vocabulary else None,

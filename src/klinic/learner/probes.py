@@ -5,29 +5,31 @@ and compares sampled gradient entries, so it is affordable for a model of any si
 the results.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from klinic.evidence.record import StepRecord, select_rows
+from klinic.evidence.record import ProbeResult, StepRecord, select_rows
 from klinic.learner.objective import LossTargets, Objective, kl_inputs
 from klinic.learner.packing import MicroBatch, gather_tokens
 from klinic.learner.process_group import ProcessGroup
+from klinic.learner.protocol import LossScales, PreparedUpdate
+from klinic.learner.scored_batch import ScoredBatch
+from klinic.learner.settings import LearnerSettings
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.maths.kl_inputs import RATIO_CAP
 from klinic.model.adapters import has_adapter
+from klinic.model.loading import Policy
 from klinic.model.reference import Reference
 from klinic.model.scorer import TokenScorer
 from klinic.model.weights import full_tensor
 
 GRADIENT_TOLERANCE = 0.01  # relative tolerance of a gradient: bf16 rounding reaches it
 NUM_COMPARED = 4096  # compared gradient entries per tensor
-
-ProbeResult = dict[str, float | str | None]
 
 
 def sampled_entries(gradients: Iterable[Tensor]) -> Tensor:
@@ -85,74 +87,83 @@ NUM_PROBED_ROWS = 16  # completions that are probed
 NUM_ROWS_ALONE = 4  # of them that are scored one by one
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProbeTarget:
-    """The parts of a learner that the probes use."""
+@runtime_checkable
+class ProbedLearner(Protocol):
+    """The members of a learner that the probes use."""
 
-    lm: Any
+    policy: Policy
     scorer: TokenScorer
     reference: Reference | None
     objective: Objective
-    micro_batch_size: int
-    """Completions per micro-batch."""
+    settings: LearnerSettings
     group: ProcessGroup
-    micro_batches: Callable[[StepRecord, int], list[MicroBatch]]
-    """Splits this rank's completions into micro-batches of a given size."""
-    gradients: Callable[[], list[Tensor]]
-    score: Callable[..., Any]
-    prepare: Callable[..., Any]
-    discard: Callable[[], None]
+
+    def make_micro_batches(self, record: StepRecord, size: int) -> list[MicroBatch]:
+        """Split this rank's rows into micro-batches of at most `size` rows of the longest."""
+
+    def score(self, record: StepRecord, *, needs_reference: bool) -> ScoredBatch:
+        """Score a batch with policy and reference."""
+
+    def prepare(self, scored: ScoredBatch, scales: LossScales) -> PreparedUpdate:
+        """Compute the loss and its gradient."""
+
+    def current_gradients(self) -> list[Tensor]:
+        """Return the prepared gradients of the trained tensors."""
+
+    def discard(self) -> None:
+        """Drop the prepared gradient."""
 
 
 def run_probes(
-    target: ProbeTarget, record: StepRecord, *, kl_coef: float
+    learner: ProbedLearner, record: StepRecord, *, kl_coef: float
 ) -> dict[str, ProbeResult]:
     """Run every probe that applies to this learner; return the results by name."""
-    with_kl = kl_coef > 0 and target.reference is not None
-    scored = target.score(record, needs_reference=with_kl)
-    logp = _score_batches(target, record, scored.batches)
+    with_kl = kl_coef > 0 and learner.reference is not None
+    scored = learner.score(record, needs_reference=with_kl)
+    logp = _score_batches(learner, record, scored.batches)
     results = {
-        "rescore": logp_difference(logp, _score_batches(target, record, scored.batches)),
-        "rescore_alone": probe_rows_alone(target, record, logp),
+        "rescore": logp_difference(logp, _score_batches(learner, record, scored.batches)),
+        "rescore_alone": probe_rows_alone(learner, record, logp),
     }
     # a second scorer would not gather the shards
-    if target.scorer.autocast is not None and target.group.size == 1:
-        results["rescore_float32"] = probe_float32(target, scored, logp)
-    if has_adapter(target.lm) and with_kl:
-        results["adapters_off"] = probe_adapters_off(target, scored, logp)
-    if with_kl and target.objective.estimator in PROBED_ESTIMATORS:
-        results["kl_gradient"] = probe_kl_gradient(target, scored)
+    if learner.scorer.autocast is not None and learner.group.size == 1:
+        results["rescore_float32"] = probe_float32(learner, scored, logp)
+    if has_adapter(learner.policy.lm) and with_kl:
+        results["adapters_off"] = probe_adapters_off(learner, scored, logp)
+    if with_kl and learner.objective.estimator in PROBED_ESTIMATORS:
+        results["kl_gradient"] = probe_kl_gradient(learner, scored)
     if record.num_rows > 1:
-        results["micro_batches"] = probe_half_batches(target, scored, kl_coef)
-    target.discard()
+        results["micro_batches"] = probe_half_batches(learner, scored, kl_coef)
+    learner.discard()
     return results
 
 
-def probe_rows_alone(target: ProbeTarget, record: StepRecord, together: Tensor) -> ProbeResult:
+def probe_rows_alone(learner: ProbedLearner, record: StepRecord, together: Tensor) -> ProbeResult:
     """Score some rows one by one, unpadded; half of them are the farthest from the sampler."""
     row_indices = sorted(_rows_to_recheck(record, together.cpu().numpy()))
     rows = select_rows(record, row_indices)
-    one_by_one = _score_batches(target, rows, target.micro_batches(rows, 1))
+    one_by_one = _score_batches(learner, rows, learner.make_micro_batches(rows, 1))
     offsets = record.row_offsets
     return logp_difference(
         one_by_one, torch.cat([together[offsets[row] : offsets[row + 1]] for row in row_indices])
     )
 
 
-def probe_float32(target: ProbeTarget, scored: Any, logp: Tensor) -> ProbeResult:
+def probe_float32(learner: ProbedLearner, scored: ScoredBatch, logp: Tensor) -> ProbeResult:
     """Score without the recipe's lower precision."""
-    float32_target = replace(
-        target, scorer=TokenScorer(target.lm, temperature=target.scorer.temperature)
+    float32_scorer = TokenScorer(learner.policy.lm, temperature=learner.scorer.temperature)
+    return logp_difference(
+        logp, _score_batches(learner, scored.record, scored.batches, scorer=float32_scorer)
     )
-    return logp_difference(logp, _score_batches(float32_target, scored.record, scored.batches))
 
 
 @torch.no_grad()
-def probe_adapters_off(target: ProbeTarget, scored: Any, policy: Tensor) -> ProbeResult:
+def probe_adapters_off(learner: ProbedLearner, scored: ScoredBatch, policy: Tensor) -> ProbeResult:
     """Compare the policy without its adapter, the policy, and the reference."""
-    reference: Tensor = scored.targets.logp_ref
-    with target.lm.disable_adapter():
-        off = _score_batches(target, scored.record, scored.batches)
+    reference = scored.targets.logp_ref
+    assert reference is not None  # noqa: S101 - runs only with a reference
+    with learner.policy.lm.disable_adapter():
+        off = _score_batches(learner, scored.record, scored.batches)
     return {
         "off_to_reference": float((off - reference).abs().mean()),
         "off_to_policy": float((off - policy).abs().mean()),
@@ -160,21 +171,21 @@ def probe_adapters_off(target: ProbeTarget, scored: Any, policy: Tensor) -> Prob
     }
 
 
-def probe_kl_gradient(target: ProbeTarget, scored: Any) -> ProbeResult:
+def probe_kl_gradient(learner: ProbedLearner, scored: ScoredBatch) -> ProbeResult:
     """Compare the KL term's part of the real gradient with the formula of its estimator.
 
     The real part is the gradient with a coefficient of 1 minus that with 0, both without rewards.
     Other estimators are tried only where the gradient differs from its formula.
     """
-    name = target.objective.estimator
+    name = learner.objective.estimator
     assert name is not None  # noqa: S101 - runs only with a KL term
-    gradient = _prepared_gradient(target, scored, kl_coef=1.0, reward_scale=0.0)
-    expected = _expected_gradient(target, scored, name)
+    gradient = _prepared_gradient(learner, scored, LossScales(kl_coef=1.0, reward=0.0))
+    expected = _expected_gradient(learner, scored, name)
     if is_expected_gradient(gradient, expected):
         return {**compare_gradients(gradient, expected), "score_norm": None, "looks_like": name}
-    gradient = gradient - _prepared_gradient(target, scored, kl_coef=0.0, reward_scale=0.0)
+    gradient = gradient - _prepared_gradient(learner, scored, LossScales(kl_coef=0.0, reward=0.0))
     alternatives = {
-        key: _expected_gradient(target, scored, key) for key in LIKELY_ESTIMATORS if key != name
+        key: _expected_gradient(learner, scored, key) for key in LIKELY_ESTIMATORS if key != name
     }
     similarity = {
         key: abs(cosine_similarity(gradient, v))
@@ -187,15 +198,15 @@ def probe_kl_gradient(target: ProbeTarget, scored: Any) -> ProbeResult:
     }
 
 
-def probe_half_batches(target: ProbeTarget, scored: Any, kl_coef: float) -> ProbeResult:
+def probe_half_batches(learner: ProbedLearner, scored: ScoredBatch, kl_coef: float) -> ProbeResult:
     """Compare the gradient with that of micro-batches of half the size."""
-    full_gradient = _prepared_gradient(target, scored, kl_coef=kl_coef)
-    record: StepRecord = scored.record
-    batches = target.micro_batches(
-        record, max(1, min(target.micro_batch_size, record.num_rows) // 2)
+    scales, record = LossScales(kl_coef=kl_coef), scored.record
+    full_gradient = _prepared_gradient(learner, scored, scales)
+    batches = learner.make_micro_batches(
+        record, max(1, min(learner.settings.micro_batch_size, record.num_rows) // 2)
     )
     rescaled = replace(scored, batches=batches, ref_hidden=[None] * len(batches))
-    return compare_gradients(_prepared_gradient(target, rescaled, kl_coef=kl_coef), full_gradient)
+    return compare_gradients(_prepared_gradient(learner, rescaled, scales), full_gradient)
 
 
 def _term_derivatives(targets: LossTargets, logp: Tensor) -> Iterator[tuple[str, Tensor]]:
@@ -223,42 +234,51 @@ PROBED_ESTIMATORS = (
 """Those, and estimators evaluated by the formula in `maths`, bypassing the learner's loss."""
 
 
-def _expected_gradient(target: ProbeTarget, scored: Any, name: str) -> Tensor:
-    target.discard()
+def _expected_gradient(learner: ProbedLearner, scored: ScoredBatch, name: str) -> Tensor:
+    learner.discard()
     for batch in scored.batches:
         targets = scored.targets.select_batch(batch)
         if name in ("exact", "topk"):
-            assert target.reference is not None  # noqa: S101 - runs only with a reference
-            states = replace(target.reference.hidden(batch.layout), topk=name == "topk")
-            scores = target.scorer(batch.layout, states)
+            assert learner.reference is not None  # noqa: S101 - runs only with a reference
+            states = replace(learner.reference.hidden(batch.layout), topk=name == "topk")
+            scores = learner.scorer(batch.layout, states)
             terms = scores.kl_exact if name == "exact" else scores.kl_topk
         elif name in REIMPLEMENTED_ESTIMATORS:
-            logp = target.scorer(batch.layout).logp
+            logp = learner.scorer(batch.layout).logp
             terms = dict(_term_derivatives(targets, logp))[name] * logp
         else:
-            inputs = kl_inputs(target.scorer(batch.layout), targets, vocabulary=False)
+            assert targets.logp_ref is not None  # noqa: S101 - runs only with a reference
+            scores = learner.scorer(batch.layout)
+            inputs = kl_inputs(scores, targets, targets.logp_ref, vocabulary=False)
             terms = ESTIMATORS[name].term(inputs.zero_outside_mask())
         inside = torch.where(targets.loss_mask, targets.kl_weight * terms, 0.0)
         torch.autograd.backward(inside.sum())
-    return _take_gradient_sample(target)
+    return _take_gradient_sample(learner)
 
 
-def _prepared_gradient(target: ProbeTarget, scored: Any, **scales: float) -> Tensor:
-    target.prepare(scored, **scales)
-    return _take_gradient_sample(target)
+def _prepared_gradient(learner: ProbedLearner, scored: ScoredBatch, scales: LossScales) -> Tensor:
+    learner.prepare(scored, scales)
+    return _take_gradient_sample(learner)
 
 
-def _take_gradient_sample(target: ProbeTarget) -> Tensor:
+def _take_gradient_sample(learner: ProbedLearner) -> Tensor:
     """Return evenly spaced entries of every gradient, concatenated, and drop the gradients."""
-    entries = sampled_entries(target.gradients())
-    target.discard()
+    entries = sampled_entries(learner.current_gradients())
+    learner.discard()
     return entries
 
 
 @torch.no_grad()
-def _score_batches(target: ProbeTarget, record: StepRecord, batches: list[MicroBatch]) -> Tensor:
-    logp = [target.scorer(batch.layout).logp for batch in batches]
-    return gather_tokens(logp, batches, record.num_tokens, target.group)
+def _score_batches(
+    learner: ProbedLearner,
+    record: StepRecord,
+    batches: list[MicroBatch],
+    *,
+    scorer: TokenScorer | None = None,
+) -> Tensor:
+    scorer = learner.scorer if scorer is None else scorer
+    logp = [scorer(batch.layout).logp for batch in batches]
+    return gather_tokens(logp, batches, record.num_tokens, learner.group)
 
 
 def _rows_to_recheck(record: StepRecord, logp: np.ndarray) -> set[int]:

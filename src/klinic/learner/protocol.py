@@ -2,13 +2,31 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import NotRequired, Protocol, TypedDict, runtime_checkable
 
 import numpy as np
 from jaxtyping import Float64
 
-from klinic.evidence.record import StepRecord
+from klinic.evidence.record import ProbeResult, StepRecord
+from klinic.learner.scored_batch import ScoredBatch
+from klinic.model.moving_reference import MovingReferenceIdentity
 from klinic.model.weights import Weights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossScales:
+    """Factors of the two terms of the loss."""
+
+    kl_coef: float
+    reward: float = 1.0
+    """Factor of the policy term alone; below 1 while rewards warm up."""
+
+
+class LearnerState(TypedDict):
+    """The part of a learner's checkpoint that is not tensors, as JSON values."""
+
+    num_updates: int
+    reference: NotRequired[MovingReferenceIdentity]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +57,7 @@ class RecordSink(Protocol):
 
     def __enter__(self) -> "RecordSink": ...
 
-    def __exit__(self, *error: Any) -> None: ...
+    def __exit__(self, kind: type[BaseException] | None, /, *_: object) -> None: ...
 
 
 @runtime_checkable
@@ -49,11 +67,11 @@ class Learner(Protocol):
     def publish(self) -> Weights:
         """Return location and identity of the current weights."""
 
-    def score(self, record: StepRecord, *, needs_reference: bool) -> Any:
+    def score(self, record: StepRecord, *, needs_reference: bool) -> ScoredBatch:
         """Score a batch with policy and reference before its updates."""
 
-    def prepare(self, scored: Any, *, kl_coef: float, reward_scale: float = 1.0) -> PreparedUpdate:
-        """Compute the loss and its gradient; `reward_scale` multiplies only the policy term."""
+    def prepare(self, scored: ScoredBatch, scales: LossScales) -> PreparedUpdate:
+        """Compute the loss and its gradient; weights do not change."""
 
     def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:
         """Apply the prepared update at the scheduled learning rate times a factor."""
@@ -61,16 +79,16 @@ class Learner(Protocol):
     def all_finite(self) -> dict[str, bool]:
         """Whether all weights and optimizer moments are finite."""
 
-    def update_kl(self, scored: Any, before: StepRecord) -> float:
+    def update_kl(self, scored: ScoredBatch, before: StepRecord) -> float:
         """Return KL(new || old) in nats per token, after the updates of a batch.
 
         `before` is the record of its first update, which holds the old log-probs.
         """
 
-    def sequence_kl(self, scored: Any) -> Float64[np.ndarray, "B"] | None:
+    def sequence_kl(self, scored: ScoredBatch) -> Float64[np.ndarray, "B"] | None:
         """Return k1 to the reference summed over each completion; None without a reference."""
 
-    def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, dict[str, Any]]:
+    def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, ProbeResult]:
         """Run the active probes; return results by the names of `evidence.fields.PROBES`.
 
         Uses some completions of a step, before it is prepared. Weights do not change.
@@ -81,16 +99,16 @@ class Learner(Protocol):
 
     def move_reference(
         self, step: int, *, keep: float, forget_moments: bool
-    ) -> dict[str, Any] | None:
+    ) -> MovingReferenceIdentity | None:
         """Move the reference towards the policy after a step; return its new identity.
 
         `keep` is the fraction retained: 0 resets it to the policy. None without a moving reference.
         """
 
-    def save(self, folder: Path) -> dict[str, Any]:
+    def save(self, folder: Path) -> LearnerState:
         """Write weights and optimizer state; return the remaining state as JSON values."""
 
-    def load(self, folder: Path, state: dict[str, Any]) -> None:
+    def load(self, folder: Path, state: LearnerState) -> None:
         """Restore a checkpoint written by `save`."""
 
     def open_records(self, run: Path) -> RecordSink:

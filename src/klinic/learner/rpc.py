@@ -6,10 +6,9 @@ call. Calls are sent as JSON and records as Arrow over the process group: nothin
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
@@ -18,15 +17,18 @@ import torch.distributed as dist
 
 from klinic.errors import KlinicError, RankLostError, first_line
 from klinic.evidence.columns import from_table, to_table
-from klinic.evidence.record import StepRecord, first_rows
+from klinic.evidence.record import ProbeResult, StepRecord, first_rows
 from klinic.learner.fsdp import FsdpLearner
-from klinic.learner.local import ScoredBatch
 from klinic.learner.probes import NUM_PROBED_ROWS
-from klinic.learner.protocol import PreparedUpdate, RecordSink
+from klinic.learner.protocol import LearnerState, LossScales, PreparedUpdate, RecordSink
 from klinic.learner.rank_records import RankRecordWriter
+from klinic.learner.scored_batch import ScoredBatch
+from klinic.model.moving_reference import MovingReferenceIdentity
 from klinic.model.weights import Weights
 
 STOP = "stop"
+
+ResultT = TypeVar("ResultT")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +116,7 @@ class Rank0Learner:
         self._channel = channel
         self._record_writer = RankRecordWriter(learner.group)
 
-    def _call_all_ranks(self, call: Call, run_here: Callable[[], Any]) -> Any:
+    def _call_all_ranks(self, call: Call, run_here: Callable[[], ResultT]) -> ResultT:
         """Broadcast a call, execute it here and return the local result.
 
         An error on this rank alone leaves the other ranks inside the call, which is unrecoverable.
@@ -129,61 +131,50 @@ class Rank0Learner:
 
     def publish(self) -> Weights:
         """Gather the full weights into this process; return their identity."""
-        published: Weights = self._call_all_ranks(Call(name="publish"), self._learner.publish)
-        return published
+        return self._call_all_ranks(Call(name="publish"), self._learner.publish)
 
     def score(self, record: StepRecord, *, needs_reference: bool) -> ScoredBatch:
         """Score a batch with policy and reference before its updates."""
-        options = {"needs_reference": needs_reference}
-        scored: ScoredBatch = self._call_all_ranks(
-            Call(name="score", arguments=options, record=record),
-            lambda: self._learner.score(record, **options),
+        return self._call_all_ranks(
+            Call(name="score", arguments={"needs_reference": needs_reference}, record=record),
+            lambda: self._learner.score(record, needs_reference=needs_reference),
         )
-        return scored
 
-    def prepare(
-        self, scored: ScoredBatch, *, kl_coef: float, reward_scale: float = 1.0
-    ) -> PreparedUpdate:
+    def prepare(self, scored: ScoredBatch, scales: LossScales) -> PreparedUpdate:
         """Compute the loss and its gradient for the batch that was scored last."""
-        options = {"kl_coef": kl_coef, "reward_scale": reward_scale}
-        prepared: PreparedUpdate = self._call_all_ranks(
-            Call(name="prepare", arguments=options),
-            lambda: self._learner.prepare(scored, **options),
+        return self._call_all_ranks(
+            Call(name="prepare", arguments=asdict(scales)),
+            lambda: self._learner.prepare(scored, scales),
         )
-        return prepared
 
     def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:
         """Apply the prepared update at the scheduled learning rate times a factor."""
-        options = {"lr_factor": lr_factor}
-        metrics: dict[str, float] = self._call_all_ranks(
-            Call(name="commit", arguments=options), lambda: self._learner.commit(**options)
+        return self._call_all_ranks(
+            Call(name="commit", arguments={"lr_factor": lr_factor}),
+            lambda: self._learner.commit(lr_factor=lr_factor),
         )
-        return metrics
 
     def all_finite(self) -> dict[str, bool]:
         """Whether all weights and optimizer moments are finite."""
-        finite: dict[str, bool] = self._call_all_ranks(
-            Call(name="all_finite"), self._learner.all_finite
-        )
-        return finite
+        return self._call_all_ranks(Call(name="all_finite"), self._learner.all_finite)
 
     def update_kl(self, scored: ScoredBatch, before: StepRecord) -> float:
         """Return KL(new || old) in nats per token, after the updates of a batch."""
-        own = partial(self._learner.update_kl, scored, before)
-        return float(self._call_all_ranks(Call(name="rescore"), own))
+        return self._call_all_ranks(
+            Call(name="rescore"), lambda: self._learner.update_kl(scored, before)
+        )
 
     def sequence_kl(self, scored: ScoredBatch) -> np.ndarray | None:
         """Return k1 to the reference summed over each completion; None without a reference."""
         return self._learner.sequence_kl(scored)
 
-    def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, dict[str, Any]]:
+    def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, ProbeResult]:
         """Run the active probes on some completions of a step."""
-        rows, options = first_rows(record, NUM_PROBED_ROWS), {"kl_coef": kl_coef}
-        results: dict[str, dict[str, Any]] = self._call_all_ranks(
-            Call(name="probe", arguments=options, record=rows),
-            lambda: self._learner.probe(rows, **options),
+        rows = first_rows(record, NUM_PROBED_ROWS)
+        return self._call_all_ranks(
+            Call(name="probe", arguments={"kl_coef": kl_coef}, record=rows),
+            lambda: self._learner.probe(rows, kl_coef=kl_coef),
         )
-        return results
 
     def discard(self) -> None:
         """Drop the prepared gradient."""
@@ -191,20 +182,19 @@ class Rank0Learner:
 
     def move_reference(
         self, step: int, *, keep: float, forget_moments: bool
-    ) -> dict[str, Any] | None:
+    ) -> MovingReferenceIdentity | None:
         """Do nothing: a recipe with shards has no moving reference."""
         del step, keep, forget_moments
         return None
 
-    def save(self, folder: Path) -> dict[str, Any]:
+    def save(self, folder: Path) -> LearnerState:
         """Write the shards and the full model; return the remaining state."""
         arguments = {"folder": str(folder.resolve())}
-        state: dict[str, Any] = self._call_all_ranks(
+        return self._call_all_ranks(
             Call(name="save", arguments=arguments), lambda: self._learner.save(folder)
         )
-        return state
 
-    def load(self, folder: Path, state: dict[str, Any]) -> None:
+    def load(self, folder: Path, state: LearnerState) -> None:
         """Restore a checkpoint written by `save`."""
         arguments = {"folder": str(folder.resolve()), "state": state}
         self._call_all_ranks(
@@ -286,9 +276,9 @@ class _RankWorker:
         self._scored = self._learner.score(record, needs_reference=needs_reference)
         self._first_record = None
 
-    def _prepare(self, *, kl_coef: float, reward_scale: float) -> None:
+    def _prepare(self, *, kl_coef: float, reward: float) -> None:
         assert self._scored is not None  # noqa: S101 - rank 0 scores first
-        prepared = self._learner.prepare(self._scored, kl_coef=kl_coef, reward_scale=reward_scale)
+        prepared = self._learner.prepare(self._scored, LossScales(kl_coef=kl_coef, reward=reward))
         self._first_record = self._first_record or prepared.record
 
     def _rescore(self) -> None:
@@ -301,7 +291,7 @@ class _RankWorker:
     def _save(self, *, folder: str) -> None:
         self._learner.save(Path(folder))
 
-    def _load(self, *, folder: str, state: dict[str, Any]) -> None:
+    def _load(self, *, folder: str, state: LearnerState) -> None:
         self._learner.load(Path(folder), state)
 
     def _write(self, *, run: str) -> None:

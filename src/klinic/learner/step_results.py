@@ -54,12 +54,11 @@ def complete_record(
         return None if tensor is None else tensor.cpu().numpy()
 
     logp = token_column("logp")
-    logp_ref = token_column("logp_ref")
     return replace(
         record,
         logp=logp,
         logp_old=logp if targets.logp_old is None else to_array(targets.logp_old),
-        logp_ref=to_array(targets.logp_ref) if logp_ref is None else logp_ref,
+        logp_ref=to_array(targets.logp_ref),
         entropy=token_column("entropy"),
         rank=token_column("rank"),
         kl_exact=token_column("kl_exact"),

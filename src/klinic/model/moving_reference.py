@@ -11,7 +11,7 @@ how far the policy has moved since the start.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from klinic.model.adapters import (
 from klinic.model.equivalence import MAX_LOGP_DIFFERENCE, probe_layout
 from klinic.model.reference import (
     Reference,
+    ReferenceKind,
     copy_as_reference,
     make_adapter_frozen_reference,
     make_adapter_off_reference,
@@ -37,6 +38,16 @@ from klinic.model.weights import digest, sampled_digest, trainable_tensors
 
 MAX_DIGEST_BYTES = 2**28  # bytes of weights that can be hashed after every step in under a second
 SAMPLED_PREFIX = "sampled:"
+
+
+class MovingReferenceIdentity(TypedDict):
+    """Which weights a moving reference has, as checkpoints and events hold it."""
+
+    kind: ReferenceKind
+    digest: str
+    step: int
+    jumped: int
+    """`MovingReference.last_reset`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -65,7 +76,7 @@ class MovingReference(Reference):
         self.step = step
         self.digest = self._current_digest(whole=not keep or self._num_bytes() <= MAX_DIGEST_BYTES)
 
-    def identity(self) -> dict[str, Any]:
+    def identity(self) -> MovingReferenceIdentity:
         """Return kind, digest and last update of the reference."""
         return {
             "kind": self.kind,
@@ -75,7 +86,9 @@ class MovingReference(Reference):
         }
 
     @torch.no_grad()
-    def restore_tensors(self, tensors: dict[str, Tensor], identity: dict[str, Any]) -> None:
+    def restore_tensors(
+        self, tensors: dict[str, Tensor], identity: MovingReferenceIdentity
+    ) -> None:
         """Restore saved tensors, and check that they have the saved identity."""
         if tensors.keys() != self.reference_tensors.keys():
             raise CheckpointError(

@@ -14,7 +14,7 @@ weights: never `adapter_off`.
 import copy
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor
@@ -37,6 +37,14 @@ from klinic.model.scorer import RefHidden, TokenScorer
 from klinic.model.weights import digest, sampled_digest
 
 ReferenceKind = Literal["copy", "adapter_off", "adapter_frozen"]
+
+
+class ReferenceIdentity(TypedDict):
+    """Which weights the start reference has, as run.json and checkpoints hold it."""
+
+    kind: ReferenceKind | Literal["none"]
+    source: str | None
+    digest: str | None
 
 
 @dataclass(slots=True, kw_only=True)

@@ -227,7 +227,6 @@ class TokenScorer(nn.Module):
             scores,
             kl_exact=kl.exact(**both),
             kl_topk=kl.topk(**both, k=_num_top_tokens(logp_all)) if reference.topk else None,
-            logp_ref=ref_all.gather(-1, target_ids[:, None])[:, 0],
         )
 
     @torch.no_grad()

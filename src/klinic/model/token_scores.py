@@ -18,7 +18,6 @@ class TokenScores:
     """Number of vocabulary entries more likely than the token."""
     kl_exact: Float[Tensor, "n"] | None = None
     kl_topk: Float[Tensor, "n"] | None = None
-    logp_ref: Float[Tensor, "n"] | None = None
 
 
 def concat_scores(parts: list[TokenScores]) -> TokenScores:

@@ -11,6 +11,7 @@ from klinic.checks.measures import as_float64, logp_gap, rms
 from klinic.evidence.metrics import kl_metrics, update_kl
 from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.evidence.rollout import flatten_rollouts
+from klinic.learner.protocol import LossScales
 from klinic.maths.advantage import ADVANTAGES
 from klinic.replay.recorded import decode_rollouts, rollouts_from_record
 from klinic.replay.replay import BeforeAfter, Replay
@@ -67,8 +68,8 @@ def measure_linear_tails(replay: Replay) -> BeforeAfter:
     scored = replace(scored, targets=replace(scored.targets, logp_ref=ref))
     norms = []
     for name in (replay.recipe.kl.estimator if replay.recipe.kl else "k3", "unbiased"):
-        learner._objective = replace(learner._objective, estimator=name)
-        prepared = learner.prepare(scored, kl_coef=replay.kl_coef)
+        learner.objective = replace(learner.objective, estimator=name)
+        prepared = learner.prepare(scored, LossScales(kl_coef=replay.kl_coef))
         norms.append(float(prepared.metrics["grad_norm"]))
     return norms[0], norms[1]
 
@@ -77,7 +78,7 @@ def measure_masked_select(replay: Replay) -> BeforeAfter:
     """Select unmasked tokens instead of multiplying by 0: 1 where the loss is finite."""
     recorded_loss = replay.record.facts.get("loss")
     scored = replay.score_recorded(replay.record)
-    prepared = replay.learner.prepare(scored, kl_coef=replay.kl_coef)
+    prepared = replay.learner.prepare(scored, LossScales(kl_coef=replay.kl_coef))
     return float(recorded_loss is not None and np.isfinite(float(recorded_loss))), float(
         prepared.is_finite
     )
@@ -126,12 +127,13 @@ def _rate_factor(replay: Replay) -> float:
     return 1.0 if used is None else float(used) / planned
 
 
-def measure_full_precision(replay: Replay) -> BeforeAfter:
+def measure_full_precision(replay: Replay) -> BeforeAfter | None:
     """Apply the update in fp32 at the recipe's learning rate: the fraction of unchanged weights."""
     recorded = replay.record.facts.get("unchanged_share")
-    replay.learner._look = True
-    metrics = replay.repeat_updates(replay.record)
-    return float(1.0 if recorded is None else recorded), float(metrics.get("unchanged_share", 0.0))
+    repeated = replay.repeat_updates(replay.record).get("unchanged_share")
+    if recorded is None or repeated is None:  # measured on diagnostic steps only
+        return None
+    return float(recorded), repeated
 
 
 def measure_regrading(replay: Replay) -> BeforeAfter | None:

@@ -34,10 +34,10 @@ def rollouts_from_record(record: StepRecord) -> list[Rollout]:
 
 def decode_rollouts(replay: Replay) -> list[Rollout]:
     """Return the completions with text, and prompts with their dataset columns."""
-    tokenizer = replay.run.policy.tokenizer
+    tokenizer = replay.run.parts.policy.tokenizer
     rollouts = []
     for rollout in rollouts_from_record(replay.record):
-        prompt = replay.run.prompt_dataset.prompt_at(rollout.prompt.index)
+        prompt = replay.run.parts.prompt_dataset.prompt_at(rollout.prompt.index)
         text = tokenizer.decode(rollout.token_ids.tolist(), skip_special_tokens=True)
         rollouts.append(replace(rollout, prompt=prompt, text=text))
     return rollouts

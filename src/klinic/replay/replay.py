@@ -20,9 +20,12 @@ from klinic.checks.measures import finite_trained_tokens, rms
 from klinic.errors import ConfigError, EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
-from klinic.evidence.record import StepRecord
+from klinic.evidence.record import ProbeResult, StepRecord
 from klinic.evidence.run_facts import METRICS, PROBES, RECIPE
+from klinic.learner.local import LocalLearner
 from klinic.learner.packing import MicroBatch, gather_tokens, make_micro_batches
+from klinic.learner.protocol import Learner, LossScales
+from klinic.learner.scored_batch import ScoredBatch
 from klinic.recipe.recipe import Recipe
 from klinic.recipe.recorded import NamedCode, load_recorded, without_model_code
 from klinic.recipe.sections import SamplerSection
@@ -56,7 +59,7 @@ class Replay:
         self.record = _read_writable(folder, step)
         source, self.can_grade = _find_run_source(self.recipe, without_model_code(recorded.refused))
         self.run: Run = assemble_run(self.recipe, folder, source, Console(quiet=True))
-        self.learner: Any = self.run.learner
+        self.learner = _local_learner(self.run.learner)
         self.replayed = self._restore_before(step)
 
     def at_step(self, step: int) -> "Replay":
@@ -88,12 +91,13 @@ class Replay:
     def repeat_updates(self, record: StepRecord, *, lr_factor: float = 1.0) -> dict[str, float]:
         """Repeat the updates of a recorded batch."""
         scored = self.score_recorded(record)
-        scale = reward_scale(self.run, LoopState(step=record.step - 1))
+        scales = LossScales(
+            kl_coef=recorded_kl_coef(record),
+            reward=reward_scale(self.run, LoopState(step=record.step - 1)),
+        )
         metrics: dict[str, float] = {}
         for _ in range(self.recipe.learner.updates_per_batch):
-            prepared = self.learner.prepare(
-                scored, kl_coef=recorded_kl_coef(record), reward_scale=scale
-            )
+            prepared = self.learner.prepare(scored, scales)
             if prepared.is_finite:
                 metrics = self.learner.commit(lr_factor=lr_factor)
         return metrics
@@ -103,9 +107,9 @@ class Replay:
         """The KL coefficient of the step."""
         return recorded_kl_coef(self.record)
 
-    def score_recorded(self, record: StepRecord) -> Any:
+    def score_recorded(self, record: StepRecord) -> ScoredBatch:
         """Score a recorded batch with the current weights."""
-        needed = self.run.reference["kind"] != "none"
+        needed = self.run.parts.reference["kind"] != "none"
         return self.learner.score(_without_learner_columns(record), needs_reference=needed)
 
     def current_logp(self) -> np.ndarray:
@@ -114,15 +118,15 @@ class Replay:
 
     def scored_record(self) -> StepRecord:
         """Return the record of the step as computed by this learner."""
-        prepared = self.learner.prepare(self.score_recorded(self.record), kl_coef=self.kl_coef)
+        scored = self.score_recorded(self.record)
+        prepared = self.learner.prepare(scored, LossScales(kl_coef=self.kl_coef))
         self.learner.discard()
-        record: StepRecord = prepared.record
-        return record
+        return prepared.record
 
     def score_tokens(self, record: StepRecord, *, size: int | None = None) -> np.ndarray:
         """Return the log-probs of a batch under the current weights, in micro-batches of `size`."""
         with torch.no_grad():
-            scorer = self.run.policy.scorer
+            scorer = self.run.parts.policy.scorer
             batches = self.micro_batches(record, size=size)
             return concat_in_order([scorer(batch.layout).logp for batch in batches], batches)
 
@@ -131,17 +135,14 @@ class Replay:
         return make_micro_batches(
             record,
             size=self.recipe.learner.micro_batch_size if size is None else size,
-            pad_id=self.run.policy.pad_id,
-            device=self.run.policy.scorer.device,
+            pad_id=self.run.parts.policy.pad_id,
+            device=self.run.parts.policy.scorer.device,
             packed=self.learner.packs_rows,
         )
 
-    def run_probes(self) -> dict[str, dict[str, Any]]:
+    def run_probes(self) -> dict[str, ProbeResult]:
         """Run the active probes on the step with this learner."""
-        results: dict[str, dict[str, Any]] = self.learner.probe(
-            _without_learner_columns(self.record), kl_coef=self.kl_coef
-        )
-        return results
+        return self.learner.probe(_without_learner_columns(self.record), kl_coef=self.kl_coef)
 
     def recorded_probe(self, probe: str) -> dict[str, Any]:
         """Return the run's recorded result of a probe in the step."""
@@ -167,12 +168,18 @@ class Replay:
     @contextmanager
     def at_temperature(self, value: float) -> Iterator[None]:
         """Score at another temperature within the context."""
-        scorer = self.run.policy.scorer
+        scorer = self.run.parts.policy.scorer
         before, scorer.temperature = scorer.temperature, value
         try:
             yield
         finally:
             scorer.temperature = before
+
+
+def _local_learner(learner: Learner) -> LocalLearner:
+    if not isinstance(learner, LocalLearner):
+        raise TypeError(f"a replay runs in one process, but the learner is {type(learner)}")
+    return learner
 
 
 def concat_in_order(parts: Sequence[Tensor], batches: Sequence[MicroBatch]) -> np.ndarray:

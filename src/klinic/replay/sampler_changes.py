@@ -58,7 +58,7 @@ def measure_recorded_weights(replay: Replay) -> BeforeAfter:
 @torch.no_grad()
 def measure_fitted_temperature(replay: Replay) -> BeforeAfter:
     """Score at the temperature fitted to the gap."""
-    record, scorer = replay.record, replay.run.policy.scorer
+    record, scorer = replay.record, replay.run.parts.policy.scorer
     columns = [c for c in ("logp_sampler", "logp_ref") if getattr(record, c) is not None]
     fits = {c: temperature_on_one_side.fit_gap_line(Case(record=record), c) for c in columns}
     valid_fits = {c: f for c, f in fits.items() if f is not None}
@@ -100,7 +100,7 @@ def measure_surviving_rows(replay: Replay) -> BeforeAfter:
 @torch.no_grad()
 def measure_truncated_sampling(replay: Replay) -> BeforeAfter:
     """Score over fewer tokens: the top-p or top-k that fits best."""
-    record, scorer = replay.record, replay.run.policy.scorer
+    record, scorer = replay.record, replay.run.parts.policy.scorer
     candidates = [SamplingParams(top_p=float(p)) for p in np.arange(0.5, 1.0, 0.05)]
     candidates += [SamplingParams(top_k=k) for k in (1, 2, 3, 5, 10, 20, 50)]
     parts: list[list[Tensor]] = [[] for _ in candidates]

@@ -18,6 +18,7 @@ from klinic.doctor.diagnosis import Diagnosis, Examination
 from klinic.evidence.metrics import mean_k1
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import read_run_facts
+from klinic.learner.protocol import LossScales
 from klinic.model.adapter_files import is_adapter
 from klinic.model.loading import load_merged_policy, num_parameters
 from klinic.recipe.recipe import Recipe
@@ -123,23 +124,23 @@ def _run_checks(
     run: Run, recipe: Recipe, state: LoopState, result: CheckReport, report: Callable[[str], None]
 ) -> None:
     """Run the two steps, and report on each component."""
-    sizes = num_parameters(run.policy.lm)
+    sizes = num_parameters(run.parts.policy.lm)
     name = recipe.model.name + _warm_start_note(run.recipe, recipe)
     result.add_component(
         "model and device",
         f"{name}, {sizes['num_parameters']:,} parameters, "
-        f"{sizes['num_trainable']:,} trained, on {run.policy.scorer.device}",
+        f"{sizes['num_trainable']:,} trained, on {run.parts.policy.scorer.device}",
     )
-    examination, cases = Examination(CHECKS), CaseBuilder(read_run_facts(run.folder))
+    examination, cases = Examination(CHECKS), CaseBuilder(read_run_facts(run.parts.folder))
     report("the first batch: sampling, rewards, scoring, one update")
-    done, state = run_step(run, state, run.recipe.kl)
+    done, state = run_step(run, state)
     first = run.collect_metrics(done)
     _add_components(run, done, first, result)
     examination.add_case(cases.next_case(add_update_facts(done, first), run.probe_results, first))
     report("a non-finite gradient")
     _check_non_finite(run, done, result)
     report("the second batch: the KL term, now that the policy has moved")
-    done, state = run_step(run, state, run.recipe.kl)
+    done, state = run_step(run, state)
     second = run.collect_metrics(done)
     examination.add_case(cases.next_case(add_update_facts(done, second), run.probe_results, second))
     result.diagnosis = examination.conclude()
@@ -175,7 +176,7 @@ def _add_components(
         else False,
     )
     k1 = mean_k1(record)
-    kind = run.reference["kind"]
+    kind = run.parts.reference["kind"]
     reference_detail = "none" if k1 is None else f"{kind}, {abs(k1):.1e} nats from the policy"
     result.add_component("reference", reference_detail)
     result.add_component(
@@ -217,7 +218,7 @@ def _check_non_finite(run: Run, done: CompletedStep, result: CheckReport) -> Non
     advantage[0] = np.inf
     poisoned = replace(done.record, advantage=advantage)
     scored = run.learner.score(poisoned, needs_reference=False)
-    prepared = run.learner.prepare(scored, kl_coef=0.0)
+    prepared = run.learner.prepare(scored, LossScales(kl_coef=0.0))
     run.learner.discard()
     same = run.learner.publish().fingerprint == before
     sites = [name for name, finite in prepared.finite_at.items() if not finite]

@@ -10,8 +10,8 @@ import numpy as np
 
 from klinic.doctor.cases import fill_logp_old
 from klinic.doctor.diagnosis import Diagnosis
-from klinic.doctor.examination import Progress, diagnose_run
 from klinic.doctor.findings_cache import FindingsCache
+from klinic.doctor.run_diagnosis import Progress, diagnose_run
 from klinic.errors import ConfigError, EvidenceError
 from klinic.evidence import store
 from klinic.evidence.files import Journal

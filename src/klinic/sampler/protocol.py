@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.model.weights import Weights
@@ -14,7 +14,7 @@ class LoadResult:
 
     fingerprint: str
     """Fingerprint of the weights now in use."""
-    sync_gaps: dict[str, Any] = field(default_factory=dict)
+    sync_gaps: dict[str, float] = field(default_factory=dict)
     """Log-prob gap to the policy, for samplers with their own weights: `probes.sampler_sync`."""
 
 

@@ -1,6 +1,6 @@
 """Creates rollouts from prompts, computes their remaining tokens and appends policy turns."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -45,8 +45,8 @@ def remaining_tokens(rollout: Rollout, policy: Policy, max_new_tokens: int) -> i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PolicyTurn:
-    """One policy turn: the tokens generated in one call, with their log-probs."""
+class GenerationOutput:
+    """The tokens generated in one call, with their log-probs: one policy turn of a rollout."""
 
     token_ids: Sequence[int]
     logp: Sequence[float]
@@ -54,9 +54,13 @@ class PolicyTurn:
     context: Sequence[int]
     """The context token ids as the engine reported them."""
     cached_tokens: int
+    outcomes: Sequence[Mapping[int, float]] = ()
+    """For each position, log-probs of the sampled token and of the requested most likely tokens."""
 
 
-def append_turn(rollout: Rollout, turn: PolicyTurn, policy: Policy, *, version: int) -> Rollout:
+def append_turn(
+    rollout: Rollout, turn: GenerationOutput, policy: Policy, *, version: int
+) -> Rollout:
     """Return the rollout with a policy turn appended."""
     segment = Segment(
         token_ids=np.array(turn.token_ids, dtype=np.int64),

@@ -11,7 +11,7 @@ from klinic.sampler.decoding import Stream, decode
 from klinic.sampler.protocol import LoadResult
 from klinic.sampler.random_streams import uniforms
 from klinic.sampler.rollouts import (
-    PolicyTurn,
+    GenerationOutput,
     append_turn,
     context_ids,
     empty_rollouts,
@@ -96,7 +96,7 @@ class TransformersSampler:
         return Stream(context=context_ids(rollout), uniforms=numbers)
 
     def _append_turn(self, rollout: Rollout, stream: Stream) -> Rollout:
-        turn = PolicyTurn(
+        turn = GenerationOutput(
             token_ids=stream.token_ids,
             logp=stream.logp,
             finish_reason=stream.finish_reason or "length",

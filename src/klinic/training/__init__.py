@@ -14,9 +14,10 @@ The loop:
 The run:
 
 - train, api: from a recipe to a trained model; `klinic.train`
-- build, run: build the policy, reference, learner and sampler; run them
+- build, parts: build the policy, reference, learner and sampler; the parts of a run
+- run, run_log, run_checkpoints: the run, its journals and trackers, its saved state
 - run_folder, run_facts, signals: run folder and lock, run.json, stop signals
-- checkpoint, resume: checkpoints, their contents, resume
+- checkpoint, resume: checkpoint files, resume
 - source: rows, rewards and evaluation sets of a recipe
 - warm_start: supervised training before GRPO
 - evaluation, eval_suite, compare, export: evaluation, `klinic eval`, `klinic export`

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from rich.console import Console
@@ -10,8 +10,9 @@ from rich.console import Console
 from klinic.errors import ConfigError
 from klinic.evidence.writing import make_fresh_folder, remove_tree
 from klinic.learner.checkpoint import save_model
-from klinic.learner.local import LearnerSettings, LocalLearner
+from klinic.learner.local import LocalLearner
 from klinic.learner.objective import Objective
+from klinic.learner.settings import LearnerSettings
 from klinic.learner.update import LearningRate
 from klinic.model.adapter_files import base_model_name, is_adapter
 from klinic.model.adapters import has_adapter
@@ -24,7 +25,12 @@ from klinic.model.loading import (
     load_scorer,
 )
 from klinic.model.moving_reference import make_moving_reference
-from klinic.model.reference import Reference, make_reference, reference_at_start
+from klinic.model.reference import (
+    Reference,
+    ReferenceIdentity,
+    make_reference,
+    reference_at_start,
+)
 from klinic.model.scorer import supports_packing
 from klinic.recipe.recipe import Recipe
 from klinic.sampler.multi_turn import EnvironmentReply, MultiTurnSampler
@@ -36,6 +42,9 @@ from klinic.training.run_folder import START_FOLDER
 from klinic.training.source import TaskData
 from klinic.training.warm_start import CachedWarmStart, warm_start
 
+if TYPE_CHECKING:
+    from klinic.sampler.vllm.engine import Engine
+
 
 def start_policy(
     recipe: Recipe, folder: Path, task_data: TaskData, console: Console
@@ -45,14 +54,14 @@ def start_policy(
     A start model that exists in no folder yet (warm start, merged adapter, tiny model) is saved in
     the run folder, so that adapters and checkpoints based on it can be loaded elsewhere.
     """
-    load_options: dict[str, Any] = {"temperature": recipe.sampling.temperature, "seed": recipe.seed}
-    if not _needs_start_model(recipe):
-        return load_policy(recipe.model, **load_options), recipe.model.name
-    start = folder / START_FOLDER
-    if not start.exists():
-        _write_start_model(start, recipe, task_data, console)
-    section = recipe.model.model_copy(update={"name": str(start)})
-    return load_policy(section, **load_options), str(start)
+    section = recipe.model
+    if _needs_start_model(recipe):
+        start = folder / START_FOLDER
+        if not start.exists():
+            _write_start_model(start, recipe, task_data, console)
+        section = section.model_copy(update={"name": str(start)})
+    policy = load_policy(section, temperature=recipe.sampling.temperature, seed=recipe.seed)
+    return policy, section.name
 
 
 def _needs_start_model(recipe: Recipe) -> bool:
@@ -105,7 +114,7 @@ def start_reference(recipe: Recipe, policy: Policy, weights_source: str) -> Refe
     )
 
 
-def reference_identity(reference: Reference | None) -> dict[str, Any]:
+def reference_identity(reference: Reference | None) -> ReferenceIdentity:
     """Return kind, source and digest of the start reference, for run.json and checkpoints."""
     if reference is None:
         return {"kind": "none", "source": None, "digest": None}
@@ -156,23 +165,31 @@ def learner_settings(recipe: Recipe) -> tuple[Objective, LearnerSettings]:
 
 def make_sampler(recipe: Recipe, policy: Policy, log: Path | None = None) -> Sampler:
     """Return the sampler of a recipe; a vLLM engine writes its output to `log`."""
-    sampling = recipe.sampling
-    sampler_options: dict[str, Any] = {
-        "params": SamplingParams(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            min_p=sampling.min_p,
-        ),
-        "max_new_tokens": sampling.max_new_tokens,
-        "group_size": recipe.loop.group_size,
-        "seed": recipe.seed,
-    }
+    sampling, group_size = recipe.sampling, recipe.loop.group_size
+    params = SamplingParams(
+        temperature=sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        min_p=sampling.min_p,
+    )
     if recipe.sampler.type == "vllm":
         from klinic.sampler.vllm.sampler import VllmSampler
 
-        return VllmSampler(policy, _make_engine(recipe, policy, log), **sampler_options)
-    return TransformersSampler(policy, **sampler_options)
+        return VllmSampler(
+            policy,
+            _make_engine(recipe, policy, log),
+            params=params,
+            max_new_tokens=sampling.max_new_tokens,
+            group_size=group_size,
+            seed=recipe.seed,
+        )
+    return TransformersSampler(
+        policy,
+        params=params,
+        max_new_tokens=sampling.max_new_tokens,
+        group_size=group_size,
+        seed=recipe.seed,
+    )
 
 
 def wrap_multi_turn(sampler: Sampler, policy: Policy, reply: EnvironmentReply | None) -> Sampler:
@@ -183,7 +200,7 @@ def wrap_multi_turn(sampler: Sampler, policy: Policy, reply: EnvironmentReply | 
     return MultiTurnSampler(sampler, encoder, reply, window=policy.context_window)
 
 
-def _make_engine(recipe: Recipe, policy: Policy, log: Path | None) -> Any:
+def _make_engine(recipe: Recipe, policy: Policy, log: Path | None) -> "Engine":
     """Return the vLLM engine of a recipe, configured for the policy."""
     from klinic.sampler.vllm.engine import EngineConfig, SubprocessEngine
     from klinic.sampler.vllm.server import ServerEngine, server_command

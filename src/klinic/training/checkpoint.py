@@ -10,20 +10,18 @@
 A checkpoint is valid only if every digest matches. `newest_valid` reports which file of which
 checkpoint is broken and why, and falls back to the checkpoint before it.
 
-`RunSnapshot` is the contents of state.json, `RunIdentity` the run that a checkpoint belongs to.
+`run_checkpoints.py` defines the contents of state.json and what a checkpoint must match.
 """
 
 import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from klinic.doctor.anomalies import History
-from klinic.doctor.warning_signs import WarningState
 from klinic.errors import CheckpointError, EvidenceError
 from klinic.evidence.files import json_bytes, read_json, sha256_of
 from klinic.evidence.schema import CHECKPOINT_SCHEMA, CHECKPOINTS, STATE
@@ -33,8 +31,6 @@ from klinic.evidence.writing import (
     write_atomically,
     write_durably,
 )
-from klinic.maths.kl_coef import KLCoefState
-from klinic.training.state import LoopState
 
 FOLDER = CHECKPOINTS
 MANIFEST = "manifest.json"
@@ -240,78 +236,3 @@ def _manifest_digest(digests: dict[str, str]) -> str:
 def _fsync_file(path: Path) -> None:
     with path.open("rb") as file:
         os.fsync(file.fileno())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunIdentity:
-    """Digests of a run's reference, base weights and rows, which a checkpoint must match."""
-
-    reference: Mapping[str, Any]
-    """Kind, source and digest at the start."""
-    base_digest: str | None
-    """Digest of the base weights under an adapter, which checkpoints do not contain."""
-    data_digest: str
-    """Digest of the training rows."""
-
-    def refuse_other_run(self, saved: Checkpoint) -> None:
-        """Refuse the checkpoint of another run."""
-        for what, saved_digest, expected in (
-            ("reference", saved.state["reference"]["digest"], self.reference["digest"]),
-            ("weights under the adapter", saved.state["base"], self.base_digest),
-            ("training rows", saved.state["data"]["digest"], self.data_digest),
-        ):
-            if saved_digest != expected:
-                raise CheckpointError(
-                    f"{saved.folder}: the digest of the {what} was "
-                    f"{str(saved_digest)[:12]} in this run, "
-                    f"and is now {str(expected)[:12]}. The run cannot continue: restore the "
-                    "original, or start a new run in another output.dir."
-                )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunSnapshot:
-    """The state of a run in a checkpoint, apart from the learner's."""
-
-    state: LoopState
-    initial_eval: dict[str, float] | None
-    """Held-out metrics before the first step."""
-    signs: WarningState
-    doctor: dict[str, Any] | None = None
-    """The live doctor's examination and probe schedule; None where there is no doctor."""
-
-    def to_json(
-        self, identity: RunIdentity, learner: Mapping[str, Any], seed: int
-    ) -> dict[str, Any]:
-        """Return the contents of state.json."""
-        state = self.state
-        return {
-            "learner": learner,
-            "kl": None if state.kl is None else state.kl.to_json(),
-            "history": state.history.to_json(),
-            "reference": identity.reference,
-            **({"rewards": list(state.rewards)} if state.rewards else {}),
-            "base": identity.base_digest,
-            "random_streams": {"seed": seed, "next_step": state.step + 1},
-            "data": {"digest": identity.data_digest, "position": state.batch_index},
-            "evaluated": self.initial_eval,
-            "signs": self.signs.to_json(),
-            "doctor": self.doctor,
-        }
-
-    @classmethod
-    def from_checkpoint(cls, saved: Checkpoint) -> "RunSnapshot":
-        """Return the state of a checkpoint."""
-        kl, signs, history = (saved.state.get(name) for name in ("kl", "signs", "history"))
-        return cls(
-            state=LoopState(
-                step=saved.step,
-                batch_index=saved.state["data"]["position"],
-                kl=None if kl is None else KLCoefState.from_json(kl),
-                history=History() if history is None else History.from_json(history),
-                rewards=tuple(saved.state.get("rewards", ())),
-            ),
-            initial_eval=saved.state["evaluated"],
-            signs=WarningState() if signs is None else WarningState.from_json(signs),
-            doctor=saved.state.get("doctor"),
-        )

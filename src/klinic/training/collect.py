@@ -14,6 +14,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 
 from klinic.evidence.rollout import Prompt, Rollout
+from klinic.recipe.recipe import Recipe
 from klinic.rewards.scores import StepRewards, concat_scores
 from klinic.sampler.protocol import Sampler
 from klinic.training.state import PhaseTimer
@@ -24,7 +25,7 @@ class RolloutSource(Protocol):
     """The members of a run that rollout collection needs."""
 
     sampler: Sampler
-    extra_rounds: int
+    recipe: Recipe
 
     def next_batch_index(self, batch_index: int) -> int:
         """Return the index of the batch after this one; skipped batches are left out."""
@@ -66,7 +67,7 @@ def collect_rollouts(
     groups: list[list[Rollout]] = []
     scores: list[StepRewards] = []
     num_wanted = 0
-    for _ in range(1 + run.extra_rounds):
+    for _ in range(1 + run.recipe.loop.extra_rounds):
         batch_index = run.next_batch_index(batch_index)
         batch_indices.append(batch_index)
         with timer.time_phase("sample"):

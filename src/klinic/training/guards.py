@@ -59,6 +59,11 @@ class StepGuard:
         self._num_updates = 0
 
     @property
+    def update_kl_limit(self) -> float | None:
+        """Largest KL(new || old) of the updates of a batch; None without a limit."""
+        return None if self._limits is None else self._limits.update_kl
+
+    @property
     def batch_indices(self) -> tuple[int, ...]:
         """Indices of the batches of the step: those taken, or the one expected next."""
         return tuple(self.taken_batches) or (self._expected_batch,)

@@ -10,10 +10,10 @@ is therefore that of the step after the first update with it. Earlier ones are s
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 from klinic.maths.kl_coef import MIN_COEF, KLCoefRule, KLCoefState, update
 from klinic.recipe.sections import KLSection
+from klinic.training.state import EventFacts
 
 MAX_SATURATED_STEPS = 10  # steps; log_pi smooths over about ten, so more is not noise
 
@@ -23,7 +23,7 @@ class SaturationNotice:
     """Message and facts of a controller that stays at a bound."""
 
     message: str
-    facts: dict[str, Any]
+    facts: EventFacts
 
 
 def controller_rule(kl: KLSection) -> KLCoefRule:

@@ -23,6 +23,7 @@ from klinic.learner.fsdp import FsdpLearner, TorchProcessGroup
 from klinic.learner.rpc import BroadcastChannel, Call, Rank0Learner, serve_calls
 from klinic.model.determinism import initialize_vml_kernels
 from klinic.model.loading import Policy, load_policy
+from klinic.model.reference import ReferenceIdentity
 from klinic.recipe.recipe import Recipe
 from klinic.runtime.process_tree import PARENT_PID_VARIABLE
 from klinic.training.build import (
@@ -106,7 +107,7 @@ class ShardedLearner(Rank0Learner):
 
 def start_sharded_learner(
     recipe: Recipe, policy: Policy, weights_source: str, processes: LearnerProcesses | None = None
-) -> tuple[ShardedLearner, dict[str, Any]]:
+) -> tuple[ShardedLearner, ReferenceIdentity]:
     """Return the sharded learner, and the identity of its reference.
 
     `policy` stays unsharded: completions are sampled from it. `processes` starts the other ranks;
@@ -179,7 +180,7 @@ def _join_process_group(threads: int | None) -> None:
 
 def _build_learner(
     recipe: Recipe, weights_source: str, *, published: Policy | None
-) -> tuple[FsdpLearner, dict[str, Any]]:
+) -> tuple[FsdpLearner, ReferenceIdentity]:
     section = recipe.model.model_copy(update={"name": weights_source})
     policy = load_policy(section, temperature=recipe.sampling.temperature, seed=recipe.seed)
     reference = start_reference(recipe, policy, weights_source)

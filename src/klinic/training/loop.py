@@ -5,7 +5,6 @@ Each runs a step, then records it or recovers from its anomaly.
 
 from collections.abc import Callable
 
-from klinic.recipe.sections import KLSection
 from klinic.training.guards import StepAnomalyError
 from klinic.training.prefetch import RolloutPrefetcher
 from klinic.training.protocol import TrainingRun
@@ -13,11 +12,11 @@ from klinic.training.state import LoopState
 from klinic.training.step import run_step
 
 
-def run_loop(run: TrainingRun, state: LoopState, kl: KLSection | None) -> LoopState:
+def run_loop(run: TrainingRun, state: LoopState) -> LoopState:
     """Train from `state` to the last step or a stop request."""
-    while state.step < run.max_steps:
+    while state.step < run.recipe.loop.max_steps:
         try:
-            completed, next_state = run_step(run, state, kl)
+            completed, next_state = run_step(run, state)
             should_continue = run.record_step(completed, next_state)
         except StepAnomalyError as anomaly:
             run.learner.discard()
@@ -32,20 +31,19 @@ def run_loop(run: TrainingRun, state: LoopState, kl: KLSection | None) -> LoopSt
 def run_async_loop(
     run: TrainingRun,
     state: LoopState,
-    kl: KLSection | None,
     *,
     max_staleness: int,
     snapshot_weights: Callable[[], None],
 ) -> LoopState:
     """Train to the last step or a stop request, on batches at most `max_staleness` steps old."""
     should_continue = True
-    while should_continue and state.step < run.max_steps:
+    while should_continue and state.step < run.recipe.loop.max_steps:
         try:
             with RolloutPrefetcher(
                 run, state, max_staleness=max_staleness, snapshot_weights=snapshot_weights
             ) as prefetcher:
-                while should_continue and state.step < run.max_steps:
-                    completed, next_state = run_step(run, state, kl, prefetcher)
+                while should_continue and state.step < run.recipe.loop.max_steps:
+                    completed, next_state = run_step(run, state, prefetcher)
                     should_continue = run.record_step(completed, next_state)
                     state = next_state
         except StepAnomalyError as anomaly:

@@ -98,7 +98,7 @@ class RolloutPrefetcher:
 
     def _prefetch_batches(self) -> None:
         step, batch_index = self._start_state.step + 1, self._start_state.batch_index
-        while step <= self._training_run.max_steps:
+        while step <= self._training_run.recipe.loop.max_steps:
             self._batch_permits.acquire()
             if self._is_stopping:
                 return

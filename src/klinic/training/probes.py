@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool
 
-from klinic.evidence.record import EmittedBy, StepRecord
+from klinic.evidence.record import EmittedBy, ProbeResult, StepRecord
 from klinic.evidence.rollout import Rollout
 from klinic.rewards.scores import StepRewards, nan_mean
 from klinic.tasks.base import Task
@@ -38,7 +38,7 @@ def regrade_completions(
     rollouts: Sequence[Rollout],
     record: StepRecord,
     score_rollouts: Callable[[list[Rollout]], StepRewards],
-) -> dict[str, float]:
+) -> ProbeResult:
     """Grade the completions again in reverse order, and grade some gold answers."""
     regraded = score_rollouts([*reversed(rollouts)]).total[::-1]
     recorded = np.asarray(record.reward, dtype=np.float64)

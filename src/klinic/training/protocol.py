@@ -1,17 +1,17 @@
 """The protocol of a run as the training loop sees it; tests implement it with fakes."""
 
 from collections.abc import Mapping
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.learner.protocol import Learner
-from klinic.recipe.sections import ReferenceSection
+from klinic.recipe.recipe import Recipe
 from klinic.rewards.scores import StepRewards
 from klinic.sampler.protocol import Sampler
 from klinic.training.collect import RolloutBatch
 from klinic.training.guards import StepAnomalyError, StepGuard
-from klinic.training.state import CompletedStep, LoopState
+from klinic.training.state import CompletedStep, EventFacts, LoopState
 
 
 @runtime_checkable
@@ -20,12 +20,7 @@ class TrainingRun(Protocol):
 
     learner: Learner
     sampler: Sampler
-    max_steps: int
-    updates_per_batch: int
-    reward_warmup_steps: int
-    extra_rounds: int
-    update_kl_limit: float | None
-    reference_rule: ReferenceSection
+    recipe: Recipe
 
     def make_guard(self, state: LoopState) -> StepGuard:
         """Return the guard of the next step."""
@@ -36,7 +31,7 @@ class TrainingRun(Protocol):
     def lr_factor(self, step: int) -> float:
         """Return the factor of the learning rate in a step."""
 
-    def record_sync(self, probe_result: Mapping[str, Any], step: int) -> None:
+    def record_sync(self, sync_gaps: Mapping[str, float], step: int) -> None:
         """Record the sampler's log-prob gap to the policy after a weight sync."""
 
     def next_batch_index(self, batch_index: int) -> int:
@@ -57,5 +52,7 @@ class TrainingRun(Protocol):
     def record_step(self, completed: CompletedStep, state: LoopState) -> bool:
         """Record a step; return whether to continue."""
 
-    def record_event(self, step: int, name: str, message: str, **facts: Any) -> None:
+    def record_event(
+        self, step: int, name: str, message: str, facts: EventFacts | None = None
+    ) -> None:
         """Record an event, and send its message to all trackers."""

@@ -21,9 +21,9 @@ def update_reference(
     run: TrainingRun, completed: CompletedStep, scores: StepRewards, history: RewardHistory
 ) -> RewardHistory:
     """Move the reference if it is due, and return the updated reward history."""
-    rule = run.reference_rule
+    rule = run.recipe.reference
     rewards = extend_reward_history(rule, history, scores)
-    committed = completed.num_discarded < run.updates_per_batch
+    committed = completed.num_discarded < run.recipe.learner.updates_per_batch
     keep = fraction_to_keep(rule, completed.step, rewards, committed=committed)
     if keep is None:
         return rewards
@@ -32,10 +32,9 @@ def update_reference(
     )
     # an EMA moves after every step: one event, but every move is recorded
     if moved is not None and moved["jumped"] == completed.step:
-        facts = {name: moved[name] for name in ("kind", "digest")}
-        run.record_event(
-            completed.step, "reference", describe_move(rule, completed.step, rewards), **facts
-        )
+        message = describe_move(rule, completed.step, rewards)
+        facts = {"kind": moved["kind"], "digest": moved["digest"]}
+        run.record_event(completed.step, "reference", message, facts)
     return rewards
 
 

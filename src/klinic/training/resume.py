@@ -76,24 +76,24 @@ def _last_without_checkpoint(recipe: Recipe) -> float:
 
 def resume_run(run: Run, search: checkpoint.CheckpointSearch, console: Console) -> LoopState | None:
     """Restore a checkpoint, and discard later data; None if there was no checkpoint yet."""
-    run.write_lost_decision()
+    run.log.write_lost_decision(run.recovery.event)
     saved, back_to = search.checkpoint, run.recovery.plan.back_to
     state = None if saved is None else run.restore(saved)
     if back_to is not None:
         message = f"Killed during the rollback to the checkpoint of step {back_to}: repeating it."
-        run.event_log.append({"step": back_to, "event": "resumed rollback", "says": message})
+        run.log.events.append({"step": back_to, "event": "resumed rollback", "says": message})
     for problem in search.broken:
         _print_line(console, f"Broken checkpoint: {problem} Using the one before.")
-        run.event_log.append({"event": "broken checkpoint", "problem": problem})
+        run.log.events.append({"event": "broken checkpoint", "problem": problem})
     step = 0 if saved is None else saved.step
     fresh_start = "No checkpoint yet: starting from step 0."
     _print_line(console, fresh_start if saved is None else f"Resuming after step {step}.")
-    checkpoint.set_aside_damaged(run.folder, after=step, max_step=back_to)
-    checkpoint.remove_unfinished(run.folder)
+    checkpoint.set_aside_damaged(run.parts.folder, after=step, max_step=back_to)
+    checkpoint.remove_unfinished(run.parts.folder)
     # a checkpoint is written after everything else of its step; without one, discard all
     run.discard_after(step if saved is not None else -1)
     run.recovery.finish_rollback()
-    run.event_log.append({"event": "resumed", "step": step})
+    run.log.events.append({"event": "resumed", "step": step})
     return state
 
 

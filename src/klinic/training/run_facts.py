@@ -19,6 +19,7 @@ from klinic.model.loading import (
     num_experts,
     num_parameters,
 )
+from klinic.model.reference import ReferenceIdentity
 from klinic.recipe.recipe import Recipe
 
 LIBRARIES = (
@@ -27,7 +28,7 @@ LIBRARIES = (
 )
 
 
-def run_facts(recipe: Recipe, policy: Policy, reference: dict[str, Any]) -> dict[str, Any]:
+def run_facts(recipe: Recipe, policy: Policy, reference: ReferenceIdentity) -> dict[str, Any]:
     """Return the contents of run.json."""
     learner, sampling = recipe.learner, recipe.sampling
     single = learner.updates_per_batch == 1

@@ -1,7 +1,7 @@
 """The state of the loop between steps, the result of one step, and its seconds by phase."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -9,6 +9,9 @@ from klinic.doctor.anomalies import History
 from klinic.evidence.record import Fact, StepRecord
 from klinic.evidence.rollout import Rollout
 from klinic.maths.kl_coef import KLCoefState
+
+EventFacts = Mapping[str, Fact]
+"""Facts of an event, in addition to its step, name and message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

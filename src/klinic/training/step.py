@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from klinic.errors import LogitsError
 from klinic.evidence.metrics import mean_k1, update_kl
 from klinic.evidence.record import StepRecord
-from klinic.learner.protocol import Learner
+from klinic.learner.protocol import Learner, LossScales
+from klinic.learner.scored_batch import ScoredBatch
 from klinic.maths.kl_coef import KLCoefState, linear_warmup
 from klinic.model.weights import Weights
 from klinic.recipe.sections import KLSection
@@ -20,14 +20,6 @@ from klinic.training.kl_control import controller_metrics, saturation_notice, up
 from klinic.training.protocol import TrainingRun
 from klinic.training.reference_updates import update_reference
 from klinic.training.state import CompletedStep, LoopState, PhaseTimer
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LossScales:
-    """Factors of the two terms of the loss."""
-
-    kl_coef: float
-    reward: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +37,10 @@ CollectRollouts = Callable[[TrainingRun, LoopState, StepGuard, PhaseTimer], Coll
 
 
 def run_step(
-    run: TrainingRun, state: LoopState, kl: KLSection | None, collect: CollectRollouts | None = None
+    run: TrainingRun, state: LoopState, collect: CollectRollouts | None = None
 ) -> tuple[CompletedStep, LoopState]:
     """Run one step without recording it; `collect` overrides how rollouts are collected."""
-    step, timer = state.step + 1, PhaseTimer()
+    kl, step, timer = run.recipe.kl, state.step + 1, PhaseTimer()
     guard = run.make_guard(state)
     collected = (collect or collect_from_newest)(run, state, guard, timer)
     batch = collected.batch
@@ -88,7 +80,7 @@ def run_step(
     next_state = LoopState(
         step=step,
         batch_index=batch.batch_indices[-1],
-        kl=update_controller(run, kl, state, completed),
+        kl=update_controller(run, state, completed),
         history=guard.history,
         rewards=update_reference(run, completed, batch.scores, state.rewards),
     )
@@ -125,7 +117,7 @@ def _collect_guarded(
 
 
 def rows_over_kl_limit(
-    learner: Learner, scored: Any, kl: KLSection | None, guard: StepGuard
+    learner: Learner, scored: ScoredBatch, kl: KLSection | None, guard: StepGuard
 ) -> list[int]:
     """Return the rows whose summed KL to the reference exceeds `kl.rollout_limit`."""
     limit = None if kl is None else kl.rollout_limit
@@ -141,25 +133,25 @@ def rows_over_kl_limit(
 def update_policy(
     run: TrainingRun,
     record: StepRecord,
-    scored: Any,
+    scored: ScoredBatch,
     guard: StepGuard,
     *,
     scales: LossScales,
     dry_run: bool,
 ) -> CompletedStep:
     """Make the updates of one batch, up to the KL limit, or none in a dry run."""
-    scale_options = {"kl_coef": scales.kl_coef, "reward_scale": scales.reward}
+    num_updates = run.recipe.learner.updates_per_batch
     completed = CompletedStep(
         step=record.step, record=record, last_record=record, kl_coef=scales.kl_coef
     )
-    if run.reward_warmup_steps:
+    if run.recipe.learner.reward_warmup_steps:
         completed.metrics["reward_scale"] = scales.reward
-    limit = run.update_kl_limit
-    for number in range(run.updates_per_batch):
-        prepared = run.learner.prepare(scored, **scale_options)
+    limit = guard.update_kl_limit
+    for number in range(num_updates):
+        prepared = run.learner.prepare(scored, scales)
         guard.check_gradient(prepared, record.step)
         if number and limit is not None and update_kl(prepared.record) > limit:
-            completed.num_skipped_updates = run.updates_per_batch - number
+            completed.num_skipped_updates = num_updates - number
             break
         completed.record = completed.record if number else prepared.record
         completed.last_record = prepared.record
@@ -189,7 +181,7 @@ def kl_coef(kl: KLSection | None, state: LoopState) -> float:
 
 def reward_scale(run: TrainingRun, state: LoopState) -> float:
     """Return the factor of the policy term in the next step; the KL term has none."""
-    return linear_warmup(1.0, step=state.step, warmup_steps=run.reward_warmup_steps)
+    return linear_warmup(1.0, step=state.step, warmup_steps=run.recipe.learner.reward_warmup_steps)
 
 
 def needs_reference(kl: KLSection | None, state: LoopState) -> bool:
@@ -202,13 +194,13 @@ def needs_reference(kl: KLSection | None, state: LoopState) -> bool:
 
 
 def update_controller(
-    run: TrainingRun, kl: KLSection | None, state: LoopState, completed: CompletedStep
+    run: TrainingRun, state: LoopState, completed: CompletedStep
 ) -> KLCoefState | None:
     """Return the controller state after a step; record an event if it saturates."""
-    measured_kl = mean_k1(completed.record)
+    kl, measured_kl = run.recipe.kl, mean_k1(completed.record)
     next_state = update_kl_coef(kl, state.kl, measured_kl, done_steps=state.step)
     if measured_kl is not None and (
         notice := saturation_notice(kl, state.kl, next_state, measured_kl)
     ):
-        run.record_event(completed.step, "kl coefficient held", notice.message, **notice.facts)
+        run.record_event(completed.step, "kl coefficient held", notice.message, notice.facts)
     return next_state

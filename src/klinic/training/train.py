@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from rich.console import Console
@@ -20,6 +20,7 @@ from klinic.model.adapters import base_digest
 from klinic.model.chat import PromptEncoder
 from klinic.model.determinism import initialize_vml_kernels
 from klinic.model.loading import BUILT_IN_MODELS, Policy
+from klinic.model.reference import ReferenceIdentity
 from klinic.recipe.recipe import Recipe
 from klinic.trackers.protocol import Tracker
 from klinic.trackers.select import make_trackers, refuse_missing_extras
@@ -34,6 +35,7 @@ from klinic.training.build import (
     wrap_multi_turn,
 )
 from klinic.training.loop import run_async_loop, run_loop
+from klinic.training.parts import RunParts
 from klinic.training.resume import find_resume_point, refuse_other_schema, resume_run
 from klinic.training.run import Run
 from klinic.training.run_facts import run_facts
@@ -123,7 +125,7 @@ def _train_in(
         resumed = None if search is None else resume_run(run, search, console)
         state = start_new_run(run) if resumed is None else resumed
         run.open_doctor(after=state.step)
-        for tracker in run.trackers:
+        for tracker in run.parts.trackers:
             tracker.begin(step=state.step)
         if run.initial_eval is None:
             run.initial_eval = run.evaluate(0)
@@ -135,7 +137,7 @@ def _train_in(
         # a run killed after its last save has not reported it
         run.doctor.report_diagnosis(state.step)
     if run.stop_signal.signal is not None:  # last: marks a clean stop
-        run.event_log.append(stop_event(state.step, run.stop_signal.signal))
+        run.log.events.append(stop_event(state.step, run.stop_signal.signal))
     return Result(
         folder=folder,
         step=state.step,
@@ -147,11 +149,11 @@ def _train_in(
 
 def _run_training(run: Run, state: LoopState) -> LoopState:
     """Train to the end, with prefetched rollouts where the recipe allows staleness."""
-    kl, max_staleness = run.recipe.kl, run.recipe.max_staleness
-    if run.cluster is None or not max_staleness:
-        return run_loop(run, state, kl)
+    cluster, max_staleness = run.parts.cluster, run.recipe.max_staleness
+    if cluster is None or not max_staleness:
+        return run_loop(run, state)
     return run_async_loop(
-        run, state, kl, max_staleness=max_staleness, snapshot_weights=run.cluster.snapshot_weights
+        run, state, max_staleness=max_staleness, snapshot_weights=cluster.snapshot_weights
     )
 
 
@@ -201,7 +203,7 @@ def assemble_run(
         else:
             sampler = cluster.make_sampler(policy, weights_source)
         cleanup.pop_all()  # from here on the run closes them
-    return Run(
+    parts = RunParts(
         cluster=cluster,
         recipe=recipe,
         folder=folder,
@@ -214,6 +216,7 @@ def assemble_run(
         reference=reference,
         base_digest=base_digest(policy.lm),
     )
+    return Run(parts)
 
 
 def _start_ray_workers(recipe: Recipe, folder: Path, console: Console) -> "RayWorkers | None":
@@ -228,7 +231,7 @@ def _start_ray_workers(recipe: Recipe, folder: Path, console: Console) -> "RayWo
 
 def _start_learner(
     recipe: Recipe, policy: Policy, weights_source: str, cluster: "RayWorkers | None"
-) -> tuple[Learner, dict[str, Any]]:
+) -> tuple[Learner, ReferenceIdentity]:
     """Return the learner, single-process or sharded, and the identity of its reference."""
     if recipe.learner.shards > 1:
         from klinic.training.learner_processes import STORE_VARIABLE, start_sharded_learner
@@ -246,8 +249,9 @@ def _start_learner(
 
 def start_new_run(run: Run) -> LoopState:
     """Write run.json and the token texts of a new run; return its initial state."""
-    write_run_facts(run.folder, run_facts(run.recipe, run.policy, run.reference))
-    write_tokens(run.folder, _token_texts(run.policy))
+    parts = run.parts
+    write_run_facts(parts.folder, run_facts(parts.recipe, parts.policy, parts.reference))
+    write_tokens(parts.folder, _token_texts(parts.policy))
     run.signs = WarningState()
     kl = run.recipe.kl
     return LoopState(kl=None if kl is None else KLCoefState(coef=kl.coef))

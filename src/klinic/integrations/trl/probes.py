@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from klinic.evidence.record import ProbeResult
 from klinic.integrations.trl.kl_term import SUPPORTED_LOSSES, token_weights
 from klinic.integrations.trl.scoring import (
     Batch,
@@ -30,7 +31,6 @@ from klinic.learner.probes import (
     NUM_PROBED_ROWS,
     NUM_ROWS_ALONE,
     PROBED_ESTIMATORS,
-    ProbeResult,
     compare_gradients,
     cosine_similarity,
     is_expected_gradient,

@@ -20,6 +20,8 @@ from typing import Any, Protocol, runtime_checkable
 from klinic.errors import EngineLostError, MissingExtraError, SamplerError, first_line
 from klinic.evidence.writing import open_log
 from klinic.runtime.process_tree import PARENT_PID_VARIABLE
+from klinic.sampler.decoding import FinishReason
+from klinic.sampler.rollouts import GenerationOutput
 from klinic.sampler.token_sampling import SamplingParams
 from klinic.sampler.vllm.weight_sender import BACKEND, WORKER_EXTENSION, WeightTransferControl
 from klinic.sampler.weight_group import LOOPBACK
@@ -44,20 +46,6 @@ class GenerationRequest:
     eos_ids: tuple[int, ...]
     num_top: int = 0
     """How many of the most likely tokens to report, in addition to the sampled one."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GenerationOutput:
-    """One generation result with per-token log-probs."""
-
-    token_ids: list[int]
-    logp: list[float]
-    finish_reason: str
-    outcomes: list[dict[int, float]]
-    """For each position, log-probs of the sampled token and of the requested most likely tokens."""
-    context: list[int]
-    """The context token ids as the engine reported them."""
-    cached_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +291,11 @@ def _lora_request(adapter: Adapter) -> Any:
     return LoRARequest(adapter.name, adapter.number, str(adapter.folder))
 
 
+def to_finish_reason(reason: str | None) -> FinishReason:
+    """Return vLLM's finish reason as a rollout has it: anything but a stop token is the length."""
+    return "stop" if reason == "stop" else "length"
+
+
 def _to_output(output: Any) -> GenerationOutput:
     (completion,) = output.outputs
     ids = list(completion.token_ids)
@@ -310,7 +303,7 @@ def _to_output(output: Any) -> GenerationOutput:
     return GenerationOutput(
         token_ids=ids,
         logp=[step[i].logprob for step, i in zip(steps, ids, strict=True)],
-        finish_reason=completion.finish_reason or "length",
+        finish_reason=to_finish_reason(completion.finish_reason),
         outcomes=[{i: value.logprob for i, value in step.items()} for step in steps],
         context=list(output.prompt_token_ids),
         cached_tokens=int(output.num_cached_tokens or 0),

@@ -20,18 +20,17 @@ from klinic.model.adapters import TRAINED_ADAPTER, has_adapter
 from klinic.model.loading import Policy
 from klinic.model.weights import Weights, trainable_tensors
 from klinic.runtime.cleanup_process import start_cleanup_process
-from klinic.sampler.decoding import FinishReason
 from klinic.sampler.protocol import LoadResult
 from klinic.sampler.random_streams import engine_seed
 from klinic.sampler.rollouts import (
-    PolicyTurn,
+    GenerationOutput,
     append_turn,
     context_ids,
     empty_rollouts,
     remaining_tokens,
 )
 from klinic.sampler.token_sampling import SamplingParams
-from klinic.sampler.vllm.engine import Adapter, Engine, GenerationOutput, GenerationRequest
+from klinic.sampler.vllm.engine import Adapter, Engine, GenerationRequest
 from klinic.sampler.vllm.sync_check import SyncProbe
 from klinic.sampler.vllm.weight_sender import WeightSender
 from klinic.sampler.weight_group import ram_disk
@@ -116,10 +115,9 @@ class VllmSampler:
         indices = [index for index, num in enumerate(left) if num]
         requests = [self._make_request(rollouts[index], left[index], step) for index in indices]
         outputs = self._engine.generate(requests, self._adapter) if requests else []
-        for index, answer in zip(indices, outputs, strict=True):
-            done[index] = append_turn(
-                rollouts[index], _to_turn(answer), self._policy, version=self._version
-            )
+        for index, output in zip(indices, outputs, strict=True):
+            _refuse_non_finite(output)
+            done[index] = append_turn(rollouts[index], output, self._policy, version=self._version)
         return done
 
     def close(self) -> None:
@@ -146,18 +144,10 @@ class VllmSampler:
         )
 
 
-def _to_turn(output: GenerationOutput) -> PolicyTurn:
+def _refuse_non_finite(output: GenerationOutput) -> None:
     if not np.isfinite(output.logp).all():
         raise LogitsError(
             "vLLM returned log-probs that are not finite: an update made some of the policy's "
             "weights NaN or infinite. Lower learner.learning_rate and resume from an earlier "
             "checkpoint."
         )
-    reason: FinishReason = "stop" if output.finish_reason == "stop" else "length"
-    return PolicyTurn(
-        token_ids=output.token_ids,
-        logp=output.logp,
-        finish_reason=reason,
-        context=output.context,
-        cached_tokens=output.cached_tokens,
-    )

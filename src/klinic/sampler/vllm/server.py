@@ -15,11 +15,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from klinic.errors import ConfigError, SamplerError
+from klinic.sampler.rollouts import GenerationOutput
 from klinic.sampler.vllm.engine import (
     Adapter,
     EngineConfig,
-    GenerationOutput,
     GenerationRequest,
+    to_finish_reason,
     vllm_sampling_params,
 )
 from klinic.sampler.weight_group import LOOPBACK
@@ -108,7 +109,7 @@ class ServerEngine:
         return GenerationOutput(
             token_ids=list(choice["token_ids"]),
             logp=[math.nan if value is None else float(value) for value in values],
-            finish_reason=choice["finish_reason"] or "length",
+            finish_reason=to_finish_reason(choice["finish_reason"]),
             outcomes=[
                 {int(key.removeprefix("token_id:")): float(p) for key, p in (step or {}).items()}
                 for step in choice["logprobs"]["top_logprobs"] or []

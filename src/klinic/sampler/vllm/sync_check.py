@@ -9,7 +9,7 @@ The comparison covers the most likely tokens at each position, not only the samp
 policy assigns its samples the same log-prob before and after an update.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -21,22 +21,21 @@ from klinic.model.adapters import has_adapter
 from klinic.model.layout import pad_rows
 from klinic.model.loading import Policy
 from klinic.model.scorer import TokenScorer
+from klinic.sampler.rollouts import GenerationOutput
 from klinic.sampler.token_sampling import SamplingParams
-from klinic.sampler.vllm.engine import GenerationOutput, GenerationRequest
+from klinic.sampler.vllm.engine import GenerationRequest
 
 PROMPT_TOKENS = 301  # tokens; prefix-cache blocks have up to 128, so a short prompt fills none
 NEW_TOKENS = 16  # tokens to generate
 NUM_TOP = 4  # most likely tokens to compare
 REPEATED_SEED = 0  # seed of the prompt that is always the same
 
-SyncGaps = dict[str, float]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ProbeSample:
     prompt: np.ndarray
     token_ids: np.ndarray
-    outcomes: list[dict[int, float]]
+    outcomes: Sequence[Mapping[int, float]]
     """Log-probs that the engine reported at each token."""
 
 
@@ -66,7 +65,7 @@ class SyncProbe:
 
     def measure_gaps(
         self, requests: Sequence[GenerationRequest], outputs: Sequence[GenerationOutput]
-    ) -> SyncGaps:
+    ) -> dict[str, float]:
         """Return the mean absolute log-prob gap in nats per token, for both prompts."""
         repeated, fresh = (
             _ProbeSample(
@@ -77,7 +76,7 @@ class SyncProbe:
             for one, answer in zip(requests, outputs, strict=True)
         )
         scorer = self._policy.scorer
-        answer: SyncGaps = {
+        answer: dict[str, float] = {
             "repeated": self._mean_gap(repeated, scorer),
             "fresh": self._mean_gap(fresh, scorer),
             "cached_tokens": float(outputs[0].cached_tokens),

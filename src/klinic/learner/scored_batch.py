@@ -1,0 +1,26 @@
+"""A batch scored by policy and reference: the state between `score` and the updates of a step."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from klinic.evidence.record import StepRecord
+from klinic.learner.objective import LossTargets
+from klinic.learner.packing import MicroBatch
+from klinic.model.scorer import RefHidden
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoredBatch:
+    """A batch scored by policy and reference before its updates."""
+
+    record: StepRecord
+    batches: list[MicroBatch]
+    """Micro-batches of this rank."""
+    targets: LossTargets
+    ref_hidden: list[RefHidden | None]
+    """The reference's hidden states, or a sample of them, per micro-batch."""
+    logp_start: Tensor | None = None
+    """Log-probs under the initial policy, on diagnostic steps of a moving reference."""
+    reference_fingerprint: str | None = None
+    """Fingerprint of the reference's current weights."""

@@ -1,0 +1,43 @@
+"""The assembled parts of a run: recipe, folder, data, policy, learner, sampler and trackers."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from klinic.data.prompts import PromptDataset
+from klinic.evidence.run_facts import display_path
+from klinic.learner.protocol import Learner
+from klinic.model.loading import Policy
+from klinic.model.reference import ReferenceIdentity
+from klinic.recipe.recipe import Recipe
+from klinic.sampler.protocol import Sampler
+from klinic.trackers.protocol import Tracker
+from klinic.training.source import TaskData
+
+if TYPE_CHECKING:
+    from klinic.training.ray_run import RayWorkers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunParts:
+    """What a recipe was assembled into; none of it is replaced during a run."""
+
+    recipe: Recipe
+    folder: Path
+    task_data: TaskData
+    policy: Policy
+    learner: Learner
+    sampler: Sampler
+    prompt_dataset: PromptDataset
+    trackers: list[Tracker]
+    reference: ReferenceIdentity
+    """The reference at the start; the learner has its current state."""
+    base_digest: str | None
+    """Digest of the base weights under an adapter, which checkpoints do not contain."""
+    cluster: "RayWorkers | None" = None
+    """Worker processes, if there are any."""
+
+    @property
+    def display_folder(self) -> Path:
+        """The run folder as messages name it."""
+        return display_path(self.folder, self.recipe)
