@@ -189,6 +189,6 @@ def test_compiled_models_train_the_same():
 def test_assembling_needs_no_loop(tmp_path):
     loaded = from_keywords(model="tiny", task="arithmetic", kl_coef=0.1)
     source = load_task_data(loaded.recipe, PythonInputs())
-    parts = assemble_run(loaded.recipe, tmp_path, source, Console(quiet=True))
-    assert make_learner(loaded.recipe, parts.policy, None).publish().version == 0
+    run = assemble_run(loaded.recipe, tmp_path, source, Console(quiet=True))
+    assert make_learner(loaded.recipe, run.parts.policy, None).publish().version == 0
     assert callable(train)
