@@ -16,6 +16,7 @@ NAMED = (
     *("sparse for metrics.jsonl", "kernel log for recipe.yaml", "noise for recipe.yaml"),
     *("long numbers for metrics.jsonl", "columns: log-probs of 1e308", "far apart", "lying footer"),
     *("one part many times", "text that is no text", "events.jsonl without event"),
+    *("memory of itself for run.json", "memory of itself for metrics.jsonl"),
 )
 
 

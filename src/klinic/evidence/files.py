@@ -60,11 +60,11 @@ def read_bytes(path: Path, *, largest: int) -> bytes:
     """Return the bytes of a file; raise `EvidenceError` if it is too large or sparse."""
     with open_file(path) as file:
         refuse_sparse(file, path)
-        size = max(BUFFER_BYTES, os.fstat(file.fileno()).st_size)  # files in /proc report size 0
-        try:
-            data = file.read(min(size, largest) + 1) or b""
+        size = os.fstat(file.fileno()).st_size
+        try:  # files in /proc report size 0
+            data = file.read(min(max(BUFFER_BYTES, size), largest) + 1) or b""
         except OSError as error:
-            raise unreadable_error(path, error) from error
+            raise unreadable_error(path, error, size=size) from error
     if len(data) > largest:
         raise EvidenceError(
             f"{path}: is larger than {largest / 2**20:,.0f} MB, the limit for this file of a run. "
@@ -85,10 +85,14 @@ def open_file(path: Path) -> IO[bytes]:
         raise unreadable_error(path, error) from error
 
 
-def unreadable_error(path: Path, error: Exception) -> EvidenceError:
-    """Return the error for an unreadable file: `UnreadableError` if the machine is at fault."""
-    reason = getattr(error, "strerror", None) or str(error)
-    kind = UnreadableError if getattr(error, "errno", None) in MACHINE_ERRNOS else EvidenceError
+def unreadable_error(path: Path, error: Exception, *, size: int | None = None) -> EvidenceError:
+    """Return the error for an unreadable file: `UnreadableError` if the machine is at fault.
+
+    A file of size 0 has no bytes on a disk that could fail: it is a special file, as in /proc.
+    """
+    reason, number = getattr(error, "strerror", None) or str(error), getattr(error, "errno", None)
+    is_special = number == errno.EIO and size == 0
+    kind = UnreadableError if number in MACHINE_ERRNOS and not is_special else EvidenceError
     return kind(
         f"{path}: cannot be read ({reason}). Check that it exists and that you may read it."
     )
@@ -115,13 +119,14 @@ def numbered_lines(path: Path, *, longest: int | None = None) -> Iterator[tuple[
     """Yield (line number, line) of a file; raise `EvidenceError` for a line that is too long."""
     longest = LONGEST if longest is None else longest
     with open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
         try:
-            if os.fstat(file.fileno()).st_size <= longest:  # so no line is longer
+            if size <= longest:  # so no line is longer
                 yield from enumerate(file, 1)
             else:
                 yield from _long_lines(file, path, longest)
         except OSError as error:
-            raise unreadable_error(path, error) from error
+            raise unreadable_error(path, error, size=size) from error
 
 
 def _long_lines(file: IO[bytes], path: Path, longest: int) -> Iterator[tuple[int, bytes]]:
