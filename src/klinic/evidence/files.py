@@ -34,7 +34,13 @@ def read_json(
     path: Path, *, largest: int = LARGEST, most_containers: int = MOST_CONTAINERS
 ) -> dict[str, Any]:
     """Return the JSON object in a file; raise `EvidenceError` if it cannot be read."""
-    data = read_bytes(path, largest=largest)
+    return parse_object(read_bytes(path, largest=largest), path, most_containers=most_containers)
+
+
+def parse_object(
+    data: bytes, path: Path, *, most_containers: int = MOST_CONTAINERS
+) -> dict[str, Any]:
+    """Return the JSON object in the bytes of a file."""
     try:
         value = parse_json(data, most_containers=most_containers)
     except (ValueError, RecursionError) as error:
