@@ -18,6 +18,7 @@ from klinic.maths.surrogate import SURROGATES
 from klinic.model.loading import Policy, prepare_policy
 from klinic.model.reference import Reference, copy_as_reference, make_adapter_off_reference
 from klinic.model.tiny import tiny_tokenizer
+from klinic.model.token_filters import NO_FILTERS
 from klinic.recipe.sections import ModelSection
 from klinic.rewards.scores import StepRewards, with_rewards
 
@@ -136,6 +137,7 @@ def learner_of(
         "max_grad_norm": 1.0,
         "updates_per_batch": 1,
         "packed": False,
+        "filters": NO_FILTERS,
     }
     objective |= {k: v for k, v in changes.items() if k in objective}
     settings |= {k: v for k, v in changes.items() if k in settings}

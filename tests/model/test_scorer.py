@@ -43,7 +43,7 @@ def test_log_prob_entropy_and_rank_are_the_softmax_s(layout, temperature, tokens
     torch.testing.assert_close(scores.logp, logp, rtol=0, atol=1e-12)
     torch.testing.assert_close(scores.entropy, -(whole.exp() * whole).sum(-1), rtol=0, atol=1e-12)
     assert scores.rank.tolist() == (whole > logp[:, None]).sum(-1).tolist()
-    alone = policy.scorer.logp(policy.scorer.hidden(layout), layout.target_ids)
+    alone = policy.scorer.logp(policy.scorer.hidden(layout), layout.targets)
     assert torch.equal(alone, scores.logp)
 
 
@@ -74,14 +74,14 @@ def test_the_reference_is_the_policy_until_it_moves(layout, lora_rank):
     reference = own_reference(policy, lora=lora_rank is not None)
     hidden = reference.hidden(layout)
     scores = policy.scorer(layout, hidden)
-    assert torch.equal(scores.logp, reference.logp(hidden, layout.target_ids))
+    assert torch.equal(scores.logp, reference.logp(hidden, layout.targets))
     assert torch.equal(scores.kl_exact, torch.zeros_like(scores.kl_exact))
     with torch.no_grad():
         for p in policy.lm.parameters():
             if p.requires_grad:
                 p.add_(0.05)
     moved = policy.scorer(layout, reference.hidden(layout))
-    assert torch.equal(reference.logp(hidden, layout.target_ids), scores.logp)
+    assert torch.equal(reference.logp(hidden, layout.targets), scores.logp)
     assert float(moved.kl_exact.detach().min()) > 0
 
 

@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from klinic.errors import PolicyError
+from klinic.model.token_filters import filter_mask
 from klinic.sampler import token_sampling
 from klinic.sampler.random_streams import uniforms
-from klinic.sampler.token_sampling import SamplingParams, filter_mask, inverse_cdf, sample_tokens
+from klinic.sampler.token_sampling import SamplingParams, inverse_cdf, sample_tokens
 
 P = torch.tensor([0.5, 0.25, 0.0, 0.125, 0.0625, 0.0625], dtype=torch.float64)
 GRID = (torch.arange(16, dtype=torch.float64) + 0.5) / 16

@@ -62,6 +62,7 @@ def step_sizes(
         micro_batch=settings.micro_batch_size,
         updates=settings.updates_per_batch,
         scores_old=settings.updates_per_batch > 1
+        or settings.filters.has_filters
         or (needs_vocabulary and objective.needs_baseline),
         reference=uses_reference,
         whole_vocabulary=needs_vocabulary and not keeps_top,
@@ -116,7 +117,12 @@ def _build_forecast(recipe: Recipe) -> Forecast:
         moves=recipe.reference.moves,
     )
     lengths = find_prompt_lengths(recipe, window=bare.policy.context_window)
-    learner = make_learner(recipe, bare.policy, bare.reference)
+    # the sets of kept tokens depend on values, which meta tensors do not have
+    no_filters = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+    unfiltered = recipe.model_copy(
+        update={"sampling": recipe.sampling.model_copy(update=no_filters)}
+    )
+    learner = make_learner(unfiltered, bare.policy, bare.reference)
     left_out = None
     try:
         phases = list(_measure_phases(recipe, lengths, bare, learner))

@@ -26,7 +26,7 @@ from klinic.model.reference import Reference
 from klinic.model.scorer import TokenScorer
 from klinic.model.weights import Weights, fingerprint, full_tensor
 
-FORWARD_METHODS = ("hidden", "score", "score_and_loss", "logits_of")
+FORWARD_METHODS = ("hidden", "score", "score_and_loss", "logits_of", "kept_tokens")
 """Methods of a scorer that are called besides its forward; they need gathered weights as well."""
 
 

@@ -49,6 +49,7 @@ from klinic.learner.update import (
 )
 from klinic.maths.arrays import row_of_token, segment_sum
 from klinic.maths.kl import k1
+from klinic.model.layout import TokenTargets
 from klinic.model.loading import Policy
 from klinic.model.moving_reference import MovingReference, MovingReferenceIdentity
 from klinic.model.reference import Reference
@@ -118,7 +119,7 @@ class LocalLearner:
         targets, hidden = self._with_old_logp(record, targets, batches, hidden)
         if reference is not None:
             logp_ref = [
-                reference.logp(h, b.layout.target_ids)
+                reference.logp(h, b.layout.targets)
                 for h, b in zip(hidden, batches, strict=True)
                 if h is not None
             ]
@@ -144,8 +145,11 @@ class LocalLearner:
         return self.settings.packed
 
     def make_micro_batches(self, record: StepRecord, size: int) -> list[MicroBatch]:
-        """Split this rank's rows into micro-batches of at most `size` rows of the longest."""
-        return make_micro_batches(
+        """Split this rank's rows into micro-batches of at most `size` rows of the longest.
+
+        Where the sampler truncates, they hold the sets of tokens that the current policy keeps.
+        """
+        batches = make_micro_batches(
             record,
             size=size,
             pad_id=self.policy.pad_id,
@@ -153,6 +157,10 @@ class LocalLearner:
             packed=self.packs_rows,
             group=self.group,
         )
+        filters = self.settings.filters
+        if not filters.has_filters:
+            return batches
+        return [b.with_kept(self.scorer.kept_tokens(b.layout, filters)) for b in batches]
 
     def _gather_tokens(
         self, parts: list[Tensor], batches: list[MicroBatch], record: StepRecord
@@ -166,7 +174,7 @@ class LocalLearner:
         if not is_diagnostic_step(record.step) and record.step != moving.last_reset + 1:
             return None
         start = moving.start_reference
-        logp = [start.logp(start.hidden(b.layout), b.layout.target_ids) for b in batches]
+        logp = [start.logp(start.hidden(b.layout), b.layout.targets) for b in batches]
         return self._gather_tokens(logp, batches, record)
 
     def _with_old_logp(
@@ -183,25 +191,27 @@ class LocalLearner:
             return targets, hidden
         old, exact, hidden_with_top = [], [], []
         for batch, ref in zip(batches, hidden, strict=True):
-            states, ids = self.scorer.hidden(batch.layout), batch.layout.target_ids
+            states, token_targets = self.scorer.hidden(batch.layout), batch.layout.targets
             if baseline:
-                scores = self.scorer.score(states, ids, ref)
+                scores = self.scorer.score(states, token_targets, ref)
                 old.append(scores.logp)
                 exact.append(scores.kl_exact)
             else:
-                old.append(self.scorer.logp(states, ids))
-            hidden_with_top.append(self._store_top_k(states, ref))
+                old.append(self.scorer.logp(states, token_targets))
+            hidden_with_top.append(self._store_top_k(states, token_targets, ref))
         targets = replace(targets, logp_old=self._gather_tokens(old, batches, record))
         if not baseline:
             return targets, hidden_with_top
         kl_exact = self._gather_tokens([kl for kl in exact if kl is not None], batches, record)
         return replace(targets, kl_baseline=sequence_baseline(kl_exact, targets)), hidden_with_top
 
-    def _store_top_k(self, states: Tensor, ref: RefHidden | None) -> RefHidden | None:
+    def _store_top_k(
+        self, states: Tensor, targets: TokenTargets, ref: RefHidden | None
+    ) -> RefHidden | None:
         """Store the reference's top-k log-probs where the updates need only those."""
         if ref is None or not self.settings.stores_top_k(self.objective):
             return ref
-        return replace(ref, top=self.scorer.reference_top_k(states, ref))
+        return replace(ref, top=self.scorer.reference_top_k(states, targets, ref))
 
     def prepare(self, scored: ScoredBatch, scales: LossScales) -> PreparedUpdate:
         """Compute the loss and its gradient; weights do not change."""

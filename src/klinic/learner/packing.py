@@ -13,7 +13,7 @@ Records are divided differently: each rank writes consecutive rows.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 from klinic.evidence.record import StepRecord, entry_indices
 from klinic.learner.process_group import SINGLE_PROCESS, ProcessGroup
 from klinic.model.layout import Layout, pack_rows, pad_rows
+from klinic.model.token_filters import KeptTokens
 
 MAX_PADDING = 128  # tokens of padding that cost less than another forward pass
 
@@ -39,6 +40,10 @@ class MicroBatch:
     """Start and end of each row among these tokens."""
     is_counted: bool = True
     """False for a filler that only keeps this rank in sync with the others."""
+
+    def with_kept(self, kept: KeptTokens) -> "MicroBatch":
+        """Return the micro-batch with the tokens that a truncated sampler keeps."""
+        return replace(self, layout=replace(self.layout, kept=kept))
 
 
 def make_micro_batches(

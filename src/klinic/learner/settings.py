@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from klinic.learner.objective import Objective
 from klinic.learner.update import LearningRate
+from klinic.model.token_filters import NO_FILTERS, TokenFilters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +17,8 @@ class LearnerSettings:
     micro_batch_size: int
     updates_per_batch: int
     packed: bool = False
+    filters: TokenFilters = NO_FILTERS
+    """The sampler's filters, which scoring applies too."""
 
     def stores_top_k(self, objective: Objective) -> bool:
         """Whether the reference's top-k log-probs are stored, not recomputed in every update."""

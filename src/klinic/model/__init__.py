@@ -11,6 +11,7 @@ Loading and adapters
 Log-probs
     layout            completions as padded or packed rows of a forward pass
     scorer            the one log-prob function, in chunks over the vocabulary
+    token_filters     top-k, top-p, min-p: the tokens that a truncated sampler keeps
     head              hidden states to logits
     selected_logp     log-probs of the sampled tokens, with a memory-saving backward pass
     fused             loss and gradient chunk by chunk inside the forward pass

@@ -12,11 +12,12 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from klinic.errors import ShapeError
 from klinic.evidence.rollout import concatenate_arrays, offsets_from_lengths
+from klinic.model.token_filters import KeptTokens
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +30,35 @@ class Layout:
     """For each completion token, the flat index of the hidden state that predicts it."""
     target_ids: Int[Tensor, "n"]
     """The completion tokens of all rows, concatenated."""
+    kept: KeptTokens | None = None
+    """The tokens that a truncated sampler could have returned in their place; None for all."""
+
+    @property
+    def targets(self) -> "TokenTargets":
+        """The completion tokens with their kept sets."""
+        return TokenTargets(ids=self.target_ids, kept=self.kept)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenTargets:
+    """Tokens to score, and the sets of tokens that the distribution is restricted to."""
+
+    ids: Int[Tensor, "n"]
+    kept: KeptTokens | None = None
+
+    def slice_tokens(self, tokens: slice) -> "TokenTargets":
+        """Return the entries of a slice of tokens."""
+        kept = None if self.kept is None else self.kept.slice_tokens(tokens)
+        return TokenTargets(ids=self.ids[tokens], kept=kept)
+
+    def restrict_logits(
+        self, logits: Float[Tensor, "m V"], tokens: Int[Tensor, "m"] | None = None
+    ) -> Float[Tensor, "m V"]:
+        """Exclude the tokens that were not kept; `tokens` selects the rows of the logits."""
+        if self.kept is None:
+            return logits
+        keep = self.kept.mask(logits.shape[-1])
+        return logits.masked_fill(~(keep if tokens is None else keep[tokens]), -torch.inf)
 
 
 def pad_rows(

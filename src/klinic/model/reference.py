@@ -32,7 +32,7 @@ from klinic.model.adapters import (
     use_frozen_adapter,
 )
 from klinic.model.equivalence import probe_layout
-from klinic.model.layout import Layout
+from klinic.model.layout import Layout, TokenTargets
 from klinic.model.scorer import RefHidden, TokenScorer
 from klinic.model.weights import digest, sampled_digest
 
@@ -70,10 +70,10 @@ class Reference:
             return RefHidden(hidden=self.scorer.hidden(layout), logits=self._logits_of)
 
     @torch.no_grad()
-    def logp(self, hidden: RefHidden, target_ids: Tensor) -> Tensor:
+    def logp(self, hidden: RefHidden, targets: TokenTargets) -> Tensor:
         """Return the log-probs of the tokens."""
         with self._active_adapter():
-            return self.scorer.logp(hidden.hidden, target_ids)
+            return self.scorer.logp(hidden.hidden, targets)
 
     @torch.no_grad()
     def _logits_of(self, hidden: Tensor) -> Tensor:
@@ -161,8 +161,8 @@ def _verify_reference(reference: Reference) -> Reference:
     policy = reference.scorer
     layout = probe_layout(policy.lm, policy.device)
     hidden = policy.hidden(layout)
-    policy_logp = policy.score(hidden, layout.target_ids).logp
-    reference_logp = reference.logp(reference.hidden(layout), layout.target_ids)
+    policy_logp = policy.score(hidden, layout.targets).logp
+    reference_logp = reference.logp(reference.hidden(layout), layout.targets)
     reference.num_forwards = 0
     if not torch.equal(policy_logp, reference_logp):
         difference = float((policy_logp - reference_logp).abs().max())

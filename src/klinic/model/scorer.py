@@ -1,10 +1,10 @@
 """The one log-prob function: every logp, logp_old and logp_ref of klinic is computed here.
 
-Log-softmax in at least fp32, one temperature, explicit positions, no dropout. The logits are
-computed for a chunk of tokens at a time and never exist for all tokens at once: `score_and_loss`
-computes the gradient of each chunk immediately (fused.py), `forward` with gradients recomputes the
-chunk in the backward pass. Entropy, rank and, with a reference, the KL over the full vocabulary
-come from the same chunks.
+Log-softmax in at least fp32, one temperature, the sampler's filters (token_filters.py), explicit
+positions, no dropout. The logits are computed for a chunk of tokens at a time and never exist for
+all tokens at once: `score_and_loss` computes the gradient of each chunk immediately (fused.py),
+`forward` with gradients recomputes the chunk in the backward pass. Entropy, rank and, with a
+reference, the KL over the full vocabulary come from the same chunks.
 
 `supports_packing` decides whether a model may score packed rows. Packing pays off only with flash
 attention, which handles rows of any length without padding; other kernels materialise the mask
@@ -27,8 +27,9 @@ from klinic.maths.arrays import top_k_indices
 from klinic.maths.entropy import entropy
 from klinic.model.fused import ChunkLoss, fused_loss
 from klinic.model.head import Head, HeadGradient
-from klinic.model.layout import Layout, pack_rows
+from klinic.model.layout import Layout, TokenTargets, pack_rows
 from klinic.model.selected_logp import selected_logp
+from klinic.model.token_filters import KeptTokens, TokenFilters, concat_kept, filter_mask
 from klinic.model.token_scores import TokenScores, concat_scores
 
 CHUNK_ELEMENTS = 27 * 2**20  # logits per chunk: 108 MiB in fp32
@@ -115,7 +116,7 @@ class TokenScorer(nn.Module):
         A reference that covers only some tokens is for diagnostics, not training: `kl_exact` then
         has no gradient and is NaN at the other tokens.
         """
-        return self.score(self.hidden(layout), layout.target_ids, reference)
+        return self.score(self.hidden(layout), layout.targets, reference)
 
     def score_and_loss(
         self, layout: Layout, reference: RefHidden | None, loss: ChunkLoss, *, token_by_token: bool
@@ -128,7 +129,8 @@ class TokenScorer(nn.Module):
 
         def score_chunk(some: Tensor, tokens: slice) -> TokenScores:
             ref = None if reference is None else reference.slice_tokens(tokens)
-            return self._score_chunk(some, layout.target_ids[tokens], ref, head_gradient)
+            targets = layout.targets.slice_tokens(tokens)
+            return self._score_chunk(some, targets, ref, head_gradient)
 
         return fused_loss(
             hidden,
@@ -142,17 +144,17 @@ class TokenScorer(nn.Module):
     def score(
         self,
         hidden: Float[Tensor, "n H"],
-        target_ids: Int[Tensor, "n"],
+        targets: TokenTargets,
         reference: RefHidden | None = None,
     ) -> TokenScores:
         """Score tokens from their hidden states, in chunks."""
-        chunks = self._token_chunks(len(target_ids))
+        chunks = self._token_chunks(len(targets.ids))
         # a single chunk frees nothing before the backward pass, so recomputing saves nothing
         recompute = torch.is_grad_enabled() and len(chunks) > 1
         parts = []
         for chunk in chunks:
             ref = None if reference is None else reference.slice_tokens(chunk)
-            arguments = (hidden[chunk], target_ids[chunk], ref)
+            arguments = (hidden[chunk], targets.slice_tokens(chunk), ref)
             if recompute:
                 parts.append(checkpoint(self._score_chunk, *arguments, use_reentrant=False))
             else:
@@ -160,23 +162,39 @@ class TokenScorer(nn.Module):
         return concat_scores(parts)
 
     @torch.no_grad()
-    def logp(
-        self, hidden: Float[Tensor, "n H"], target_ids: Int[Tensor, "n"]
-    ) -> Float[Tensor, "n"]:
+    def logp(self, hidden: Float[Tensor, "n H"], targets: TokenTargets) -> Float[Tensor, "n"]:
         """Return the log-probs alone, bitwise equal to those of `score`."""
 
         def chunk_logp(some: slice) -> Tensor:
-            return selected_logp(self._scale_logits(self.head(hidden[some])), target_ids[some])[1]
+            chunk = targets.slice_tokens(some)
+            logits = chunk.restrict_logits(self._scale_logits(self.head(hidden[some])))
+            return selected_logp(logits, chunk.ids)[1]
 
-        return torch.cat([chunk_logp(some) for some in self._token_chunks(len(target_ids))])
+        return torch.cat([chunk_logp(some) for some in self._token_chunks(len(targets.ids))])
 
     @torch.no_grad()
-    def reference_top_k(self, hidden: Float[Tensor, "n H"], reference: RefHidden) -> RefTop:
+    def kept_tokens(self, layout: Layout, filters: TokenFilters) -> KeptTokens:
+        """Return the tokens that pass the filters, and the sampled token, at every position.
+
+        A sampler with other rounding can return a token at the edge of the set found here.
+        """
+        hidden, parts = self.hidden(layout), []
+        for chunk in self._token_chunks(len(hidden)):
+            keep = filter_mask(self.log_softmax(self.head(hidden[chunk])), filters)
+            keep.scatter_(-1, layout.target_ids[chunk, None], value=True)
+            parts.append(KeptTokens.from_mask(keep))
+        return concat_kept(parts)
+
+    @torch.no_grad()
+    def reference_top_k(
+        self, hidden: Float[Tensor, "n H"], targets: TokenTargets, reference: RefHidden
+    ) -> RefTop:
         """Return the reference's log-probs at the policy's most likely tokens, in chunks."""
         token_ids, logp = [], []
         for chunk in self._token_chunks(len(hidden)):
-            logp_all = self.log_softmax(self.head(hidden[chunk]))
-            ref_all = self.log_softmax(reference.logits(reference.hidden[chunk]))
+            restrict = targets.slice_tokens(chunk).restrict_logits
+            logp_all = self.log_softmax(restrict(self.head(hidden[chunk])))
+            ref_all = self.log_softmax(restrict(reference.logits(reference.hidden[chunk])))
             token_ids.append(top_k_indices(logp_all, _num_top_tokens(logp_all)))
             logp.append(kl.coarse_logp(logp=ref_all, token_ids=token_ids[-1]))
         return RefTop(token_ids=torch.cat(token_ids), logp=torch.cat(logp))
@@ -203,12 +221,12 @@ class TokenScorer(nn.Module):
     def _score_chunk(
         self,
         hidden: Tensor,
-        target_ids: Tensor,
+        targets: TokenTargets,
         reference: RefHidden | None,
         head_gradient: HeadGradient | None = None,
     ) -> TokenScores:
-        logits = self._scale_logits(self.head(hidden, head_gradient))
-        logp_vocab, logp = selected_logp(logits, target_ids)
+        logits = targets.restrict_logits(self._scale_logits(self.head(hidden, head_gradient)))
+        logp_vocab, logp = selected_logp(logits, targets.ids)
         scores = TokenScores(logp=logp, **_entropy_and_rank(logp_vocab, logp.detach()))
         if reference is None:
             return scores
@@ -218,10 +236,10 @@ class TokenScorer(nn.Module):
         if (top := reference.top) is not None:
             stored = {"coarse_q": top.logp, "token_ids": top.token_ids}
             scores = replace(scores, kl_topk=kl.bucketed_kl(logp_p=logp_all, **stored))
-        with torch.no_grad():
-            ref_all = self.log_softmax(reference.logits(reference.hidden))
         if reference.tokens is not None:
-            return replace(scores, kl_exact=self._kl_at_tokens(hidden, ref_all, reference.tokens))
+            return replace(scores, kl_exact=self._kl_at_tokens(hidden, targets, reference))
+        with torch.no_grad():
+            ref_all = self.log_softmax(targets.restrict_logits(reference.logits(reference.hidden)))
         both = {"logp_p": logp_all, "logp_q": ref_all}
         return replace(
             scores,
@@ -230,12 +248,15 @@ class TokenScorer(nn.Module):
         )
 
     @torch.no_grad()
-    def _kl_at_tokens(self, hidden: Tensor, ref_all: Tensor, indices: np.ndarray) -> Tensor:
-        """Return the exact KL at some tokens and NaN at the others, without gradient."""
-        tokens = torch.from_numpy(indices).to(hidden.device)
-        kl_exact = ref_all.new_full((len(hidden),), torch.nan)
+    def _kl_at_tokens(self, hidden: Tensor, targets: TokenTargets, reference: RefHidden) -> Tensor:
+        """Return the exact KL at the reference's tokens and NaN at the others, without gradient."""
+        tokens = torch.from_numpy(reference.tokens).to(hidden.device)
+        ref_logits = reference.logits(reference.hidden)
+        ref_all = self.log_softmax(targets.restrict_logits(ref_logits, tokens))
         # separate logits, in the shape of the reference's: equal policies differ by exactly 0
-        logp_some = self.log_softmax(self.head(hidden[tokens]))
+        policy_logits = self.head(hidden[tokens])
+        logp_some = self.log_softmax(targets.restrict_logits(policy_logits, tokens))
+        kl_exact = ref_all.new_full((len(hidden),), torch.nan)
         kl_exact[tokens] = kl.exact(logp_p=logp_some, logp_q=ref_all)
         return kl_exact
 

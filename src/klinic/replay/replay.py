@@ -23,7 +23,7 @@ from klinic.evidence.files import Journal
 from klinic.evidence.record import ProbeResult, StepRecord
 from klinic.evidence.run_facts import METRICS, PROBES, RECIPE
 from klinic.learner.local import LocalLearner
-from klinic.learner.packing import MicroBatch, gather_tokens, make_micro_batches
+from klinic.learner.packing import MicroBatch, gather_tokens
 from klinic.learner.protocol import Learner, LossScales
 from klinic.learner.scored_batch import ScoredBatch
 from klinic.recipe.recipe import Recipe
@@ -132,13 +132,8 @@ class Replay:
 
     def micro_batches(self, record: StepRecord, *, size: int | None = None) -> list[MicroBatch]:
         """Return the micro-batches of a record, of the learner's size or another."""
-        return make_micro_batches(
-            record,
-            size=self.recipe.learner.micro_batch_size if size is None else size,
-            pad_id=self.run.parts.policy.pad_id,
-            device=self.run.parts.policy.scorer.device,
-            packed=self.learner.packs_rows,
-        )
+        default_size = self.recipe.learner.micro_batch_size
+        return self.learner.make_micro_batches(record, default_size if size is None else size)
 
     def run_probes(self) -> dict[str, ProbeResult]:
         """Run the active probes on the step with this learner."""

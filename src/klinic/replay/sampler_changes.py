@@ -12,9 +12,9 @@ from klinic.checks.base import Case
 from klinic.checks.measures import as_float64, equal_completions, logp_gap, num_equal_pairs, rms
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import flatten_rollouts
+from klinic.model.token_filters import TokenFilters, filter_mask
 from klinic.replay.recorded import rollouts_from_record
 from klinic.replay.replay import BeforeAfter, Replay, concat_in_order
-from klinic.sampler.token_sampling import SamplingParams, filter_mask
 
 
 def _sampler_gap(record: StepRecord, logp: np.ndarray | None = None) -> float:
@@ -67,7 +67,7 @@ def measure_fitted_temperature(replay: Replay) -> BeforeAfter:
     before = rms(logp_gap(record, side, "logp_old"))
     near = scorer.temperature / (1 + slope)
     batches = replay.micro_batches(record)
-    states = [(scorer.hidden(b.layout), b.layout.target_ids) for b in batches]
+    states = [(scorer.hidden(b.layout), b.layout.targets) for b in batches]
     gaps = []
     for factor in np.linspace(0.85, 1.15, 13):
         with replay.at_temperature(near * factor):
@@ -101,14 +101,14 @@ def measure_surviving_rows(replay: Replay) -> BeforeAfter:
 def measure_truncated_sampling(replay: Replay) -> BeforeAfter:
     """Score over fewer tokens: the top-p or top-k that fits best."""
     record, scorer = replay.record, replay.run.parts.policy.scorer
-    candidates = [SamplingParams(top_p=float(p)) for p in np.arange(0.5, 1.0, 0.05)]
-    candidates += [SamplingParams(top_k=k) for k in (1, 2, 3, 5, 10, 20, 50)]
+    candidates = [TokenFilters(top_p=float(p)) for p in np.arange(0.5, 1.0, 0.05)]
+    candidates += [TokenFilters(top_k=k) for k in (1, 2, 3, 5, 10, 20, 50)]
     parts: list[list[Tensor]] = [[] for _ in candidates]
     batches = replay.micro_batches(record)
     for batch in batches:
         logp = scorer.log_softmax(scorer.head(scorer.hidden(batch.layout)))
-        for part, params in zip(parts, candidates, strict=True):
-            fewer = torch.log_softmax(logp.masked_fill(~filter_mask(logp, params), -torch.inf), -1)
+        for part, filters in zip(parts, candidates, strict=True):
+            fewer = torch.log_softmax(logp.masked_fill(~filter_mask(logp, filters), -torch.inf), -1)
             part.append(fewer.gather(-1, batch.layout.target_ids[:, None])[:, 0])
     gaps = []
     for part in parts:

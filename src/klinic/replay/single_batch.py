@@ -212,10 +212,10 @@ def _sample_completions(done: CompletedStep) -> Iterator[tuple[str, str, float]]
 
 
 def _check_non_finite(run: Run, done: CompletedStep, result: CheckReport) -> None:
-    """Inject an infinite advantage, and check that the update is discarded."""
+    """Inject infinite advantages, and check that the update is discarded."""
     before = run.learner.publish().fingerprint
-    advantage = np.array(done.record.advantage)
-    advantage[0] = np.inf
+    # in every row: one with a single kept token at each position has no gradient
+    advantage = np.full(done.record.num_rows, np.inf)
     poisoned = replace(done.record, advantage=advantage)
     scored = run.learner.score(poisoned, needs_reference=False)
     prepared = run.learner.prepare(scored, LossScales(kl_coef=0.0))

@@ -1,8 +1,7 @@
 """Samples one token per row of logits: temperature, filters, inverse CDF.
 
-Filters apply to the tempered distribution in the order top-k, top-p, min-p; the remaining
-probabilities are renormalized. The returned log-prob is that of the distribution actually sampled
-from.
+Filters (`model/token_filters.py`) apply to the tempered distribution; the remaining probabilities
+are renormalized. The returned log-prob is that of the distribution actually sampled from.
 """
 
 from dataclasses import dataclass
@@ -12,23 +11,16 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from klinic.errors import LogitsError
+from klinic.model.token_filters import TokenFilters, filter_mask
 
 CHUNK_LOGITS = 2**19  # logits per chunk on a CPU: intermediates stay in its cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SamplingParams:
-    """Sampling parameters; a temperature of 0 is greedy decoding."""
+class SamplingParams(TokenFilters):
+    """Temperature and filters; a temperature of 0 is greedy decoding."""
 
     temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-
-    @property
-    def has_filters(self) -> bool:
-        """Whether any filter can exclude a token."""
-        return self.top_p < 1 or self.top_k > 0 or self.min_p > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,24 +75,6 @@ def inverse_cdf(logp: Float[Tensor, "R V"], uniform: Float[Tensor, "R"]) -> Int[
     total = cdf[:, -1]
     point = torch.minimum(uniform.double() * total, torch.nextafter(total, -torch.ones_like(total)))
     return torch.searchsorted(cdf, point[:, None], right=True)[:, 0]
-
-
-def filter_mask(logp: Float[Tensor, "R V"], params: SamplingParams) -> Tensor:
-    """Return the mask of tokens that pass the filters; the most likely token always does."""
-    ordered, order = logp.sort(dim=-1, descending=True, stable=True)
-    p = ordered.double().exp()
-    ranks = torch.arange(p.shape[-1], device=p.device)
-    keep = torch.ones_like(ordered, dtype=torch.bool)
-    if params.top_k:
-        keep &= ranks < params.top_k
-    if params.top_p < 1:
-        p = torch.where(keep, p, 0.0)
-        p = p / p.sum(-1, keepdim=True)
-        keep &= p.cumsum(-1) - p < params.top_p  # the token that crosses the limit is kept
-    if params.min_p:
-        keep &= p >= params.min_p * p[:, :1]
-    keep[:, 0] = True
-    return torch.zeros_like(keep).scatter(-1, order, keep)
 
 
 def _gather_logp(logp: Tensor, token_ids: Tensor) -> Tensor:

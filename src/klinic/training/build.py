@@ -32,6 +32,7 @@ from klinic.model.reference import (
     reference_at_start,
 )
 from klinic.model.scorer import supports_packing
+from klinic.model.token_filters import TokenFilters
 from klinic.recipe.recipe import Recipe
 from klinic.sampler.multi_turn import EnvironmentReply, MultiTurnSampler
 from klinic.sampler.protocol import Sampler
@@ -159,6 +160,11 @@ def learner_settings(recipe: Recipe) -> tuple[Objective, LearnerSettings]:
         max_grad_norm=learner.max_grad_norm,
         micro_batch_size=learner.micro_batch_size,
         updates_per_batch=learner.updates_per_batch,
+        filters=TokenFilters(
+            top_p=recipe.sampling.top_p,
+            top_k=recipe.sampling.top_k,
+            min_p=recipe.sampling.min_p,
+        ),
     )
     return objective, settings
 

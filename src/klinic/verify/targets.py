@@ -128,9 +128,15 @@ def sign_surrogate(logp: Tensor, logq: Tensor) -> Tensor:
 def bucketed_top_k_kl(logp: Tensor, logq: Tensor) -> Tensor:
     """Return the KL over the likeliest tokens and a rest bucket, from probabilities."""
     p, q = logp.exp(), logq.exp()
+
+    def weighted_log_ratio(p: Tensor, q: Tensor) -> Tensor:
+        # truncation may exclude an outcome: 0, also in the gradient
+        ratio = torch.where(p > 0, p, 1.0) / torch.where(p > 0, q, 1.0)
+        return p * ratio.log()
+
     is_top = p >= p.sort(-1, descending=True).values[..., TOP_K - 1 : TOP_K]
     rest_p, rest_q = (p * ~is_top).sum(-1), (q * ~is_top).sum(-1)
-    return (is_top * p * (p / q).log()).sum(-1) + rest_p * (rest_p / rest_q).log()
+    return weighted_log_ratio(is_top * p, q).sum(-1) + weighted_log_ratio(rest_p, rest_q)
 
 
 def _exp_k1_cost(world: World) -> Float[Tensor, "B"]:

@@ -5,23 +5,28 @@ tokens. Its parameters are the logits themselves ("tabular") or shared by all pr
 network that generalises; a completion has 3 tokens or ends early at the last token of the
 vocabulary ("eos"). All tensors are float64.
 
+In a truncated world ("top-p", "top-k") the sampler returns only the tokens that it keeps at a
+prefix. Policy and reference are restricted to the same tokens, as the learner scores them.
+
 Baselines need a second group member, and averages need rows of unequal length, so the worlds
 enumerate all pairs of completions of one prompt, each with its probability under the sampler.
 """
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from klinic.model.determinism import initialize_vml_kernels
+from klinic.model.token_filters import TokenFilters, filter_mask
 
 VOCAB_SIZE, COMPLETION_LENGTH, PAIR_SIZE = 4, 3, 2
 EOS = VOCAB_SIZE - 1
+EXCLUDED_LOGIT = -1e4  # probability exactly 0 in float64, and finite differences
 NUM_SHARED_PARAMETERS = 20  # parameters of the shared policies: fewer than their 84 logits
 
 
@@ -36,10 +41,13 @@ class World:
     theta_ref: Float[Tensor, "P"]
     theta_sampler: Float[Tensor, "P"]
     ends_early: bool
+    kept: Bool[Tensor, "S V"] | None = None
+    """The tokens that the sampler keeps at each prefix; None for all."""
 
     def prefix_logits(self, theta: Float[Tensor, "P"]) -> Float[Tensor, "S V"]:
         """Return the logits at every prefix."""
-        return self.base + (self.features @ theta).view_as(self.base)
+        logits = self.base + (self.features @ theta).view_as(self.base)
+        return logits if self.kept is None else logits.masked_fill(~self.kept, EXCLUDED_LOGIT)
 
     def prefix_log_probs(self, theta: Float[Tensor, "P"]) -> Float[Tensor, "S V"]:
         """Return the log-probs of every token at every prefix."""
@@ -55,12 +63,12 @@ class World:
     @cached_property
     def completions(self) -> "Completions":
         """Every completion once."""
-        return Completions.from_rows(list(_enumerate_completions(self.ends_early)))
+        return Completions.from_rows(list(_enumerate_completions(self)))
 
     @cached_property
     def completion_pairs(self) -> "Completions":
         """Every pair of completions: rows 2i and 2i + 1 are the pair i."""
-        rows = list(_enumerate_completions(self.ends_early))
+        rows = list(_enumerate_completions(self))
         return Completions.from_rows([row for a in rows for b in rows for row in (a, b)])
 
     @cached_property
@@ -96,15 +104,17 @@ class Completions:
         return torch.arange(self.num_rows).repeat_interleave(self.row_offsets.diff())
 
 
-def _enumerate_completions(ends_early: bool) -> Iterator[list[tuple[int, int]]]:
+def _enumerate_completions(world: World) -> Iterator[list[tuple[int, int]]]:
     """Yield every completion as (prefix number, token) pairs; prefixes are numbered in base 4."""
 
     def extend_prefix(prefix: int, row: list[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
-        has_ended = ends_early and bool(row) and row[-1][1] == EOS
+        has_ended = world.ends_early and bool(row) and row[-1][1] == EOS
         if len(row) == COMPLETION_LENGTH or has_ended:
             yield row
             return
         for token in range(VOCAB_SIZE):
+            if world.kept is not None and not world.kept[prefix, token]:
+                continue
             # prefix 0 is empty; the children of p are 4 p + 1 to 4 p + 4
             yield from extend_prefix(VOCAB_SIZE * prefix + token + 1, [*row, (prefix, token)])
 
@@ -145,6 +155,11 @@ def make_world(
     )
 
 
+def truncate_world(world: World, filters: TokenFilters) -> World:
+    """Return the world with the tokens that its sampler keeps."""
+    return replace(world, kept=filter_mask(world.prefix_log_probs(world.theta_sampler), filters))
+
+
 def on_policy_worlds() -> list[World]:
     """Return the worlds whose sampler is the policy."""
     return [
@@ -153,6 +168,10 @@ def on_policy_worlds() -> list[World]:
         make_world("shared", seed=2, drift=1.0, shared=True),
         make_world("eos", seed=3, drift=1.2, ends_early=True),
         make_world("shared eos", seed=6, drift=1.0, shared=True, ends_early=True),
+        truncate_world(make_world("top-p", seed=9, drift=1.0), TokenFilters(top_p=0.8)),
+        truncate_world(
+            make_world("top-k shared", seed=10, drift=1.0, shared=True), TokenFilters(top_k=3)
+        ),
     ]
 
 
@@ -162,4 +181,7 @@ def off_policy_worlds() -> list[World]:
         make_world("old", seed=4, drift=1.0, sampler_drift=0.4),
         make_world("old shared", seed=5, drift=1.0, shared=True, sampler_drift=0.3),
         make_world("old eos", seed=7, drift=1.0, ends_early=True, sampler_drift=0.4),
+        truncate_world(
+            make_world("old top-p", seed=11, drift=1.0, sampler_drift=0.4), TokenFilters(top_p=0.9)
+        ),
     ]
