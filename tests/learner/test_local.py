@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from klinic.learner.packing import make_micro_batches
 from klinic.learner.protocol import LossScales
 from klinic.learner.update import LearningRate
 from klinic.model import scorer
@@ -301,3 +302,36 @@ def test_a_reward_scale_multiplies_the_policy_gradient_and_not_the_kl_gradient(m
         assert scaled.record.facts["loss_denominator"] == plain.record.facts["loss_denominator"]
     assert float(rewards.norm()) > 0
     assert float(kl.norm()) > 0
+
+
+@pytest.mark.parametrize("estimator", ["unbiased", "exact", "k3", "k2"])
+@pytest.mark.parametrize("size", [3, 64])
+def test_the_logged_kl_loss_is_the_term_that_is_minimised(made, estimator, size):
+    policy = small_policy(double=True)
+    learner = learner_of(
+        policy, drifted_reference(policy), micro_batch_size=size, estimator=estimator
+    )
+    record = batch_of(made)
+    record = replace(record, logp_sampler=None)
+    prepared = learner.prepare(learner.score(record, needs_reference=True), LossScales(kl_coef=0.3))
+    scored = prepared.record
+    k1 = scored.logp - scored.logp_ref
+    value = {"unbiased": k1, "k2": k1**2 / 2, "k3": np.expm1(-k1) + k1}
+    if estimator == "exact":  # summed over the vocabulary, here by hand
+        (batch,) = make_micro_batches(record, size=64, pad_id=0, device=torch.device("cpu"))
+        with torch.no_grad():
+            logp, logp_ref = (
+                s.log_softmax(s.logits_of(s.hidden(batch.layout)))
+                for s in (policy.scorer, learner.reference.scorer)
+            )
+        value["exact"] = (logp.exp() * (logp - logp_ref)).sum(-1).numpy()
+    weight = 1 / (record.num_rows * learner.objective.max_new_tokens)  # of dr_grpo
+    expected = weight * value[estimator][record.loss_mask].sum()
+    assert prepared.metrics["kl_loss"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_without_a_kl_term_no_kl_loss_is_logged(made):
+    policy = small_policy()
+    learner = learner_of(policy, drifted_reference(policy))
+    scored = learner.score(batch_of(made), needs_reference=True)
+    assert "kl_loss" not in learner.prepare(scored, LossScales(kl_coef=0.0)).metrics

@@ -175,6 +175,16 @@ def test_value_and_gradient_are_those_of_the_distribution_sampled_from(models, f
     assert value == pytest.approx(sequence_value, rel=1e-9)
 
 
+def test_scoring_without_the_filters_is_another_gradient(models):
+    policy, reference = models
+    filters = TokenFilters(top_p=0.8)
+    rows = enumerate_completions(policy, filters)
+    probability = [probability_of(policy, row) for row in rows]
+    _, unfiltered = learned(models, rows, probability, estimator="unbiased")
+    _, expected = expected_token_level(policy, reference, rows, probability)
+    assert relative_error(unfiltered, expected) > 0.05
+
+
 @pytest.mark.parametrize("estimator", ["unbiased", "exact", "k3_ratio"])
 def test_the_kept_sets_stay_those_of_the_sampler_while_the_policy_moves(estimator):
     models = small_policy(double=True, temperature=TEMPERATURE), None

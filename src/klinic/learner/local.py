@@ -288,6 +288,7 @@ class LocalLearner:
             "kl/num_saturated": self._sum_over_ranks(
                 float(sum(p.num_saturated for p in terms_by_batch))
             ),
+            **self._kl_loss(terms_by_batch),
             **kl_metrics,
         }
         facts = self._step_facts(scored, kl_coef) | kl_gradient_facts(kl_metrics)
@@ -298,6 +299,13 @@ class LocalLearner:
         record = replace(record, facts={**record.facts, **facts})
         finite = finite_at(record, loss=policy_loss, grad_norm=self._grad_norm)
         return PreparedUpdate(record=record, metrics=metrics, finite_at=finite)
+
+    def _kl_loss(self, terms_by_batch: list[LossTerms]) -> dict[str, float]:
+        """Return the KL term of the loss, without its coefficient."""
+        terms = [terms.kl for terms in terms_by_batch if terms.kl is not None]
+        if not terms:
+            return {}
+        return {"kl_loss": self._sum_over_ranks(sum(float(term) for term in terms))}
 
     def _sum_over_ranks(self, value: float) -> float:
         """Return the all-reduced sum of a number."""

@@ -23,7 +23,7 @@ def all_step_metrics(
     metrics |= completed.metrics
     metrics |= penalized_reward(completed.record, completed.kl_coef)
     if "kl" in metrics:
-        metrics["kl_penalty"] = completed.kl_coef * metrics["kl"]
+        metrics["kl_penalty"] = completed.kl_coef * metrics.get("kl_loss", 0.0)
     metrics["loss"] = metrics["policy_loss"] + metrics.get("kl_penalty", 0.0)
     metrics["discarded"] = float(completed.num_discarded)
     return metrics | {f"time/{name}": seconds for name, seconds in completed.seconds.items()}
