@@ -97,7 +97,7 @@ def test_what_is_summed_over_a_completion():
     assert learner.sequence_kl(learner.score(record, needs_reference=False)) is None
 
 
-def test_completions_far_from_the_reference_are_left_out_and_counted(tmp_path):
+def test_completions_far_from_the_reference_have_a_kl_term_alone(tmp_path):
     start = train(tmp_path / "elsewhere", learning_rate=3e-3, kl=None)
     tied = {"reference": str(start.model), "kl.rollout_limit": 1e6}
     train(tmp_path / "all", **tied)
@@ -109,9 +109,14 @@ def test_completions_far_from_the_reference_are_left_out_and_counted(tmp_path):
     train(tmp_path / "some", **{**tied, "kl.rollout_limit": limit})
     first = steps(tmp_path / "some")[0]
     assert first["completions/kl_dropped"] == (sums > limit).sum() >= 1
-    kept = store.read_record(tmp_path / "some", 1)
-    assert kept.num_rows == record.num_rows - (sums > limit).sum()
-    assert np.isfinite(kept.advantage).all()
+    limited = store.read_record(tmp_path / "some", 1)
+    assert np.array_equal(np.isnan(limited.reward), sums > limit)
+    assert not limited.advantage[sums > limit].any()
+    # metrics and controller see all of them, and so does the KL term
+    whole = steps(tmp_path / "all")[0]
+    for name in ("kl", "kl_k1/mean", "kl_loss", "reward"):
+        assert first[name] == whole[name]
+    assert first["grad_norm"] != whole["grad_norm"]
 
 
 def test_nothing_near_the_reference_stops_the_run(tmp_path):

@@ -48,7 +48,7 @@ class KLSection(Section):
     warmup_steps: CountOrZero = 0
     """Steps of linear warm-up of the coefficient from 0."""
     rollout_limit: Annotated[float, within("it is a KL in nats", above=0)] | None = None
-    """Drop completions whose summed KL to the reference is above this; null drops none."""
+    """A completion whose summed KL to the reference is above this has only a KL term; null: off."""
     monitor_every: CountOrZero = 0
     """At coefficient 0, steps between KL measurements; 0: never."""
 

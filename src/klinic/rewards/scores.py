@@ -58,6 +58,15 @@ def select_scores(scores: StepRewards, rows: Sequence[int]) -> StepRewards:
     )
 
 
+def remove_rewards(scores: StepRewards, rows: Sequence[int]) -> StepRewards:
+    """Return the scores with no reward in some rows; the parts and counts stay."""
+    if not rows:
+        return scores
+    total = scores.total.copy()
+    total[list(rows)] = np.nan
+    return replace(scores, total=total)
+
+
 def reward_statistics(scores: StepRewards) -> dict[str, float]:
     """Return means, standard deviations (divided by n - 1), and counts of missing values.
 

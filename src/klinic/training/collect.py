@@ -8,14 +8,14 @@ Source: Yu et al., "DAPO" (2025), section 3.2.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.recipe.recipe import Recipe
-from klinic.rewards.scores import StepRewards, concat_scores
+from klinic.rewards.scores import StepRewards, concat_scores, select_scores
 from klinic.sampler.protocol import Sampler
 from klinic.training.state import PhaseTimer
 
@@ -50,11 +50,13 @@ class RolloutBatch:
     """Indices of the batches that their prompts come from."""
     num_dropped_groups: int
     """Groups that were sampled and not chosen."""
+    kl_only: tuple[int, ...] = ()
+    """Rows of `chosen` that are trained on by the KL term alone."""
 
-    def without_rows(self, rows: Sequence[int]) -> "RolloutBatch":
-        """Return a copy without some of the chosen rollouts."""
-        dropped = set(rows)
-        return replace(self, chosen=[c for row, c in enumerate(self.chosen) if row not in dropped])
+    @property
+    def chosen_scores(self) -> StepRewards:
+        """The rewards of the rollouts to train on."""
+        return select_scores(self.scores, self.chosen)
 
 
 def collect_rollouts(

@@ -5,9 +5,9 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool
+from jaxtyping import Bool, Float64
 
-from klinic.evidence.record import EmittedBy, ProbeResult, StepRecord
+from klinic.evidence.record import EmittedBy, ProbeResult
 from klinic.evidence.rollout import Rollout
 from klinic.rewards.scores import StepRewards, nan_mean
 from klinic.tasks.base import Task
@@ -36,20 +36,22 @@ def ids_round_trip(tokenizer: Any, ids: list[int]) -> bool:
 def regrade_completions(
     task: Task,
     rollouts: Sequence[Rollout],
-    record: StepRecord,
+    rewards: Float64[np.ndarray, "B"],
     score_rollouts: Callable[[list[Rollout]], StepRewards],
 ) -> ProbeResult:
-    """Grade the completions again in reverse order, and grade some gold answers."""
+    """Grade the completions again in reverse order, and grade some gold answers.
+
+    `rewards` are those of the step.
+    """
     regraded = score_rollouts([*reversed(rollouts)]).total[::-1]
-    recorded = np.asarray(record.reward, dtype=np.float64)
     is_correct = [task.is_correct(dataset_row(r), r.text) for r in rollouts]
     gold_rewards = score_rollouts(
         [replace(r, text=dataset_row(r)["answer"]) for r in rollouts[:NUM_GOLD_ANSWERS]]
     ).total
     return {
-        "same": float(np.isclose(regraded, recorded, equal_nan=True).mean()),
+        "same": float(np.isclose(regraded, rewards, equal_nan=True).mean()),
         "right_answers": nan_mean(gold_rewards),
-        "wrong_completions": nan_mean(recorded[~np.array(is_correct)]),
+        "wrong_completions": nan_mean(rewards[~np.array(is_correct)]),
     }
 
 

@@ -29,8 +29,8 @@ from klinic.rewards.scores import (
     StepRewards,
     add_overlong_penalty,
     overlong_penalty,
+    remove_rewards,
     reward_statistics,
-    select_scores,
     with_rewards,
 )
 from klinic.training import checkpoint, probes
@@ -203,7 +203,7 @@ class Run:
         if self.doctor.is_probe_due(step):
             round_trips = probes.check_round_trips(self.parts.policy.tokenizer, rollouts)
             record = replace(record, round_trip=round_trips)
-        scores = select_scores(batch.scores, batch.chosen)
+        scores = remove_rewards(batch.chosen_scores, batch.kl_only)
         return with_rewards(record, scores, advantage=self.recipe.learner.advantage)
 
     def record_sync(self, sync_gaps: Mapping[str, float], step: int) -> None:
@@ -225,7 +225,7 @@ class Run:
             if task is not None:
                 rollouts = [batch.rollouts[row] for row in batch.chosen]
                 results["regrade"] = probes.regrade_completions(
-                    task, rollouts, record, self.score_rollouts
+                    task, rollouts, batch.chosen_scores.total, self.score_rollouts
                 )
         except LostError:
             raise

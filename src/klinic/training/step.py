@@ -1,7 +1,7 @@
 """One training step: collect rollouts, score, prepare and commit updates."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -52,7 +52,7 @@ def run_step(
         over_limit = rows_over_kl_limit(run.learner, scored, kl, guard)
         all_over_limit = len(over_limit) == record.num_rows
         if over_limit and not all_over_limit:
-            batch = batch.without_rows(over_limit)
+            batch = replace(batch, kl_only=tuple(over_limit))
             record = run.make_record(batch, step)
             scored = run.learner.score(record, needs_reference=True)
         scales = LossScales(kl_coef=kl_coef(kl, state), reward=reward_scale(run, state))
