@@ -82,6 +82,23 @@ def test_the_bias_of_sequence_off_policy_is_shown(rows):
     assert rows["unbiased"].gradient_off_policy is Gradient.REVERSE_TOKEN_OFF_POLICY
 
 
+def test_ranges_over_random_worlds_are_those_of_the_identities(rows):
+    whole, token, exact = (rows[name].over_worlds for name in ("sequence", "unbiased", "exact"))
+    assert whole.bias.high < 1e-9
+    assert whole.cosine.low > 1 - 1e-9
+    assert token.bias.median == pytest.approx(exact.bias.median, abs=1e-9)
+    assert 0.1 < token.bias.low + 0.1 < token.bias.median < token.bias.high
+    assert exact.variance.median < token.variance.median
+    assert rows["k1"].over_worlds.cosine.high == 0  # no direction: the gradient is zero
+    assert rows["exp_k1_reward"].over_worlds.opposed > 0
+
+
+def test_truncated_worlds_are_part_of_the_proof(rows):
+    assert {"top-p", "top-k shared"} <= set(rows["unbiased"].by_world)
+    assert rows["sequence"].by_world["top-p"]["bias"] < 1e-9
+    assert abs(rows["k3"].by_world["top-p"]["value_bias"]) < 1e-9
+
+
 def test_noise_is_ordered_as_theory_orders_it(rows):
     for world in rows["k3"].by_world:
         variance = {name: row.by_world[world]["variance"] for name, row in rows.items()}

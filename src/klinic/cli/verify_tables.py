@@ -20,7 +20,7 @@ def print_proof(proof: Proof, console: Console) -> None:
     console.print(
         "gradient: which exact sum the expected gradient equals. value: its mean against the KL. "
         "bias, var.: of the gradient, where that of KL(policy || reference) between completions "
-        "is 1; token-level terms leave out the effect on later tokens by design. off policy: on "
+        "is 1, median of random worlds (ranges below). off policy: on "
         "completions of an older policy, verdict and bias; correct there means the token-level "
         "gradient at the prefixes the older policy visits.\n",
         style="dim",
@@ -28,6 +28,14 @@ def print_proof(proof: Proof, console: Console) -> None:
     for row in proof.rows:
         console.print(f"[bold]{row.name}[/]  {escape(row.sentence)}{_extremes_text(row)}")
     console.print()
+    console.print(_range_table(proof))
+    console.print(
+        "Median of 48 policies of four families (exceeded, or below it for the cosine, in 5% of "
+        "them). Token-level terms leave out the "
+        "effect of a token on later ones: where that dominates, they point away from the gradient "
+        "of the KL between completions. `sequence` includes it.\n",
+        style="dim",
+    )
     console.print(_cap_table(proof))
     console.print(_average_table(proof))
     console.print(_advantage_table(proof))
@@ -92,10 +100,32 @@ def _estimator_table(proof: Proof) -> Table:
             _colour_text(row.identity, row.verdict),
             f"{off_policy} {row.bias_off_policy:.2f}",
             f"{row.value_bias:+.0%}" if abs(row.value_bias) > 1e-9 else "KL",
-            f"{row.bias:.2f}" if row.bias > 1e-9 else "0",
-            f"{row.variance:.1f}",
+            _number_text(row.over_worlds.bias.median),
+            f"{row.over_worlds.variance.median:.1f}",
         )
     return table
+
+
+def _range_table(proof: Proof) -> Table:
+    table = _new_table("Against the gradient of the KL between completions, over random worlds")
+    table.add_column("estimator", no_wrap=True)
+    for column in ("bias", "cosine", "points away", "var."):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in proof.rows:
+        bias, cosine = row.over_worlds.bias, row.over_worlds.cosine
+        variance = row.over_worlds.variance
+        table.add_row(
+            row.name,
+            f"{_number_text(bias.median)} ({_number_text(bias.high)})",
+            f"{_number_text(cosine.median)} ({_number_text(cosine.low)})",
+            f"{row.over_worlds.opposed:.0%}",
+            f"{variance.median:.1f} ({variance.high:.1f})",
+        )
+    return table
+
+
+def _number_text(value: float) -> str:
+    return f"{value:.2f}" if abs(value) > 1e-9 else "0"
 
 
 def _cap_table(proof: Proof) -> Table:

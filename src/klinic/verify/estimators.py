@@ -29,6 +29,7 @@ from klinic.verify.identify import (
 )
 from klinic.verify.targets import sequence_kl, target_gradients
 from klinic.verify.toy_policies import World, make_world
+from klinic.verify.world_range import WorldRange, measure_range
 
 Verdict = Literal["correct", "wrong", "conditional"]
 
@@ -77,6 +78,8 @@ class EstimatorRow:
     value_bias: float
     """Of the mean value, relative to the KL."""
     by_world: dict[str, dict[str, float]]
+    over_worlds: WorldRange
+    """The same over random worlds."""
     cap_bias: float
     cap_bias_by_drift: tuple[CapBias, ...]
     gradient_off_policy: Gradient
@@ -115,7 +118,7 @@ class WorldSet:
 
 
 def measure_estimator(
-    estimator: Estimator, on_policy: WorldSet, off_policy: WorldSet
+    estimator: Estimator, on_policy: WorldSet, off_policy: WorldSet, random: WorldSet
 ) -> EstimatorRow:
     """Measure one estimator in all worlds and compare it with its promise."""
     moments_on_policy, moments_off_policy = (
@@ -135,7 +138,7 @@ def measure_estimator(
         for moment, target in zip(moments_off_policy, off_policy.targets, strict=True)
     ]
     by_drift = measure_cap_biases(estimator)
-    error = promise_error(estimator, on_policy)
+    error = worst_error([promise_error(estimator, on_policy), promise_error(estimator, random)])
     verdict = _on_policy_verdict(identity)
     return EstimatorRow(
         name=estimator.name,
@@ -145,6 +148,10 @@ def measure_estimator(
         identity_error=error,
         **by_world["far"],
         by_world=by_world,
+        over_worlds=measure_range(
+            random.term_moments[estimator.name],
+            [target["reverse_sequence"] for target in random.targets],
+        ),
         cap_bias=worst_error(entry.bias for entry in by_drift),
         cap_bias_by_drift=by_drift,
         gradient_off_policy=identity_off_policy.gradient,

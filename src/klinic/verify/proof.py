@@ -14,6 +14,7 @@ from klinic.verify.estimators import EstimatorRow, WorldSet, measure_estimator
 from klinic.verify.identify import TOLERANCE, worst_error
 from klinic.verify.identities import IdentityCheck, check_identities
 from klinic.verify.toy_policies import off_policy_worlds, on_policy_worlds
+from klinic.verify.world_range import random_worlds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +44,12 @@ def prove(progress: Callable[[str], None] = lambda _: None) -> Proof:
         WorldSet.from_worlds(on_policy_worlds()),
         WorldSet.from_worlds(off_policy_worlds()),
     )
+    progress("random worlds")
+    random = WorldSet.from_worlds(random_worlds())
     rows = []
     for estimator in ESTIMATORS.values():
         progress(f"the gradient of {estimator.name}")
-        rows.append(measure_estimator(estimator, on_policy, off_policy))
+        rows.append(measure_estimator(estimator, on_policy, off_policy, random))
     progress("averages and advantages")
     aggregations = measure_aggregations()
     return Proof(
