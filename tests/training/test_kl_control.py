@@ -56,12 +56,12 @@ def test_a_kl_that_is_not_a_number_does_not_tell_a_stay_again():
 
 
 def test_a_second_stay_is_told_again():
-    stay = [1.0] * (MAX_SATURATED_STEPS + 1)
+    stay = [0.1] * (MAX_SATURATED_STEPS + 1)
     assert len(after(stay + [1e-9] * 60 + stay * 8)[1]) == 2
 
 
 def test_the_lower_bound_asks_for_a_lower_target():
-    state, said = after([1e-6] * 400, LOG_PI)
+    state, said = after([1e-6] * 1000, LOG_PI)
     assert (state.coef, state.saturated) == (1e-5, "low")
     assert "Lower kl.target" in said[0].message
     assert said[0].facts["bound"] == "low"

@@ -6,24 +6,37 @@
     band         x 1.5 above 1.5 target, x 0.75 below 0.5 target              PPO's rule, softened
     ziegler      coef * (1 + clip(kl / target - 1, +-0.2) * rate)             Ziegler et al. (2019)
     dual_ascent  max(0, coef + step * (kl - target))                          Lagrange multiplier
-    log_pi       ln coef + ki g e + kp (e - e_prev), with                     PI control, log space
-                 e = clip(ln(m / target), +-1), m the smoothed KL, g below
+    log_pi       ln coef + kp (h g r / T + change of x), see below            PI control, log space
 
 The measured KL is the mean of k1 at `logp_old`, in nats per token. The KL integrates the policy's
 updates, so a rule that multiplies at every step is an integrator on an integrator: it oscillates.
 Change little per step, or add the proportional part of `log_pi`.
 
-The effect of a coefficient depends on its size: far below its equilibrium it does almost nothing,
-near it a doubling halves the KL. Gains that are stable near the equilibrium are slow on the way.
-So `log_pi` has g = 1, rising to 3 the longer the KL stays above the target. The gain rises only
-above: too strong a penalty costs time, too weak a one costs the policy. It grows with time and not
-with the error, which prevents oscillation.
+Symbols of `log_pi`, for a smoothed KL m:
+
+    r = m / target - 1, clipped to [-1, 3]   the error that is integrated; unbiased, as m is
+    x = ln(m / target), at least -1          its change counters a KL that moves
+    n                                        measurements off target (15%), on one side
+    T = max(20, longest n / 4)               response steps of the policy
+    kp = min(0.08 sqrt(T), 2)
+    g = 1 + min(n / 20, 3) * 20 / T          above the target, else 1: a weak penalty is worse
+    h = clip(1 - p, 0, 1)                    below the target, else 1
+    p                                        growth: m coef^2 over its mean in these n steps, - 1
+
+A slow policy needs a slow integral: T makes it wait as long as the policy takes. A KL that grows
+on its own shows nothing about the coefficient, so h holds it: on the way out from the
+reference the KL is proportional to step^2, and p = 2. A KL that only follows the coefficient is
+proportional to 1 / coef^2, and p = 0. m averages over max(30, T / 10) steps, and one measurement
+counts as at most 3 max(m, target) away from m, which bounds the effect of an outlier.
+`docs/explanation/kl-controller.md` has the analysis.
 
 A non-finite measurement leaves the state unchanged. Every rule is clamped to [`low`, `high`], and
-the state records which bound applies. The state round-trips through JSON exactly.
+the state records which bound applies; there is no other integral that could wind up. The state
+round-trips through JSON exactly.
 """
 
 import math
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
@@ -33,17 +46,20 @@ from klinic.errors import ConfigError
 BAND_WIDTH = 0.5  # the band is the target plus and minus this fraction of it
 BAND_UP, BAND_DOWN = 1.5, 0.75
 ZIEGLER_CLIP = 0.2  # Ziegler et al. (2019), section 2.2
-SMOOTHING = 0.9  # of the KL, in log_pi: about ten steps, shorter than the policy's own response
-ABOVE_TARGET_ERROR = (
-    0.15  # error of log_pi beyond which the KL counts as above: 50% noise, smoothed
-)
-GAIN_STEPS, MAX_GAIN = 5, 3.0  # steps for g to grow by 1, and its maximum: 9% per step
-ABOVE_COUNT_DECAY = (
-    0.8  # decay of `num_above` per step that is not above: one dip does not reset it
-)
+SMOOTHING_STEPS, SMOOTHING_FRACTION = 30, 0.1  # of the KL, in log_pi; the fraction is of T
+FIRST_SMOOTHING_STEPS = 5  # at the start: half the measurements so far, at least this many
+MAX_INNOVATION = 3.0  # largest change of a KL that the average accepts, in max(average, target)
+OFF_TARGET = 0.15  # error of log_pi that counts as off target: 60% noise, smoothed, has 0.1
+MAX_ERROR = 3.0  # of the integral part
+MIN_RESPONSE_STEPS = 20.0  # T of a fast policy: 1.8% per step at an error of 1
+RESPONSE_FRACTION = 0.25  # T as a fraction of the time off target; less swings, more is slow
+PROPORTIONAL, MAX_PROPORTIONAL = 0.08, 2.0  # kp per square root of T, and its maximum
+EXTRA_GAIN = 3.0  # most that g adds to 1 at the smallest T
 
 MIN_COEF = 1e-5  # almost no penalty, yet a multiplicative rule can still grow from it
 MAX_LOG_COEF = 700.0  # exp of more overflows a double
+
+RETIRED_FIELDS = frozenset({"num_above"})  # of checkpoints before log_pi measured the response
 
 Rule = Literal["fixed", "band", "ziegler", "dual_ascent", "log_pi"]
 
@@ -63,9 +79,6 @@ class KLCoefRule:
     """Largest relative change of `ziegler` per step, divided by its clip of 0.2."""
     step: float = 0.1
     """Step size of `dual_ascent`, in coefficient per nat per token."""
-    integral: float = 0.03
-    """Integral gain of `log_pi` at g = 1: at most 3% per step."""
-    proportional: float = 0.4
 
     def __post_init__(self) -> None:
         self._check_rule()
@@ -96,7 +109,7 @@ class KLCoefRule:
             )
         if self.every < 1:
             raise ConfigError(f"the band rule acts every {self.every} steps: use 1 or more.")
-        for name in ("rate", "step", "integral", "proportional"):
+        for name in ("rate", "step"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)}: a negative value moves the KL away from its "
@@ -113,8 +126,13 @@ class KLCoefState:
     """Number of finite measurements."""
     smoothed_kl: float | None = None
     error: float | None = None
-    num_above: float = 0.0
-    """Decayed count of measurements above the target, for `log_pi`; other steps take off 20%."""
+    num_off_target: int = 0
+    """Measurements off target since the KL was last off on the other side, for `log_pi`; negative
+    below the target."""
+    mean_drift: float = 0.0
+    """Mean of m coef^2 / target over these measurements."""
+    response_steps: float = MIN_RESPONSE_STEPS
+    """T of `log_pi`."""
     saturated: Literal["low", "high"] | None = None
     """The bound that the coefficient is clamped to, if any."""
     num_held: int = 0
@@ -133,8 +151,8 @@ class KLCoefState:
 
     @classmethod
     def from_json(cls, values: dict[str, Any]) -> "KLCoefState":
-        """Return the state from the values of `to_json`, bit for bit."""
-        return cls(**values)
+        """Return the state from the values of `to_json`, bit for bit, without retired fields."""
+        return cls(**{name: value for name, value in values.items() if name not in RETIRED_FIELDS})
 
 
 def linear_warmup(coef: float, *, step: int, warmup_steps: int) -> float:
@@ -201,19 +219,62 @@ def _update_dual_ascent(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCo
 
 
 def _update_log_pi(rule: KLCoefRule, state: KLCoefState, kl: float) -> KLCoefState:
-    previous_kl = kl if state.smoothed_kl is None else state.smoothed_kl
-    smoothed_kl = SMOOTHING * previous_kl + (1 - SMOOTHING) * kl
+    smoothed_kl = _smooth_kl(rule, state, kl)
     # the mean of k1 can be negative by chance: treat it as far below the target
-    error = -1.0 if smoothed_kl <= 0 else min(max(math.log(smoothed_kl / rule.target), -1.0), 1.0)
+    error = math.log(max(smoothed_kl / rule.target, math.exp(-1.0)))
     change = 0.0 if state.error is None else error - state.error
-    num_above = (
-        state.num_above + 1 if error > ABOVE_TARGET_ERROR else ABOVE_COUNT_DECAY * state.num_above
-    )
-    gain = min(1 + num_above / GAIN_STEPS, MAX_GAIN) if error > 0 else 1.0
     log_coef = math.log(max(state.coef, rule.low))
-    log_coef += rule.integral * gain * error + rule.proportional * change
+    state = _follow_response(state, smoothed_kl / rule.target)
+    response_steps = state.response_steps
+    proportional = min(PROPORTIONAL * math.sqrt(response_steps), MAX_PROPORTIONAL)
+    integral = min(max(smoothed_kl / rule.target - 1, -1.0), MAX_ERROR) / response_steps
+    integral *= _integral_gain(state, smoothed_kl / rule.target)
+    log_coef += proportional * (integral + change)
     coef = math.exp(min(log_coef, MAX_LOG_COEF))
-    return replace(state, coef=coef, smoothed_kl=smoothed_kl, error=error, num_above=num_above)
+    return replace(state, coef=coef, smoothed_kl=smoothed_kl, error=error)
+
+
+def _smooth_kl(rule: KLCoefRule, state: KLCoefState, kl: float) -> float:
+    """Return the running average, which one outlier moves by a bounded amount."""
+    if state.smoothed_kl is None:
+        return min(max(kl, 0.0), rule.target)
+    steps = max(SMOOTHING_STEPS, SMOOTHING_FRACTION * state.response_steps)
+    steps = min(steps, max(FIRST_SMOOTHING_STEPS, state.num_updates / 2))  # a KL that starts fast
+    limit = MAX_INNOVATION * max(state.smoothed_kl, rule.target)
+    return state.smoothed_kl + min(max(kl - state.smoothed_kl, -limit), limit) / steps
+
+
+def _drift(ratio: float, coef: float) -> float:
+    """Return m coef^2 / target: constant while the KL only follows the coefficient."""
+    return min(max(ratio, 0.0) * coef * coef, sys.float_info.max)
+
+
+def _follow_response(state: KLCoefState, ratio: float) -> KLCoefState:
+    """Count the steps off target, and raise the response steps with their number."""
+    if abs(ratio - 1) <= OFF_TARGET or state.saturated is not None:
+        return state  # at a bound the KL does not answer: that is no measure of the policy
+    side = 1 if ratio > 1 else -1
+    count = 1 + (abs(state.num_off_target) if state.num_off_target * side > 0 else 0)
+    mean = state.mean_drift if count > 1 else 0.0
+    return replace(
+        state,
+        num_off_target=side * count,
+        mean_drift=mean + (_drift(ratio, state.coef) - mean) / count,
+        response_steps=max(state.response_steps, RESPONSE_FRACTION * count),
+    )
+
+
+def _integral_gain(state: KLCoefState, ratio: float) -> float:
+    """Return g above the target, h below it, and 1 near it."""
+    if abs(ratio - 1) <= OFF_TARGET:
+        return 1.0
+    if ratio > 1:
+        extra = min(state.num_off_target / MIN_RESPONSE_STEPS, EXTRA_GAIN)
+        return 1.0 + max(extra, 0.0) * MIN_RESPONSE_STEPS / state.response_steps
+    if state.mean_drift == 0:
+        return 1.0
+    growth = _drift(ratio, state.coef) / state.mean_drift - 1
+    return min(max(1.0 - growth, 0.0), 1.0)
 
 
 RULES: dict[str, Callable[[KLCoefRule, KLCoefState, float], KLCoefState]] = {

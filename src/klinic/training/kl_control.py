@@ -15,7 +15,7 @@ from klinic.maths.kl_coef import MIN_COEF, KLCoefRule, KLCoefState, update
 from klinic.recipe.sections import KLSection
 from klinic.training.state import EventFacts
 
-MAX_SATURATED_STEPS = 10  # steps; log_pi smooths over about ten, so more is not noise
+MAX_SATURATED_STEPS = 10  # steps; noise alone rarely keeps a coefficient there for more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
