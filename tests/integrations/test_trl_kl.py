@@ -12,9 +12,10 @@ from integrations.trainers import make_trainer, save_start, weights
 pytest.importorskip("trl")
 
 import klinic
-from klinic.errors import ConfigError, RunStoppedError
+from klinic.errors import ConfigError, EvidenceError, RunStoppedError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
+from klinic.integrations.trl.kl_checkpoint import STATE_FILE, load_kl_state
 from klinic.integrations.trl.kl_term import KlinicKLTerm
 
 pytestmark = pytest.mark.timeout(300)
@@ -95,6 +96,68 @@ def test_a_controller_moves_the_coefficient_and_the_doctor_looks_at_our_term(sta
     answers = {a["step"]: a for a in asked if a["probe"] == "kl_gradient"}
     assert answers[4]["looks_like"] == "unbiased"
     assert answers[4]["ratio"] == pytest.approx(1.0, abs=1e-3)
+
+
+STEERED = {"coef": 0.01, "controller": "log_pi", "target": 0.5, "warmup_steps": 1}
+SAVED = 3  # within an epoch: at the end of one, TRL alone resumes with other prompts
+
+
+def train_steered(start, folder, *, resume=None, **settings):
+    """Return the coefficients and the final weights of a run of klinic's KL under TRL."""
+    how = {"beta": 0.0, "max_steps": 7, "save_strategy": "steps", "save_steps": SAVED, **settings}
+    trainer = make_trainer(start, folder / "out", **how)
+    run = folder / ("run" if resume is None else "resumed")
+    with klinic.attach(trainer, run, kl=klinic.KL(**STEERED), console=quiet()):
+        trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    steps = store.complete_steps(run)
+    coefs = [store.read_record(run, step).facts["kl_coef"] for step in steps]
+    return coefs, weights(trainer), run
+
+
+def test_a_resumed_trl_run_is_the_same_to_the_last_bit(start, tmp_path):
+    coefs, whole, run = train_steered(start, tmp_path)
+    checkpoint = tmp_path / "out" / f"checkpoint-{SAVED}"
+    resumed_coefs, resumed, resumed_run = train_steered(start, tmp_path, resume=checkpoint)
+    assert coefs[SAVED] != STEERED["coef"]
+    assert len(set(coefs)) == 7
+    assert resumed_coefs == coefs[SAVED:]
+    assert all(torch.equal(resumed[name], p) for name, p in whole.items())
+    for step in range(SAVED + 1, 8):
+        before, after = (store.read_record(place, step) for place in (run, resumed_run))
+        assert (before.logp_old == after.logp_old).all()
+    ends = [tmp_path / "out" / f"checkpoint-{step}" / STATE_FILE for step in (SAVED, 6)]
+    assert load_kl_state(ends[1].parent).done_steps == 6
+    assert ends[0].read_bytes() != ends[1].read_bytes()
+
+
+def test_a_checkpoint_without_a_controller_is_reported_and_its_warm_up_is_over(start, tmp_path):
+    train_steered(start, tmp_path, max_steps=SAVED)
+    checkpoint = tmp_path / "out" / f"checkpoint-{SAVED}"
+    (checkpoint / STATE_FILE).unlink()
+    coefs, _, run = train_steered(start, tmp_path, resume=checkpoint, max_steps=SAVED + 1)
+    assert coefs == [0.01]
+    (event,) = [
+        e
+        for e in Journal(run / "events.jsonl").entries()
+        if e["event"] == "kl controller not restored"
+    ]
+    assert event["step"] == SAVED
+    assert "The KL coefficient starts at 0.01" in event["says"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"schema": 2, "done_steps": 4, "kl": {"coef": 1.0}}', "schema 2"),
+        ('{"schema": 1, "done_steps": 4}', "not the state"),
+        ('{"schema": 1, "done_steps": 4, "kl": {"coef": 1.0, "phase": 2}}', "not the state"),
+        ('{"schema": 1, "done', "not JSON"),
+    ],
+)
+def test_a_controller_state_that_cannot_be_read_is_refused(tmp_path, text, reason):
+    (tmp_path / STATE_FILE).write_text(text)
+    with pytest.raises(EvidenceError, match=reason):
+        load_kl_state(tmp_path)
 
 
 def test_what_cannot_be_had_in_trl_is_refused(start, tmp_path):

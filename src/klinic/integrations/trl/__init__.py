@@ -12,6 +12,7 @@ reference.py         the reference policy and its digest
 scoring.py           log-probs by TRL's own scoring, without side effects
 probes.py            active probes of the live trainer
 kl_term.py           klinic's KL term in TRL's loss, with the per-token weights of that loss
+kl_checkpoint.py     state of the KL controller in TRL's checkpoints
 updates.py           guard around each optimizer step
 recovery.py          recovery: skipped updates, learning rate cuts, stop
 trl_kl.py            TRL's own KL expression, for comparison

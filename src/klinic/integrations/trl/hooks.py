@@ -8,6 +8,7 @@
     _get_per_token_logps_and_entropies    log-probs and entropy of the training forward pass
     _compute_loss                         the batch and its loss; probes run before it
     accelerator.clip_grad_norm_           the gradient norm
+    _load_optimizer_and_scheduler         the checkpoint to resume: restores the KL controller
 
 Captured tensors are detached, extra computation restores the RNG state, and nothing is changed in
 place: training is bit-identical to a run without klinic.
@@ -18,6 +19,7 @@ place: training is bit-identical to a run without klinic.
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -109,6 +111,7 @@ class TrainerHooks:
         self.score = wrap(trainer, "_get_per_token_logps_and_entropies", self._on_score)
         self._trl_loss = wrap(trainer, "_compute_loss", self._on_loss)
         wrap(trainer.accelerator, "clip_grad_norm_", self._on_norm)
+        wrap(trainer, "_load_optimizer_and_scheduler", self._on_load)
         if trainer.use_vllm:
             wrap(trainer.vllm_generation, "generate", self._on_vllm)
             if hasattr(trainer.vllm_generation, "llm"):  # an in-process engine
@@ -258,3 +261,8 @@ class TrainerHooks:
         grad_norm = real(*args, **kwargs)
         self.grad_norm = float(grad_norm)
         return grad_norm
+
+    def _on_load(self, real: Any, checkpoint: str | None) -> None:
+        real(checkpoint)
+        if self._kl_term is not None and checkpoint is not None:
+            self._kl_term.load_state(Path(checkpoint))

@@ -17,6 +17,7 @@ Source: `GRPOTrainer._compute_loss` of TRL 1.16; tests compare both.
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor
 from klinic.errors import ConfigError
 from klinic.evidence.metrics import mean_k1
 from klinic.evidence.record import StepRecord
+from klinic.integrations.trl.kl_checkpoint import KLCheckpoint, load_kl_state, save_kl_state
 from klinic.integrations.trl.run_facts import estimator_name, loss_name
 from klinic.integrations.trl.scoring import Batch, kl_inputs, trained_mask
 from klinic.learner.objective import VOCABULARY_ESTIMATORS
@@ -147,6 +149,22 @@ class KlinicKLTerm:
         )
         self._state = self._state if updated is None else updated
         self._done_steps += 1
+
+    def save_state(self, checkpoint: Path) -> None:
+        """Save the controller in a checkpoint folder of TRL."""
+        save_kl_state(checkpoint, KLCheckpoint(state=self._state, done_steps=self._done_steps))
+
+    def load_state(self, checkpoint: Path) -> None:
+        """Restore the controller from a checkpoint folder of TRL, if it has one."""
+        saved = load_kl_state(checkpoint)
+        if saved is not None:
+            self._state, self._done_steps = saved.state, saved.done_steps
+
+    def continue_from(self, step: int) -> bool:
+        """Return whether the controller is that of a step; if not, count the steps from there."""
+        is_restored = self._done_steps == step
+        self._done_steps = step
+        return is_restored
 
 
 def _reject_unsupported(trainer: Any, section: KLSection) -> None:

@@ -7,15 +7,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from transformers import TrainerCallback
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from klinic.doctor.live import is_probe_due
 from klinic.errors import RunStoppedError, error_text
 from klinic.evidence.record import Fact, StepRecord
 from klinic.integrations.trl import probes, run_facts
 from klinic.integrations.trl.hooks import TrainerHooks
+from klinic.integrations.trl.kl_checkpoint import STATE_FILE
 from klinic.integrations.trl.kl_term import KlinicKLTerm, TRLKLTerm
 from klinic.integrations.trl.records import (
     LOGGED_KL_METRICS,
@@ -110,6 +113,22 @@ class TRLSession:
             run_facts.recipe_values(trainer, str(self.folder)),
             _token_texts(trainer),
         )
+        self._continue_controller(int(trainer.state.global_step))
+
+    def _continue_controller(self, step: int) -> None:
+        """Report a resumed run whose checkpoint has no controller state."""
+        if self._kl_term is None or step == 0 or self._kl_term.continue_from(step):
+            return
+        message = (
+            f"The checkpoint of step {step} has no {STATE_FILE}: it was saved without klinic's KL "
+            f"term. The KL coefficient starts at {self._kl_term.section.coef:g}."
+        )
+        self._run_log.record_event(step, "kl controller not restored", message)
+
+    def save_controller(self, checkpoint: Path) -> None:
+        """Save the KL controller in a checkpoint of TRL."""
+        if self._kl_term is not None and checkpoint.is_dir():
+            self._kl_term.save_state(checkpoint)
 
     def _begin_step(self, model: Any, inputs: Any) -> None:
         """Collect the facts that hold before the update, and run the probes when due."""
@@ -279,6 +298,10 @@ class _StepCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, _: Any, state: Any, *__: Any, **___: Any) -> None:
         self._session.record_step(int(state.global_step))
+
+    def on_save(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
+        name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        self._session.save_controller(Path(args.output_dir) / name)
 
     def on_log(self, *_: Any, logs: Mapping[str, Any] | None = None, **__: Any) -> None:
         self._session.record_evaluation(logs or {})
