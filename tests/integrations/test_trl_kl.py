@@ -119,7 +119,7 @@ def test_a_resumed_trl_run_is_the_same_to_the_last_bit(start, tmp_path):
     checkpoint = tmp_path / "out" / f"checkpoint-{SAVED}"
     resumed_coefs, resumed, resumed_run = train_steered(start, tmp_path, resume=checkpoint)
     assert coefs[SAVED] != STEERED["coef"]
-    assert len(set(coefs)) == 7
+    assert len(set(coefs[SAVED:])) == 4
     assert resumed_coefs == coefs[SAVED:]
     assert all(torch.equal(resumed[name], p) for name, p in whole.items())
     for step in range(SAVED + 1, 8):
