@@ -157,8 +157,8 @@ def mean(logp, logp_ref):
     return (logp - logp_ref).mean()
 
 
-def three_things(logp, logp_ref, mask):
-    return (logp - logp_ref) * mask
+def three_things(logp, logp_ref, temperature):
+    return (logp - logp_ref) / temperature
 
 
 def raises(logp, logp_ref):

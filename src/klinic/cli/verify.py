@@ -25,7 +25,8 @@ Target = Annotated[
         metavar="[direction | importance-sampling | MODULE:FUNCTION]",
         help="Default: every KL term of klinic. `direction` and `importance-sampling`: k3 by "
         "Monte Carlo against the exact KL. MODULE:FUNCTION or FILE.py:FUNCTION: your own "
-        "f(logp, logp_ref), per token.",
+        "f(logp, logp_ref) or f(logits, logits_ref), per token or per completion; Class.method "
+        "and an nn.Module work as well.",
         show_default=False,
     ),
 ]
@@ -114,7 +115,7 @@ def _print_function_json(
     target: str, measured: "FunctionMeasurement", judgement: "Judgement", ok: bool
 ) -> None:
     extremes = measured.extremes
-    off_policy = measured.off_policy
+    off_policy, vocabulary = measured.off_policy, measured.vocabulary
     print_json(
         "verify",
         ok=ok,
@@ -124,12 +125,18 @@ def _print_function_json(
         gradient=measured.gradient.gradient,
         gradient_scale=measured.gradient.scale if measured.gradient.target else None,
         gradient_off_policy=None if off_policy is None else off_policy.gradient,
+        importance_sampling=None if off_policy is None else off_policy.form,
+        ratio_cap=None if off_policy is None else off_policy.ratio_cap,
         gradient_as_reward=measured.as_reward.gradient,
         saturates_at=None if extremes is None else extremes.saturates_at,
         overflows_at=None if extremes is None else extremes.overflows_at,
         cancels_at=None if extremes is None else extremes.cancels_at,
         imprecise_below=None if extremes is None else extremes.imprecise_below,
         departs_at=None if measured.departure is None else measured.departure.departs_at,
+        departure=measured.departure,
+        departure_in_float32=measured.departure_in_float32,
+        vocabulary=vocabulary,
+        failed_checks=measured.failed_checks,
         verdict=judgement.verdict,
         advice=judgement.advice,
     )

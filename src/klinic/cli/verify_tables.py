@@ -78,7 +78,8 @@ def print_judgement(measured: FunctionMeasurement, judgement: Judgement, console
     console.print(f"[bold]{escape(measured.name)}[/]: [{colour}]{judgement.verdict}[/] as a loss")
     console.print(escape(judgement.advice))
     meaning = {"logp": "policy", "logp_ref": "reference", "logp_old": "sampler"}
-    meaning |= {"logits": "policy", "logits_ref": "reference"}
+    meaning |= {"logits": "policy", "logits_ref": "reference", "tokens": "token ids"}
+    meaning |= {"mask": "true for tokens that count", "padding_mask": "true for padding"}
     read = ", ".join(f"{name} = {meaning[role]}" for name, role in measured.roles.items())
     console.print(f"(read as: {escape(read)})", style="dim")
 

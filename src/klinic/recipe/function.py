@@ -1,4 +1,7 @@
-"""Imports a function named in a recipe or command: `module:function` or `file.py:function`."""
+"""Imports a function named in a recipe or command: `module:function` or `file.py:function`.
+
+The name after the colon may have dots: `module:Class.method`.
+"""
 
 import importlib
 import importlib.util
@@ -22,7 +25,7 @@ def find_function(target: str, *, example: str) -> Callable[..., Any]:
             f"path/to/file.py:function, for example {example}."
         )
     module = _load_module(module_name)
-    function = getattr(module, name, None)
+    function = _find_attribute(module, name, target)
     if not callable(function):
         function_names = [n for n, f in vars(module).items() if inspect.isfunction(f)]
         raise FunctionError(
@@ -35,6 +38,35 @@ def find_function(target: str, *, example: str) -> Callable[..., Any]:
         )
     result: Callable[..., Any] = function
     return result
+
+
+def _find_attribute(module: ModuleType, dotted_name: str, target: str) -> object:
+    """Return the attribute, or None; a method that needs an instance is bound to a new one."""
+    owner: object = module
+    attribute: object = module
+    for name in dotted_name.split("."):
+        owner, attribute = attribute, getattr(attribute, name, None)
+    last_name = dotted_name.rpartition(".")[2]
+    if inspect.isclass(owner) and inspect.isfunction(
+        inspect.getattr_static(owner, last_name, None)
+    ):
+        return getattr(make_instance(owner, target), last_name)
+    return attribute
+
+
+def make_instance(owner: type, target: str) -> object:
+    """Return an instance of a class that needs no arguments."""
+    try:
+        with guard_process(target):
+            return owner()
+    except (KeyboardInterrupt, KlinicError):
+        raise
+    except BaseException as error:  # a constructor is user code
+        raise FunctionError(
+            f"{target}: {owner.__name__}() failed: {type(error).__name__}: {error_text(error)}. "
+            "A method is called on an instance made without arguments; if the class needs some, "
+            "name an instance (module:instance.method) or a function that makes one."
+        ) from error
 
 
 def _load_module(module_name: str) -> ModuleType:

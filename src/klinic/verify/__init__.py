@@ -9,9 +9,17 @@ identities.py           identities that klinic's terms must satisfy, each with i
 coefficient_meaning.py  effect of aggregation and advantage scaling on the KL coefficient
 proof.py                the complete result of `klinic verify`
 extremes.py             where a term overflows, cancels or has no gradient
-gradient_range.py       where a user's function leaves its identified gradient
 function.py             measurements of a user's own KL function
+user_worlds.py          toy worlds for a user's function
+known_values.py         the quantity that a mean value estimates
+row_pulls.py            a function's pull on each token of chosen rows
+gradient_range.py       where a user's function leaves its identified gradient
+row_structure.py        whether the gradient holds on longer rows and in other batches
+vocabulary.py           functions of logits at vocabularies of up to 151,936 tokens
+off_policy.py           which importance sampling a function does
 advice.py               verdict and advice for a user's function
+limits.py               sentences about where its gradient ends
+recommendation.py       sentences about the action to take, with code
 loading.py              imports and calls a user's function
 monte_carlo.py          direction of k3 by sampling, on policy and off
 """

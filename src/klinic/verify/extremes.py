@@ -5,6 +5,7 @@ and compares it with float64 on the same inputs. d > 0: the token is likelier un
 d < 0: it is likelier under the policy. The pull is the derivative of the term in logp.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,6 +31,16 @@ class SideLimits:
 
     def __bool__(self) -> bool:
         return self.above is not None or self.below is not None
+
+    def reached_within(self, distance: float) -> bool:
+        """Whether one of the limits is within this distance of 0."""
+        return any(edge is not None and abs(edge) <= distance for edge in (self.above, self.below))
+
+    def contains(self, d: Tensor, *, margin: float) -> Tensor:
+        """Return which distances are inside the limits by at least the margin."""
+        above = math.inf if self.above is None else self.above - margin
+        below = -math.inf if self.below is None else self.below + margin
+        return (d < above) & (d > below)
 
     def __str__(self) -> str:
         above = None if self.above is None else f"d > {self.above:.2f}"
@@ -99,7 +110,8 @@ def _evaluate_term(term: TokenFunction, logp: Tensor, logp_ref: Tensor) -> _Term
     value = term(logp, logp_ref)
     gradient = torch.zeros_like(logp)
     if value.requires_grad:
-        (gradient,) = torch.autograd.grad(value.sum(), logp)
+        (pull,) = torch.autograd.grad(value.sum(), logp, allow_unused=True)
+        gradient = gradient if pull is None else pull
     return _TermValues(value=value.detach().double(), gradient=gradient.double())
 
 

@@ -1,33 +1,54 @@
 """Measures the mean value and the expected gradient of a user's KL function.
 
 Evaluates f(logp, logp_ref) in toy worlds like those of klinic's own terms. Its mean value and mean
-gradient are identified only if they fit in every world.
+gradient are identified only if they fit in every world. An identified gradient is then checked
+beyond the worlds: far from the reference, for rare tokens, in float32, on longer rows, with a mask,
+in other batches, and for functions of logits at vocabularies of up to 151,936 tokens.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
-from jaxtyping import Float
 from torch import Tensor
 
 from klinic.errors import FunctionError, first_line
 from klinic.maths.kl_estimators import ESTIMATORS
-from klinic.maths.score import score_term
 from klinic.verify.estimators import WorldSet, one_token_rows
-from klinic.verify.expectation import EnumeratedPairs, gradient_moments
-from klinic.verify.extremes import Extremes, pull_in_float64, scan_term
-from klinic.verify.gradient_range import Departure, find_departure
-from klinic.verify.identify import TOLERANCE, GradientIdentity, identify_gradient
-from klinic.verify.loading import Role, UserFunction
-from klinic.verify.targets import (
-    TOP_K,
-    bucketed_top_k_kl,
-    forward_kl,
-    half_chi_square,
-    reverse_kl,
-    sum_over_prefixes,
+from klinic.verify.expectation import EnumeratedPairs, GradientMoments
+from klinic.verify.extremes import Extremes, TokenFunction, pull_in_float64, scan_term
+from klinic.verify.gradient_range import EARLIER_PULLS, NEIGHBOUR_LOGP, Departure, PullScan
+from klinic.verify.identify import (
+    TOLERANCE,
+    GradientIdentity,
+    fits_identity,
+    identify_gradient,
+    nearest_target,
 )
-from klinic.verify.toy_policies import COMPLETION_LENGTH, World, make_world
+from klinic.verify.known_values import identify_value, known_quantities
+from klinic.verify.loading import Role, UserFunction
+from klinic.verify.off_policy import (
+    LARGE_DRIFT,
+    SLIGHT_DRIFT,
+    OffPolicyMeasurement,
+    identify_off_policy,
+)
+from klinic.verify.row_pulls import evaluate_rows
+from klinic.verify.row_structure import depends_on_batch, holds_on_long_rows
+from klinic.verify.user_worlds import (
+    as_reward_terms,
+    early_end_set,
+    evaluate_pairs,
+    far_reference_set,
+    function_terms,
+    off_policy_set,
+    on_policy_set,
+    pair_set,
+    term_moments,
+)
+from klinic.verify.vocabulary import VocabularyMeasurement, ignores_tokens, measure_vocabulary
 
 # Tolerance of the identification, by the dtype that the function computes in.
 TOLERANCES = {
@@ -36,19 +57,11 @@ TOLERANCES = {
     torch.float16: 2e-2,
     torch.bfloat16: 5e-2,
 }
+SCANNED_DTYPES = (torch.float64, torch.float32)  # a half dtype is too coarse in any case
 COMPARED_DISTANCE = 1.0  # largest |d| at which a function's pull is compared with the known terms
+NEARLY = 0.01  # a gradient this near to a target, relative to itself, is named as an approximation
 
-# Quantities that a mean value can equal, each an exact sum, simplest first.
-KNOWN_VALUES = {
-    "kl": "KL(policy || reference)",
-    "forward_kl": "KL(reference || policy)",
-    "chi_square_minus_kl": "chi-square(policy || reference) minus the KL",
-    "chi_square": "chi-square(policy || reference)",
-    "bucket": f"the KL of the top {TOP_K} tokens and a rest bucket, a lower bound",
-    "k2": "half the mean squared log-ratio, near the KL only while both policies are close",
-    "abs": "the mean absolute log-ratio, which is not a KL",
-    "exp_k1": "the mean of exp(k1) k1, a KL only if the tokens were sampled from the reference",
-}
+FailedCheck = Literal["far_reference", "mask", "long_rows", "batch"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,25 +81,33 @@ class FunctionMeasurement:
     gradient: GradientIdentity
     as_reward: GradientIdentity
     """The gradient when detached and used as a cost in the reward of the completion."""
-    off_policy: GradientIdentity | None
+    nearly: GradientIdentity | None
+    """The nearest target if no target fits, but one is within 1%."""
+    off_policy: OffPolicyMeasurement | None
     """Only for functions that take `logp_old`."""
     detached: bool
     acts_like: str | None
     """The published term with the same pull near the reference."""
     extremes: Extremes | None
-    """None for functions of logits or of whole completions."""
+    """None for functions of logits alone."""
     departure: Departure | None
     """Where its pull leaves the identified gradient, beyond the range of the worlds."""
+    departure_in_float32: Departure | None
+    """The same for float32 inputs, of a function that computes in the dtype of its inputs."""
+    vocabulary: VocabularyMeasurement | None
+    """Only for functions of logits alone."""
+    failed_checks: tuple[FailedCheck, ...]
+    """Where else the identified gradient does not hold."""
+    per_completion: bool
+    """Whether it returns one value per completion, instead of one per token."""
     num_completions: int
     """Completions per call."""
 
 
 def measure(function: UserFunction) -> FunctionMeasurement:
-    """Measure a function in every world."""
-    on_policy = WorldSet.from_worlds(_rectangular_worlds(sampler_drift=0.0))
-    values = _validated_values(function, on_policy.world_pairs[-1])
+    """Measure a function in every world, and beyond."""
     try:
-        return _measure_in_worlds(function, on_policy, values)
+        return _measure(function)
     except RuntimeError as error:  # autograd fails, for example after an in-place operation
         raise FunctionError(
             f"{function.name} cannot be differentiated: {first_line(error)} A loss that uses it "
@@ -94,47 +115,109 @@ def measure(function: UserFunction) -> FunctionMeasurement:
         ) from error
 
 
-def _measure_in_worlds(
-    function: UserFunction, on_policy: WorldSet, values: Tensor
-) -> FunctionMeasurement:
-    terms = [(pairs, _function_term(function, pairs)) for pairs in on_policy.world_pairs]
-    term_moments = [gradient_moments(pairs, term) for pairs, term in terms]
-    reward_moments = [
-        gradient_moments(pairs, _as_reward_term(term, pairs)) for pairs, term in terms
-    ]
-    tolerance = TOLERANCES[values.dtype]
-    quantities = [_known_quantities(world) for world in on_policy.worlds]
-    value, scale = _identify_value([m.value for m in term_moments], quantities, tolerance)
-    kl_ratios = [m.value / exact["kl"] for m, exact in zip(term_moments, quantities, strict=True)]
-    per_token = not function.takes_logits and values.ndim == 2
-    gradient = identify_gradient(term_moments, on_policy.targets, tolerance=tolerance)
-
-    def token_term(logp: Tensor, logp_ref: Tensor) -> Tensor:
-        return _evaluate_one_token(function, logp, logp_ref)
-
+def _measure(function: UserFunction) -> FunctionMeasurement:
+    needs_tokens = not (function.takes_logits and ignores_tokens(function))
+    vocabulary = None if needs_tokens else measure_vocabulary(function)
+    try:
+        values = _validated_values(function, on_policy_set().world_pairs[-1])
+    except FunctionError:
+        # a top k of 64 fails on the small vocabulary of the worlds, and is right on a large one
+        if vocabulary is None or not vocabulary.is_identified(torch.float64):
+            raise
+        return _measurement_of_rows(function, vocabulary)
+    dtype = _compute_dtype(function, values)
+    enumerated = _enumerate_worlds(function, dtype)
+    gradient = enumerated.gradient
+    if vocabulary is not None and vocabulary.is_identified(dtype):
+        gradient = vocabulary.identity
+    departures = _find_departures(function, gradient, dtype) if needs_tokens else (None, None)
     return FunctionMeasurement(
         name=function.name,
         roles=function.roles,
-        precision=str(values.dtype).removeprefix("torch."),
+        precision=str(dtype).removeprefix("torch."),
+        value=enumerated.value,
+        value_scale=enumerated.value_scale,
+        value_to_kl=enumerated.value_to_kl,
+        gradient=gradient,
+        as_reward=enumerated.as_reward,
+        nearly=enumerated.nearly if gradient.target is None else None,
+        off_policy=_measure_off_policy(function, dtype) if function.takes_logp_old else None,
+        detached=not values.requires_grad or enumerated.has_no_gradient,
+        acts_like=_term_with_equal_pull(function, TOLERANCES[dtype]) if needs_tokens else None,
+        extremes=scan_term(_token_function(function)) if needs_tokens else None,
+        departure=departures[0],
+        departure_in_float32=departures[1],
+        vocabulary=vocabulary,
+        failed_checks=_failed_checks(function, gradient, dtype, needs_tokens=needs_tokens),
+        per_completion=values.ndim == 1,
+        num_completions=len(values),
+    )
+
+
+def _measurement_of_rows(
+    function: UserFunction, vocabulary: VocabularyMeasurement
+) -> FunctionMeasurement:
+    """Return the measurement of a function of logits that needs a large vocabulary."""
+    unknown = GradientIdentity(target=None, scale=1.0, error=math.inf)
+    return FunctionMeasurement(
+        name=function.name,
+        roles=function.roles,
+        precision="float64",
+        value="bucket" if vocabulary.kind == "bucket" else "kl",
+        value_scale=vocabulary.scale,
+        value_to_kl=(math.nan, math.nan),
+        gradient=vocabulary.identity,
+        as_reward=unknown,
+        nearly=None,
+        off_policy=None,
+        detached=False,
+        acts_like=None,
+        extremes=None,
+        departure=None,
+        departure_in_float32=None,
+        vocabulary=vocabulary,
+        failed_checks=(),
+        per_completion=False,
+        num_completions=0,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _EnumeratedFunction:
+    """The moments of a function in the worlds on policy, identified."""
+
+    value: str | None
+    value_scale: float
+    value_to_kl: tuple[float, float]
+    gradient: GradientIdentity
+    nearly: GradientIdentity | None
+    as_reward: GradientIdentity
+    has_no_gradient: bool
+
+
+def _enumerate_worlds(function: UserFunction, dtype: torch.dtype) -> _EnumeratedFunction:
+    worlds, tolerance = on_policy_set(), TOLERANCES[dtype]
+    terms = function_terms(function, worlds.world_pairs)
+    moments = term_moments(terms, worlds.world_pairs)
+    rewards = term_moments(as_reward_terms(terms, worlds.world_pairs), worlds.world_pairs)
+    quantities = [known_quantities(world) for world in worlds.worlds]
+    value, scale = identify_value([m.value for m in moments], quantities, tolerance)
+    kl_ratios = [m.value / exact["kl"] for m, exact in zip(moments, quantities, strict=True)]
+    nearest = nearest_target(moments, worlds.targets)
+    return _EnumeratedFunction(
         value=value,
         value_scale=scale,
         value_to_kl=(min(kl_ratios), max(kl_ratios)),
-        gradient=gradient,
-        as_reward=identify_gradient(reward_moments, on_policy.targets, tolerance=tolerance),
-        off_policy=_identify_off_policy(function, tolerance) if function.takes_logp_old else None,
-        detached=not values.requires_grad,
-        acts_like=_term_with_equal_pull(function, tolerance) if per_token else None,
-        extremes=scan_term(token_term) if per_token else None,
-        departure=find_departure(token_term, gradient)
-        if per_token and tolerance == TOLERANCE
-        else None,
-        num_completions=len(values),
+        gradient=identify_gradient(moments, worlds.targets, tolerance=tolerance),
+        nearly=nearest if nearest.error < NEARLY else None,
+        as_reward=identify_gradient(rewards, worlds.targets, tolerance=tolerance),
+        has_no_gradient=all(moment.gradient_rms == 0 for moment in moments),
     )
 
 
 def _validated_values(function: UserFunction, pairs: EnumeratedPairs) -> Tensor:
     """Return the values of two equal calls; raise on non-finite, random or integer results."""
-    first, second = (_evaluate_pairs(function, pairs) for _ in range(2))
+    first, second = (evaluate_pairs(function, pairs) for _ in range(2))
     if not bool(first.isfinite().all()):
         num_non_finite = int((~first.isfinite()).sum())
         raise FunctionError(
@@ -154,106 +237,91 @@ def _validated_values(function: UserFunction, pairs: EnumeratedPairs) -> Tensor:
     return first
 
 
-def _rectangular_worlds(*, sampler_drift: float) -> list[World]:
-    """Return worlds with completions of equal length, which fit [completions, tokens] tensors."""
-    return [
-        make_world("near", seed=1, drift=0.15, sampler_drift=sampler_drift),
-        make_world("far", seed=1, drift=1.2, sampler_drift=sampler_drift),
-        make_world("very far", seed=9, drift=3.0, sampler_drift=sampler_drift),
-        make_world("shared", seed=2, drift=1.0, shared=True, sampler_drift=sampler_drift),
-    ]
+def _compute_dtype(function: UserFunction, values: Tensor) -> torch.dtype:
+    """Return the coarsest dtype to which rounded inputs give the same values.
+
+    A function may cast its inputs and return the dtype that it got.
+    """
+    for dtype in (torch.bfloat16, torch.float16, torch.float32):
+        rounded = evaluate_pairs(function, on_policy_set().world_pairs[-1], rounded_to=dtype)
+        if torch.equal(rounded, values) and not bool((values == values.flatten()[0]).all()):
+            return dtype
+    return values.dtype
 
 
-def _evaluate_pairs(function: UserFunction, pairs: EnumeratedPairs) -> Tensor:
-    inputs, world = pairs.inputs, pairs.world
-    logits_ref = world.prefix_logits(world.theta_ref)[world.completion_pairs.state]
-    return function(
-        {
-            "logp": inputs.logp.view(-1, COMPLETION_LENGTH),
-            "logp_ref": inputs.logp_ref.view(-1, COMPLETION_LENGTH),
-            "logp_old": inputs.logp_old.view(-1, COMPLETION_LENGTH),
-            "logits": pairs.leaf_logits.view(-1, COMPLETION_LENGTH, pairs.leaf_logits.shape[-1]),
-            "logits_ref": logits_ref.view(-1, COMPLETION_LENGTH, logits_ref.shape[-1]),
-        }
+def _find_departures(
+    function: UserFunction, gradient: GradientIdentity, dtype: torch.dtype
+) -> tuple[Departure | None, Departure | None]:
+    """Scan with float64 inputs, and with float32 ones if the function computes in float64."""
+    if dtype not in SCANNED_DTYPES:
+        return None, None
+    departure, in_float32 = (
+        PullScan(
+            function=function, identity=gradient, input_dtype=inputs, compute_dtype=computes
+        ).find_departure()
+        for inputs, computes in ((torch.float64, dtype), (torch.float32, torch.float32))
     )
+    return departure, in_float32 if dtype == torch.float64 else None
 
 
-def _function_term(function: UserFunction, pairs: EnumeratedPairs) -> "_PrecomputedTerm":
-    """Return the function's values as a term; one per completion goes to its first token."""
-    values = _evaluate_pairs(function, pairs)
-    if values.ndim == 1:
-        values = torch.nn.functional.pad(values[:, None], (0, COMPLETION_LENGTH - 1))
-    return _PrecomputedTerm(values.flatten().double() + 0 * pairs.inputs.logp)
-
-
-def _as_reward_term(term: "_PrecomputedTerm", pairs: EnumeratedPairs) -> "_PrecomputedTerm":
-    cost = term.values.detach().view(-1, COMPLETION_LENGTH).sum(-1, keepdim=True)
-    return _PrecomputedTerm(
-        score_term(cost.expand(-1, COMPLETION_LENGTH).flatten(), logp=pairs.inputs.logp)
+def _measure_off_policy(function: UserFunction, dtype: torch.dtype) -> OffPolicyMeasurement:
+    large, slight = (
+        (_moments(function, worlds), worlds.targets)
+        for worlds in (off_policy_set(LARGE_DRIFT), off_policy_set(SLIGHT_DRIFT))
     )
+    return identify_off_policy(function, large, slight, tolerance=TOLERANCES[dtype])
 
 
-@dataclass(frozen=True)
-class _PrecomputedTerm:
-    """A term that returns values computed in advance."""
-
-    values: Float[Tensor, "N"]
-
-    def __call__(self, _: object) -> Tensor:
-        return self.values
+def _moments(
+    function: UserFunction, worlds: WorldSet, *, by_pair: bool = False
+) -> Sequence[GradientMoments]:
+    terms = function_terms(function, worlds.world_pairs, by_pair=by_pair)
+    return term_moments(terms, worlds.world_pairs)
 
 
-def _identify_off_policy(function: UserFunction, tolerance: float) -> GradientIdentity:
-    world_set = WorldSet.from_worlds(_rectangular_worlds(sampler_drift=0.4))
-    term_moments = [
-        gradient_moments(pairs, _function_term(function, pairs)) for pairs in world_set.world_pairs
-    ]
-    return identify_gradient(term_moments, world_set.targets, tolerance=tolerance)
+def _failed_checks(
+    function: UserFunction, gradient: GradientIdentity, dtype: torch.dtype, *, needs_tokens: bool
+) -> tuple[FailedCheck, ...]:
+    """Return the checks beyond the worlds at which an identified gradient fails."""
+    if gradient.target not in EARLIER_PULLS or dtype not in SCANNED_DTYPES:
+        return ()
+
+    def holds_in(worlds: WorldSet, *, by_pair: bool = False) -> bool:
+        moments = _moments(function, worlds, by_pair=by_pair)
+        tolerance = 100 * TOLERANCES[dtype]
+        return fits_identity(gradient, moments, worlds.targets, tolerance=tolerance)
+
+    failed: list[FailedCheck] = []
+    if not holds_in(far_reference_set()):
+        failed.append("far_reference")
+    if function.takes_mask and not holds_in(early_end_set()):
+        failed.append("mask")
+    if needs_tokens and not holds_on_long_rows(function, gradient, dtype):
+        failed.append("long_rows")
+    if depends_on_batch(function, dtype) and not holds_in(pair_set(), by_pair=True):
+        failed.append("batch")
+    return tuple(failed)
 
 
-def _known_quantities(world: World) -> dict[str, float]:
-    """Return every known quantity per completion, as an exact sum."""
-    sums = {
-        "kl": reverse_kl,
-        "forward_kl": forward_kl,
-        "chi_square": lambda p, q: 2 * half_chi_square(p, q) - 1,
-        "k2": lambda p, q: (p.exp() * (p - q) ** 2 / 2).sum(-1),
-        "abs": lambda p, q: (p.exp() * (p - q).abs()).sum(-1),
-        "exp_k1": lambda p, q: ((2 * p - q).exp() * (p - q)).sum(-1),
-        "bucket": bucketed_top_k_kl,
-    }
-    values = {name: float(sum_over_prefixes(world, kl)) for name, kl in sums.items()}
-    values["chi_square_minus_kl"] = values["chi_square"] - values["kl"]
-    return {name: values[name] for name in KNOWN_VALUES}
+def _token_function(function: UserFunction) -> TokenFunction:
+    """Return the function of one token, between two neighbours at the reference."""
 
+    def evaluate_token(logp: Tensor, logp_ref: Tensor) -> Tensor:
+        neighbour = torch.full_like(logp_ref, NEIGHBOUR_LOGP)
+        rows, rows_ref = (
+            torch.stack([neighbour, scores, neighbour], dim=-1) for scores in (logp, logp_ref)
+        )
+        values = evaluate_rows(function, rows, rows_ref)
+        return values[:, 1] if values.ndim == 2 else values
 
-def _identify_value(
-    mean_values: list[float], world_quantities: list[dict[str, float]], tolerance: float
-) -> tuple[str | None, float]:
-    """Return the quantity of which the mean values are one common multiple, or none."""
-    if max(map(abs, mean_values)) < TOLERANCE:
-        return "zero", 0.0
-    for name in KNOWN_VALUES:
-        ratios = [
-            value / quantities[name]
-            for value, quantities in zip(mean_values, world_quantities, strict=True)
-        ]
-        if max(ratios) - min(ratios) < tolerance * abs(ratios[0]):
-            return name, ratios[0]
-    return None, 1.0
-
-
-def _evaluate_one_token(function: UserFunction, logp: Tensor, logp_ref: Tensor) -> Tensor:
-    arrays = {"logp": logp, "logp_ref": logp_ref, "logp_old": logp.detach()}
-    # with one token per completion, [completions] and [completions, 1] are equivalent
-    return function({name: array[:, None] for name, array in arrays.items()}).flatten()
+    return evaluate_token
 
 
 def _term_with_equal_pull(function: UserFunction, tolerance: float) -> str | None:
     """Return the published term with the same pull on each token near the reference."""
     d = torch.linspace(-COMPARED_DISTANCE, COMPARED_DISTANCE, 101, dtype=torch.float64)
     d = d[d.abs() > 1e-3]  # |k1| is not differentiable at 0
-    user_pull = pull_in_float64(lambda logp, ref: _evaluate_one_token(function, logp, ref), d)
+    user_pull = pull_in_float64(_token_function(function), d)
     for name in ("k1", "k2", "k3", "k3_reversed", "abs"):
         term = ESTIMATORS[name].term
         term_pull = pull_in_float64(lambda logp, ref: term(one_token_rows(logp, ref)), d)  # noqa: B023

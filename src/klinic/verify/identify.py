@@ -69,6 +69,32 @@ def identify_gradient(
     return GradientIdentity(target=None, scale=1.0, error=closest)
 
 
+def nearest_target(
+    moments: Sequence[GradientMoments], world_targets: Sequence[Targets]
+) -> GradientIdentity:
+    """Return the target with the smallest error of the fit, however large."""
+    candidates = [_fit_target(name, moments, world_targets) for name in world_targets[0]]
+    return min(candidates, key=lambda fit: math.inf if math.isnan(fit.error) else fit.error)
+
+
+def fits_identity(
+    identity: GradientIdentity,
+    moments: Sequence[GradientMoments],
+    world_targets: Sequence[Targets],
+    *,
+    tolerance: float,
+) -> bool:
+    """Whether the gradients of these worlds are the identified multiple of the same target."""
+    target = identity.target
+    if target is None or target == "zero":
+        return False
+    return all(
+        float((moment.gradient - identity.scale * targets[target]).norm())
+        <= tolerance * abs(identity.scale) * float(targets[target].norm())
+        for moment, targets in zip(moments, world_targets, strict=True)
+    )
+
+
 def deviation_from_target(
     target: str, moments: Sequence[GradientMoments], world_targets: Sequence[Targets]
 ) -> float:

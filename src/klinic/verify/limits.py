@@ -1,0 +1,182 @@
+"""Describes where the identified gradient of a user's function ends.
+
+Distances, rare tokens, float32, length, mask, batch, vocabulary, and completions of an older
+policy.
+"""
+
+from klinic.verify.extremes import Extremes, SideLimits
+from klinic.verify.function import FailedCheck, FunctionMeasurement
+from klinic.verify.gradient_range import REACHABLE_DISTANCE, Departure
+from klinic.verify.off_policy import Form
+from klinic.verify.recommendation import has_reverse_kl_gradient
+from klinic.verify.vocabulary import MAX_GRADIENT_ERROR, VocabularyMeasurement
+
+HALF_DTYPES = {"float16", "bfloat16"}
+FAILED_CHECK_SENTENCES: dict[FailedCheck, str] = {
+    "far_reference": "On tokens that the policy samples and the reference finds up to 60 nats less "
+    "likely, its gradient is another one.",
+    "mask": "With completions of different lengths it is another one: padded tokens enter it, or "
+    "it divides by the length.",
+    "long_rows": "On completions of 64 tokens it is another one: it depends on the length.",
+    "batch": "It depends on the other completions of the batch, and with two of them it is another "
+    "one: the difference shrinks as the batch grows.",
+}
+FORM_SENTENCES: dict[Form, str] = {
+    "token": "the token ratio: right for the tokens, at the prefixes that the older policy visits",
+    "sequence": "sequence importance sampling: the gradient for completions of the policy itself",
+    "per_decision": "per-decision importance sampling: the gradient for completions of the policy "
+    "itself",
+    "prefix": "the ratio of each prefix: the gradient at the prefixes of the policy itself",
+}
+
+
+def breaks_within_reach(measured: FunctionMeasurement) -> bool:
+    """Whether float32 or a dead zone breaks the gradient at a distance tokens can reach."""
+    if measured.precision in HALF_DTYPES:
+        return True
+    departures = (measured.departure, measured.departure_in_float32)
+    if any(departure is not None and departure.is_within_reach for departure in departures):
+        return True
+    extremes = measured.extremes
+    if extremes is None:
+        return False
+    limits = [extremes.saturates_at, extremes.cancels_at, extremes.overflows_at]
+    return any(sides.reached_within(REACHABLE_DISTANCE) for sides in limits)
+
+
+def reverses_within_reach(measured: FunctionMeasurement) -> bool:
+    """Whether it pushes away from the reference at a distance tokens can reach."""
+    if measured.departure is None or measured.extremes is None or measured.extremes.cancels_at:
+        return False
+    return measured.departure.reverses_at.reached_within(REACHABLE_DISTANCE)
+
+
+def describe_limits(measured: FunctionMeasurement) -> list[str]:
+    """Return a sentence for each limit of the gradient."""
+    sentences = _describe_precision(measured)
+    if measured.detached:
+        return sentences
+    if measured.extremes is not None:
+        sentences += _describe_distances(measured, measured.extremes)
+    explained = bool(sentences)
+    for departure, prefix in (
+        (measured.departure, "It"),
+        (measured.departure_in_float32, "In float32 it"),
+    ):
+        described = [] if departure is None else _describe_departure(departure, prefix)
+        if described:
+            sentences += described
+            explained = True
+            break  # float32 departs at least where float64 does
+    if measured.vocabulary is not None:
+        sentences += _describe_vocabulary(measured, measured.vocabulary)
+        explained = explained or bool(sentences)
+    for check in measured.failed_checks:
+        if check != "far_reference" or not explained:
+            sentences.append(FAILED_CHECK_SENTENCES[check])
+    return sentences
+
+
+def describe_off_policy(measured: FunctionMeasurement) -> list[str]:
+    """Return what a function that takes `logp_old` does on completions of an older policy."""
+    off_policy = measured.off_policy
+    if off_policy is None or off_policy.form is None or not has_reverse_kl_gradient(measured):
+        return []
+    sentence = f"On completions of an older policy it is {FORM_SENTENCES[off_policy.form]}"
+    if off_policy.ratio_cap is None:
+        return [sentence + "."]
+    return [
+        f"{sentence}. The ratio is held at {off_policy.ratio_cap:.4g}: above it the pull is too "
+        "small, and its noise bounded."
+    ]
+
+
+def _describe_distances(measured: FunctionMeasurement, extremes: Extremes) -> list[str]:
+    sentences = []
+    if extremes.saturates_at:
+        sentences.append(
+            f"It has a dead zone: no gradient for {extremes.saturates_at} (d = logp_ref - logp). "
+            "The tokens farthest from the reference get no gradient."
+        )
+    if measured.departure is not None and _is_departure_new(
+        measured.departure.departs_at, extremes
+    ):
+        consequence = (
+            "pushes the policy away" if reverses_within_reach(measured) else "has another gradient"
+        )
+        sentences.append(
+            "That gradient has a limited range: for "
+            f"{measured.departure.departs_at} it {consequence}."
+        )
+    if extremes.cancels_at:
+        sentences.append(
+            f"In float32 autograd subtracts two large numbers: by cancellation the gradient is off "
+            f"by more than 1% for {extremes.cancels_at}, and zero farther out."
+        )
+    if extremes.overflows_at:
+        sentences.append(f"In float32 it overflows for {extremes.overflows_at}.")
+    if extremes.imprecise_below is not None and extremes.imprecise_below > 1e-4:
+        sentences.append(
+            f"Its float32 value is off by more than 1% for |d| below "
+            f"{extremes.imprecise_below:.1g}: use expm1."
+        )
+    return sentences
+
+
+def _describe_departure(departure: Departure, prefix: str) -> list[str]:
+    """Return what the scan found apart from the distance on the line."""
+    sentences = []
+    if departure.both_rare_below is not None:
+        sentences.append(
+            f"{prefix} has another gradient on tokens that both policies find rare: where both "
+            f"log-probs are below {departure.both_rare_below:.1f}."
+        )
+    if departure.near_zero_below is not None:
+        sentences.append(
+            f"{prefix} has another gradient next to the reference, for |d| below "
+            f"{departure.near_zero_below:.1g}."
+        )
+    if departure.next_to_far_tokens:
+        sentences.append(
+            f"{prefix} has another gradient in completions whose other tokens are 30 nats from the "
+            "reference."
+        )
+    return sentences
+
+
+def _describe_vocabulary(
+    measured: FunctionMeasurement, vocabulary: VocabularyMeasurement
+) -> list[str]:
+    if not has_reverse_kl_gradient(measured):
+        return []
+    sentences = []
+    size, error = max(vocabulary.error_by_size.items(), key=lambda entry: entry[1])
+    if error > MAX_GRADIENT_ERROR and not vocabulary.depends_on_size:
+        sentences.append(f"At a vocabulary of {size} its gradient is off by {error:.2g}.")
+    below, prefix = vocabulary.departs_below, "It"
+    if below is None:
+        below, prefix = vocabulary.departs_in_float32_below, "In float32 it"
+    if below is not None:
+        sentences.append(
+            f"{prefix} has another gradient where a token's log-prob, under policy or reference, is "
+            f"{below:.4g} or less."
+        )
+    if not vocabulary.is_finite_if_certain:
+        sentences.append(
+            "In float32 its gradient is NaN where the likeliest tokens have all the probability: "
+            "compute the rest from log-probs, not as 1 minus a sum."
+        )
+    return sentences
+
+
+def _describe_precision(measured: FunctionMeasurement) -> list[str]:
+    if measured.precision == "float64":
+        return []
+    if measured.precision in HALF_DTYPES:
+        return [f"It computes in {measured.precision}, too coarse for log-ratios: use float32."]
+    return [f"It computes in {measured.precision}, even on float64 inputs."]
+
+
+def _is_departure_new(at: SideLimits, extremes: Extremes) -> bool:
+    """Whether a departure is not explained by a reported dead zone or cancellation."""
+    return bool(at) and not (extremes.saturates_at or extremes.cancels_at)

@@ -1,0 +1,64 @@
+"""Checks a function on longer rows and on other batches than those that identified it.
+
+long rows  64 tokens: a pull is k1 of its token, whatever the length, plus that of each later
+           token for a gradient between completions
+batch      the pulls on a completion do not depend on the other completions
+"""
+
+import torch
+from torch import Tensor
+
+from klinic.errors import FunctionError
+from klinic.verify.gradient_range import EARLIER_PULLS
+from klinic.verify.identify import GradientIdentity
+from klinic.verify.loading import UserFunction
+from klinic.verify.row_pulls import evaluate_pulls
+
+LONG_ROW_LENGTH = 64
+REFERENCE_SHIFT = 0.7
+NUM_ROWS = 16
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3}
+
+
+def holds_on_long_rows(
+    function: UserFunction, identity: GradientIdentity, compute_dtype: torch.dtype
+) -> bool:
+    """Whether moving the reference of one token moves the pulls as the identity demands."""
+    length = LONG_ROW_LENGTH
+    logp, logp_ref = _random_rows(1, length)
+    shifted = logp_ref.expand(length, -1) - REFERENCE_SHIFT * torch.eye(length, dtype=logp.dtype)
+    rows_ref = torch.cat([logp_ref, shifted])
+    try:
+        pulls = evaluate_pulls(function, logp.expand(length + 1, -1), rows_ref).pull.double()
+    except FunctionError:
+        return False
+    change = (pulls[1:] - pulls[0]).tril()  # on the token itself and on earlier ones
+    own_shift = torch.full((length,), -REFERENCE_SHIFT, dtype=torch.float64)
+    earlier = EARLIER_PULLS[str(identity.target)](own_shift)[0]
+    expected = torch.full((length, length), float(earlier), dtype=torch.float64).tril(-1)
+    expected += REFERENCE_SHIFT * torch.eye(length, dtype=torch.float64)
+    error = (change / identity.scale - expected).abs().max()
+    return bool(error < TOLERANCE[compute_dtype])
+
+
+def depends_on_batch(function: UserFunction, compute_dtype: torch.dtype) -> bool:
+    """Whether the pulls on some completions change when others are left out."""
+    logp, logp_ref = _random_rows(NUM_ROWS, 3)
+    try:
+        whole, part = (
+            evaluate_pulls(function, logp[:count], logp_ref[:count]).pull.double()
+            for count in (NUM_ROWS, 5)
+        )
+    except FunctionError:
+        return False
+    tolerance = TOLERANCE[compute_dtype]
+    return not torch.allclose(whole[:5], part, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+def _random_rows(num_rows: int, length: int) -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(5)
+    logp, logp_ref = (
+        -0.05 - 3 * torch.rand(num_rows, length, generator=rng, dtype=torch.float64)
+        for _ in range(2)
+    )
+    return logp, logp_ref

@@ -1,0 +1,220 @@
+"""Toy worlds for a user's function, and its evaluation on all their pairs of completions.
+
+Most worlds have completions of equal length, which fit [completions, tokens] tensors. A function
+that takes a mask also sees completions that end early, padded with values that it must ignore.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from functools import cache, cached_property
+from itertools import pairwise
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from klinic.maths.score import score_term
+from klinic.verify.estimators import WorldSet
+from klinic.verify.expectation import EnumeratedPairs, GradientMoments, gradient_moments
+from klinic.verify.loading import UserFunction
+from klinic.verify.toy_policies import (
+    COMPLETION_LENGTH,
+    PAIR_SIZE,
+    Completions,
+    World,
+    make_world,
+)
+
+# Padding differs between the arrays: a function that ignores the mask shows it.
+PADDING = {"logp": -5.0, "logp_ref": -1.0, "logp_old": -4.5, "logits": 0.5, "logits_ref": 0.1}
+FAR_REFERENCE_DRIFT = 15.0
+
+
+class CompletionWorld(World):
+    """A world that lists each completion as a pair with itself instead of all pairs.
+
+    The gradient of a function that treats each completion alone has the same mean over both, and
+    64 pairs are faster than 4,096.
+    """
+
+    @cached_property
+    def completion_pairs(self) -> Completions:
+        """Every completion twice: rows 2i and 2i + 1 are completion i."""
+        completions = self.completions
+        steps = list(zip(completions.state.tolist(), completions.token.tolist(), strict=True))
+        rows = [steps[start:end] for start, end in pairwise(completions.row_offsets.tolist())]
+        return Completions.from_rows([row for row in rows for _ in range(PAIR_SIZE)])
+
+    @cached_property
+    def pair_probability(self) -> Float[Tensor, "G"]:
+        """The probability of each completion under the sampler."""
+        return self.completion_logp(self.theta_sampler).exp()
+
+
+@cache
+def on_policy_set() -> WorldSet:
+    """Return the worlds that identify a gradient on policy."""
+    return _rectangular_set(sampler_drift=0.0)
+
+
+@cache
+def off_policy_set(drift: float) -> WorldSet:
+    """Return the same worlds with completions of an older policy."""
+    return _rectangular_set(sampler_drift=drift)
+
+
+def _rectangular_set(*, sampler_drift: float) -> WorldSet:
+    return _completion_set(
+        [
+            make_world("near", seed=1, drift=0.15, sampler_drift=sampler_drift),
+            make_world("far", seed=1, drift=1.2, sampler_drift=sampler_drift),
+            make_world("very far", seed=9, drift=3.0, sampler_drift=sampler_drift),
+            make_world("shared", seed=2, drift=1.0, shared=True, sampler_drift=sampler_drift),
+        ]
+    )
+
+
+@cache
+def far_reference_set() -> WorldSet:
+    """Return worlds whose reference is up to 60 nats from tokens that the policy samples."""
+    worlds = [
+        make_world("far reference", seed=11, drift=FAR_REFERENCE_DRIFT),
+        make_world("far shared reference", seed=12, drift=FAR_REFERENCE_DRIFT, shared=True),
+    ]
+    return _completion_set(
+        [
+            replace(
+                world,
+                theta=world.theta_ref,
+                theta_sampler=world.theta_ref,
+                theta_ref=world.theta,
+            )
+            for world in worlds
+        ]
+    )
+
+
+@cache
+def early_end_set() -> WorldSet:
+    """Return worlds whose completions end early, for functions that take a mask."""
+    return _completion_set(
+        [make_world("shared eos", seed=6, drift=1.0, shared=True, ends_early=True)]
+    )
+
+
+@cache
+def pair_set() -> WorldSet:
+    """Return worlds for functions that mix the completions of a batch."""
+    return WorldSet.from_worlds(
+        [
+            make_world("far", seed=1, drift=1.2),
+            make_world("shared", seed=2, drift=1.0, shared=True),
+        ]
+    )
+
+
+def _completion_set(worlds: Sequence[World]) -> WorldSet:
+    return WorldSet.from_worlds(
+        [
+            CompletionWorld(**{field.name: getattr(world, field.name) for field in fields(world)})
+            for world in worlds
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class PrecomputedTerm:
+    """A term that returns values computed in advance."""
+
+    values: Float[Tensor, "N"]
+
+    def __call__(self, _: object) -> Tensor:
+        """Return the values, whatever the inputs."""
+        return self.values
+
+
+def evaluate_pairs(
+    function: UserFunction,
+    pairs: EnumeratedPairs,
+    *,
+    one_pair_per_call: bool = False,
+    rounded_to: torch.dtype = torch.float64,
+) -> Tensor:
+    """Return the function's values on all pairs, [completions, tokens] or [completions]."""
+    arrays = {
+        name: array.to(rounded_to).double() if array.is_floating_point() else array
+        for name, array in _padded_arrays(pairs).items()
+    }
+    if not one_pair_per_call:
+        return function(arrays)
+    num_rows = pairs.world.completion_pairs.num_rows
+    return torch.cat(
+        [
+            function({name: array[first : first + PAIR_SIZE] for name, array in arrays.items()})
+            for first in range(0, num_rows, PAIR_SIZE)
+        ]
+    )
+
+
+def _padded_arrays(pairs: EnumeratedPairs) -> dict[str, Tensor]:
+    inputs, world, completions = pairs.inputs, pairs.world, pairs.world.completion_pairs
+    lengths = completions.row_offsets.diff()
+    mask = torch.arange(COMPLETION_LENGTH) < lengths[:, None]
+    by_token = {
+        "logp": inputs.logp,
+        "logp_ref": inputs.logp_ref,
+        "logp_old": inputs.logp_old,
+        "logits": pairs.leaf_logits,
+        "logits_ref": world.prefix_logits(world.theta_ref)[completions.state],
+        "tokens": completions.token,
+    }
+
+    def pad_rows(name: str, values: Tensor) -> Tensor:
+        padded = torch.full(
+            (*mask.shape, *values.shape[1:]), PADDING.get(name, 0), dtype=values.dtype
+        )
+        padded[mask] = values
+        return padded
+
+    return {name: pad_rows(name, values) for name, values in by_token.items()} | {"mask": mask}
+
+
+def function_terms(
+    function: UserFunction, world_pairs: Sequence[EnumeratedPairs], *, by_pair: bool = False
+) -> list[PrecomputedTerm]:
+    """Return the function's values in each world as a term, per token."""
+    return [
+        _token_term(evaluate_pairs(function, pairs, one_pair_per_call=by_pair), pairs)
+        for pairs in world_pairs
+    ]
+
+
+def _token_term(values: Tensor, pairs: EnumeratedPairs) -> PrecomputedTerm:
+    """Return values per token; one per completion goes to its first token."""
+    offsets = pairs.world.completion_pairs.row_offsets
+    mask = torch.arange(COMPLETION_LENGTH) < offsets.diff()[:, None]
+    if values.ndim == 1:
+        values = torch.nn.functional.pad(values[:, None], (0, COMPLETION_LENGTH - 1))
+    return PrecomputedTerm(values[mask].double() + 0 * pairs.inputs.logp)
+
+
+def term_moments(
+    terms: Sequence[PrecomputedTerm], world_pairs: Sequence[EnumeratedPairs]
+) -> list[GradientMoments]:
+    """Return the moments of the terms in their worlds."""
+    return [gradient_moments(pairs, term) for term, pairs in zip(terms, world_pairs, strict=True)]
+
+
+def as_reward_terms(
+    terms: Sequence[PrecomputedTerm], world_pairs: Sequence[EnumeratedPairs]
+) -> list[PrecomputedTerm]:
+    """Return the terms detached and used as a cost in the reward of the completion."""
+    return [_as_reward_term(term, pairs) for term, pairs in zip(terms, world_pairs, strict=True)]
+
+
+def _as_reward_term(term: PrecomputedTerm, pairs: EnumeratedPairs) -> PrecomputedTerm:
+    completions = pairs.world.completion_pairs
+    row = completions.row_of_token
+    cost = torch.zeros(completions.num_rows, dtype=torch.float64)
+    cost = cost.index_add(0, row, term.values.detach())
+    return PrecomputedTerm(score_term(cost[row], logp=pairs.inputs.logp))
