@@ -121,8 +121,8 @@ def _measure(function: UserFunction) -> FunctionMeasurement:
     try:
         values = _validated_values(function, on_policy_set().world_pairs[-1])
     except FunctionError:
-        # a top k of 64 fails on the small vocabulary of the worlds, and is right on a large one
-        if vocabulary is None or not vocabulary.is_identified(torch.float64):
+        # a top k of 64 fails on the small vocabulary of the worlds, not on a large one
+        if vocabulary is None or math.isnan(max(vocabulary.error_by_size.values())):
             raise
         return _measurement_of_rows(function, vocabulary)
     dtype = _compute_dtype(function, values)
@@ -159,14 +159,16 @@ def _measurement_of_rows(
 ) -> FunctionMeasurement:
     """Return the measurement of a function of logits that needs a large vocabulary."""
     unknown = GradientIdentity(target=None, scale=1.0, error=math.inf)
+    is_identified = vocabulary.is_identified(torch.float64)
+    value = "bucket" if vocabulary.kind == "bucket" else "kl"
     return FunctionMeasurement(
         name=function.name,
         roles=function.roles,
         precision="float64",
-        value="bucket" if vocabulary.kind == "bucket" else "kl",
+        value=value if is_identified else None,
         value_scale=vocabulary.scale,
         value_to_kl=(math.nan, math.nan),
-        gradient=vocabulary.identity,
+        gradient=vocabulary.identity if is_identified else unknown,
         as_reward=unknown,
         nearly=None,
         off_policy=None,

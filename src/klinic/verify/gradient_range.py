@@ -33,6 +33,7 @@ REACHABLE_DISTANCE = (
     60.0  # nats: log-prob distance to the reference that abandoned tokens can reach
 )
 PLANE_STEP = 0.25
+CERTAIN_LOGPS = [-1e-4, -1e-3, -1e-2, -0.025]
 NEIGHBOUR_K1 = 30.0
 NEIGHBOUR_LOGP = -1.0
 # Relative to the pull, and absolute per nat of the log-probs; float64 is more precise until it
@@ -63,6 +64,8 @@ class Departure:
     """Smallest distance at which it pushes away from the reference."""
     both_rare_below: float | None = None
     """It departs where both log-probs are below this."""
+    certain_above: float | None = None
+    """It departs on tokens of the policy with a log-prob above this."""
     near_zero_below: float | None = None
     """It departs for |d| below this."""
     next_to_far_tokens: bool = False
@@ -74,6 +77,7 @@ class Departure:
         return (
             self.departs_at.reached_within(REACHABLE_DISTANCE)
             or self.both_rare_below is not None
+            or self.certain_above is not None
             or self.near_zero_below is not None
             or self.next_to_far_tokens
         )
@@ -113,10 +117,12 @@ class PullScan:
         reverses_at = SideLimits(above=above[1], below=below[1])
         if self.identity.target not in EARLIER_PULLS:  # a forward KL: conditional in any case
             return Departure(departs_at=departs_at, reverses_at=reverses_at)
+        plane = self._scan_plane(departs_at)
         return Departure(
             departs_at=departs_at,
             reverses_at=reverses_at,
-            both_rare_below=self._scan_plane(departs_at),
+            both_rare_below=plane.both_rare_below,
+            certain_above=plane.certain_above,
             near_zero_below=self._scan_near_zero(),
             next_to_far_tokens=self._departs_next_to_far_tokens(departs_at),
         )
@@ -128,13 +134,19 @@ class PullScan:
         reverses = compared.departs & (compared.pull * compared.expected < 0)
         return _first_distance(d, compared.departs), _first_distance(d, reverses)
 
-    def _scan_plane(self, edges: SideLimits) -> float | None:
+    def _scan_plane(self, edges: SideLimits) -> "_PlaneLimits":
         levels = -torch.arange(0.05, REACHABLE_DISTANCE, PLANE_STEP, dtype=torch.float64)
+        levels = torch.cat([levels.new_tensor(CERTAIN_LOGPS), levels])
         logp, logp_ref = torch.meshgrid(levels, levels, indexing="ij")
         points = _Points(logp=logp.flatten(), logp_ref=logp_ref.flatten())
         departs = self._compare(points).departs & edges.contains(points.d, margin=PLANE_STEP)
-        larger = torch.maximum(points.logp, points.logp_ref)[departs]
-        return round(float(larger.max()), 2) if len(larger) else None
+        is_certain = torch.maximum(points.logp, points.logp_ref) > LARGER_LOGP
+        rare = torch.maximum(points.logp, points.logp_ref)[departs & ~is_certain]
+        certain = points.logp[departs & is_certain]
+        return _PlaneLimits(
+            both_rare_below=round(float(rare.max()), 2) if len(rare) else None,
+            certain_above=float(f"{float(certain.min()):.1g}") if len(certain) else None,
+        )
 
     def _scan_near_zero(self) -> float | None:
         d = torch.logspace(-5, -2.3, 200, dtype=torch.float64)
@@ -178,6 +190,12 @@ class PullScan:
         if self.compute_dtype == torch.float64 and not near_zero:
             rounding = rounding + relative
         return relative * expected.abs() + rounding * scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PlaneLimits:
+    both_rare_below: float | None
+    certain_above: float | None
 
 
 @dataclass(frozen=True, kw_only=True)

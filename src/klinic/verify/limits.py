@@ -17,7 +17,7 @@ FAILED_CHECK_SENTENCES: dict[FailedCheck, str] = {
     "likely, its gradient is another one.",
     "mask": "With completions of different lengths it is another one: padded tokens enter it, or "
     "it divides by the length.",
-    "long_rows": "On completions of 64 tokens it is another one: it depends on the length.",
+    "long_rows": "On completions of 1,100 tokens it is another one: it depends on the length.",
     "batch": "It depends on the other completions of the batch, and with two of them it is another "
     "one: the difference shrinks as the batch grows.",
 }
@@ -131,6 +131,11 @@ def _describe_departure(departure: Departure, prefix: str) -> list[str]:
             f"{prefix} has another gradient on tokens that both policies find rare: where both "
             f"log-probs are below {departure.both_rare_below:.1f}."
         )
+    if departure.certain_above is not None:
+        sentences.append(
+            f"{prefix} has another gradient on tokens that are almost certain: where a log-prob is "
+            f"above {departure.certain_above:.1g}."
+        )
     if departure.near_zero_below is not None:
         sentences.append(
             f"{prefix} has another gradient next to the reference, for |d| below "
@@ -158,8 +163,8 @@ def _describe_vocabulary(
         below, prefix = vocabulary.departs_in_float32_below, "In float32 it"
     if below is not None:
         sentences.append(
-            f"{prefix} has another gradient where a token's log-prob, under policy or reference, is "
-            f"{below:.4g} or less."
+            f"{prefix} has another gradient where a token's log-prob, under policy or reference, "
+            f"is {below:.4g} or less."
         )
     if not vocabulary.is_finite_if_certain:
         sentences.append(

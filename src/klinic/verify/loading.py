@@ -20,7 +20,7 @@ Role = Literal[
 # Prefixes of words in argument names; suffixes of words that start with "log".
 REFERENCE_WORDS = ("ref", "base", "init", "teacher", "sft", "frozen")
 POLICY_WORDS = ("pol", "actor", "student", "new", "curr")
-SAMPLER_WORDS = ("old", "sampl", "behav", "rollout")
+SAMPLER_WORDS = ("old", "sampl", "behav", "rollout", "infer", "vllm")
 MASK_WORDS = ("mask",)
 INVERTED_MASK_WORDS = ("pad", "ignore")
 TOKEN_WORDS = ("label", "token", "action", "id")

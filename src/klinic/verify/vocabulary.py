@@ -72,7 +72,7 @@ class VocabularyMeasurement:
     @property
     def depends_on_size(self) -> bool:
         """Whether it is the KL at every size, with a multiple that changes with the size."""
-        scales = self.scale_by_size.values()
+        scales = [abs(scale) for scale in self.scale_by_size.values()]
         fits = max(self.error_by_size.values()) < MAX_GRADIENT_ERROR
         return fits and max(scales) > 1.1 * min(scales)
 
