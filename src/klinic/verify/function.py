@@ -41,6 +41,7 @@ from klinic.verify.user_worlds import (
     as_reward_terms,
     early_end_set,
     evaluate_pairs,
+    far_reference_pair_set,
     far_reference_set,
     function_terms,
     off_policy_set,
@@ -62,6 +63,9 @@ COMPARED_DISTANCE = 1.0  # largest |d| at which a function's pull is compared wi
 NEARLY = 0.01  # a gradient this near to a target, relative to itself, is named as an approximation
 
 FailedCheck = Literal["far_reference", "mask", "long_rows", "batch"]
+# A function may treat completions separately, or mix those of a batch; identified pair by pair, or
+# only in a large batch.
+BatchUse = Literal["separate", "unbiased", "biased"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +130,13 @@ def _measure(function: UserFunction) -> FunctionMeasurement:
             raise
         return _measurement_of_rows(function, vocabulary)
     dtype = _compute_dtype(function, values)
-    enumerated = _enumerate_worlds(function, dtype)
+    enumerated, batch = _enumerate_function(function, dtype)
     gradient = enumerated.gradient
     if vocabulary is not None and vocabulary.is_identified(dtype):
         gradient = vocabulary.identity
-    departures = _find_departures(function, gradient, dtype) if needs_tokens else (None, None)
+    # one scan is one batch: it means nothing for a function that mixes the rows
+    is_scanned = needs_tokens and batch == "separate"
+    departures = _find_departures(function, gradient, dtype) if is_scanned else (None, None)
     return FunctionMeasurement(
         name=function.name,
         roles=function.roles,
@@ -148,7 +154,9 @@ def _measure(function: UserFunction) -> FunctionMeasurement:
         departure=departures[0],
         departure_in_float32=departures[1],
         vocabulary=vocabulary,
-        failed_checks=_failed_checks(function, gradient, dtype, needs_tokens=needs_tokens),
+        failed_checks=_failed_checks(function, gradient, dtype, needs_tokens=needs_tokens)
+        if batch == "separate"
+        else _failed_checks_of_pairs(function, gradient, dtype, batch),
         per_completion=values.ndim == 1,
         num_completions=len(values),
     )
@@ -197,9 +205,24 @@ class _EnumeratedFunction:
     has_no_gradient: bool
 
 
-def _enumerate_worlds(function: UserFunction, dtype: torch.dtype) -> _EnumeratedFunction:
-    worlds, tolerance = on_policy_set(), TOLERANCES[dtype]
-    terms = function_terms(function, worlds.world_pairs)
+def _enumerate_function(
+    function: UserFunction, dtype: torch.dtype
+) -> tuple[_EnumeratedFunction, BatchUse]:
+    """Identify the function; pair by pair, if it mixes the completions of a batch."""
+    enumerated = _enumerate_worlds(function, dtype, on_policy_set())
+    if dtype not in SCANNED_DTYPES or not depends_on_batch(function, dtype):
+        return enumerated, "separate"
+    by_pair = _enumerate_worlds(function, dtype, pair_set(), by_pair=True)
+    if by_pair.gradient.target is None:
+        return enumerated, "biased"
+    return by_pair, "unbiased"
+
+
+def _enumerate_worlds(
+    function: UserFunction, dtype: torch.dtype, worlds: WorldSet, *, by_pair: bool = False
+) -> _EnumeratedFunction:
+    tolerance = TOLERANCES[dtype]
+    terms = function_terms(function, worlds.world_pairs, by_pair=by_pair)
     moments = term_moments(terms, worlds.world_pairs)
     rewards = term_moments(as_reward_terms(terms, worlds.world_pairs), worlds.world_pairs)
     quantities = [known_quantities(world) for world in worlds.worlds]
@@ -287,22 +310,36 @@ def _failed_checks(
     """Return the checks beyond the worlds at which an identified gradient fails."""
     if gradient.target not in EARLIER_PULLS or dtype not in SCANNED_DTYPES:
         return ()
-
-    def holds_in(worlds: WorldSet, *, by_pair: bool = False) -> bool:
-        moments = _moments(function, worlds, by_pair=by_pair)
-        tolerance = 100 * TOLERANCES[dtype]
-        return fits_identity(gradient, moments, worlds.targets, tolerance=tolerance)
-
     failed: list[FailedCheck] = []
-    if not holds_in(far_reference_set()):
+    if not _holds_in(function, gradient, dtype, far_reference_set()):
         failed.append("far_reference")
-    if function.takes_mask and not holds_in(early_end_set()):
+    if function.takes_mask and not _holds_in(function, gradient, dtype, early_end_set()):
         failed.append("mask")
     if needs_tokens and not holds_on_long_rows(function, gradient, dtype):
         failed.append("long_rows")
-    if depends_on_batch(function, dtype) and not holds_in(pair_set(), by_pair=True):
-        failed.append("batch")
     return tuple(failed)
+
+
+def _failed_checks_of_pairs(
+    function: UserFunction, gradient: GradientIdentity, dtype: torch.dtype, batch: BatchUse
+) -> tuple[FailedCheck, ...]:
+    """Return the same for a function that mixes the completions of a batch."""
+    if batch == "biased":
+        return ("batch",)
+    holds = _holds_in(function, gradient, dtype, far_reference_pair_set(), by_pair=True)
+    return () if holds else ("far_reference",)
+
+
+def _holds_in(
+    function: UserFunction,
+    gradient: GradientIdentity,
+    dtype: torch.dtype,
+    worlds: WorldSet,
+    *,
+    by_pair: bool = False,
+) -> bool:
+    moments = _moments(function, worlds, by_pair=by_pair)
+    return fits_identity(gradient, moments, worlds.targets, tolerance=100 * TOLERANCES[dtype])
 
 
 def _token_function(function: UserFunction) -> TokenFunction:

@@ -25,8 +25,9 @@ from klinic.verify.toy_policies import (
     make_world,
 )
 
-# Padding differs between the arrays: a function that ignores the mask shows it.
-PADDING = {"logp": -5.0, "logp_ref": -1.0, "logp_old": -4.5, "logits": 0.5, "logits_ref": 0.1}
+# Padding is the first token times a factor: it carries a gradient, as that of a model does, and a
+# function that ignores the mask shows it.
+PADDING = {"logp": 1.4, "logp_ref": 0.8, "logp_old": 1.2, "logits": 1.3, "logits_ref": 0.7}
 FAR_REFERENCE_DRIFT = 15.0
 
 
@@ -77,21 +78,7 @@ def _rectangular_set(*, sampler_drift: float) -> WorldSet:
 @cache
 def far_reference_set() -> WorldSet:
     """Return worlds whose reference is up to 60 nats from tokens that the policy samples."""
-    worlds = [
-        make_world("far reference", seed=11, drift=FAR_REFERENCE_DRIFT),
-        make_world("far shared reference", seed=12, drift=FAR_REFERENCE_DRIFT, shared=True),
-    ]
-    return _completion_set(
-        [
-            replace(
-                world,
-                theta=world.theta_ref,
-                theta_sampler=world.theta_ref,
-                theta_ref=world.theta,
-            )
-            for world in worlds
-        ]
-    )
+    return _completion_set([_swap_policy_and_reference(world) for world in _far_worlds()])
 
 
 @cache
@@ -104,8 +91,27 @@ def early_end_set() -> WorldSet:
 
 @cache
 def pair_set() -> WorldSet:
-    """Return the world with all pairs, for functions that mix the completions of a batch."""
+    """Return a world with all pairs, for functions that mix the completions of a batch."""
     return WorldSet.from_worlds([make_world("shared", seed=2, drift=1.0, shared=True)])
+
+
+@cache
+def far_reference_pair_set() -> WorldSet:
+    """Return a world with all pairs whose reference is far from the policy."""
+    return WorldSet.from_worlds([_swap_policy_and_reference(_far_worlds()[1])])
+
+
+def _far_worlds() -> list[World]:
+    return [
+        make_world("far reference", seed=11, drift=FAR_REFERENCE_DRIFT),
+        make_world("far shared reference", seed=12, drift=FAR_REFERENCE_DRIFT, shared=True),
+    ]
+
+
+def _swap_policy_and_reference(world: World) -> World:
+    return replace(
+        world, theta=world.theta_ref, theta_sampler=world.theta_ref, theta_ref=world.theta
+    )
 
 
 def _completion_set(worlds: Sequence[World]) -> WorldSet:
@@ -142,13 +148,10 @@ def evaluate_pairs(
     }
     if not one_pair_per_call:
         return function(arrays)
-    num_rows = pairs.world.completion_pairs.num_rows
-    return torch.cat(
-        [
-            function({name: array[first : first + PAIR_SIZE] for name, array in arrays.items()})
-            for first in range(0, num_rows, PAIR_SIZE)
-        ]
-    )
+    # chunks, not slices: the backward pass of a slice fills a tensor of all pairs
+    num_pairs = len(arrays["mask"]) // PAIR_SIZE
+    by_pair = zip(*(array.chunk(num_pairs) for array in arrays.values()), strict=True)
+    return torch.cat([function(dict(zip(arrays, pair, strict=True))) for pair in by_pair])
 
 
 def _padded_arrays(pairs: EnumeratedPairs) -> dict[str, Tensor]:
@@ -165,9 +168,8 @@ def _padded_arrays(pairs: EnumeratedPairs) -> dict[str, Tensor]:
     }
 
     def pad_rows(name: str, values: Tensor) -> Tensor:
-        padded = torch.full(
-            (*mask.shape, *values.shape[1:]), PADDING.get(name, 0), dtype=values.dtype
-        )
+        first = values[completions.row_offsets[:-1]] * PADDING.get(name, 1)
+        padded = torch.stack([first] * COMPLETION_LENGTH, dim=1)
         padded[mask] = values
         return padded
 

@@ -130,11 +130,12 @@ class _RowFit:
 
 def _fit_rows(rows: _RowGradients) -> _RowFit:
     """Fit one multiple of the gradient of the KL, or of its bucketed form, to all rows."""
-    is_bucketed = _shares_pull(rows)
-    kind: Kind = "bucket" if bool(is_bucketed.any()) else "exact"
-    expected = rows.logp.exp() * _expected_pull(rows, is_bucketed if kind == "bucket" else None)
-    scale = float((rows.gradient * expected).sum() / (expected * expected).sum())
+    shares = _shares_pull(rows, _fit_scale(rows, None))
+    is_bucketed = shares if bool(shares.any()) else None
+    expected = rows.logp.exp() * _expected_pull(rows, is_bucketed)
+    scale = _fit_scale(rows, is_bucketed)
     error = (rows.gradient - scale * expected).norm(dim=-1) / expected.norm(dim=-1)
+    kind: Kind = "exact" if is_bucketed is None else "bucket"
     return _RowFit(kind=kind, scale=scale, error=float(error.max()) / (abs(scale) or 1.0))
 
 
@@ -206,11 +207,19 @@ def _gradients(
     return _RowGradients(logp=logp, logp_ref=logits_ref.double().log_softmax(-1), gradient=gradient)
 
 
-def _shares_pull(rows: _RowGradients) -> Tensor:
-    """Return which tokens of each row have one common pull: those of a rest bucket."""
+def _fit_scale(rows: _RowGradients, is_bucketed: Tensor | None) -> float:
+    expected = rows.logp.exp() * _expected_pull(rows, is_bucketed)
+    return float((rows.gradient * expected).sum() / (expected * expected).sum())
+
+
+def _shares_pull(rows: _RowGradients, scale: float) -> Tensor:
+    """Return which tokens of each row have one common pull: those of a rest bucket.
+
+    Pulls are in nats times the scale.
+    """
     pull = rows.pull
     common = pull.median(dim=-1, keepdim=True).values
-    shares = (pull - common).abs() < 1e-4 * (1 + common.abs())
+    shares = (pull - common).abs() < 1e-4 * (common.abs() + abs(scale))
     # fewer than half of the tokens: no bucket, but chance or a row of equal pulls
     is_bucketed = shares.sum(-1, keepdim=True) > pull.shape[-1] // 2
     return shares & is_bucketed
@@ -233,7 +242,7 @@ def _departs_below(
         rows = _gradients(function, logits, logits_ref, dtype)
         if rows is None:
             return EXTREME_LOGPS[0]
-        is_bucketed = _shares_pull(rows) if kind == "bucket" else None
+        is_bucketed = _shares_pull(rows, scale) if kind == "bucket" else None
         expected = scale * _expected_pull(rows, is_bucketed)
         limit = PULL_TOLERANCE * (abs(scale) + expected.abs())
         departs = ~((rows.pull - expected).abs() <= limit).all(-1)  # NaN departs
