@@ -170,6 +170,22 @@ def sampled_from_logits(logits, ref_logits, input_ids):
     return gap**2 / 2
 
 
+def with_exact_baseline(logits, ref_logits, tokens):
+    p, gaps = logits.softmax(-1), logits.log_softmax(-1) - ref_logits.log_softmax(-1)
+    chosen = tokens.unsqueeze(-1)
+    cost = gaps.gather(-1, chosen).squeeze(-1) - (p * gaps).sum(-1)
+    return cost.detach() * logits.log_softmax(-1).gather(-1, chosen).squeeze(-1)
+
+
+def exact_head_and_sampled_tail(logits, ref_logits, tokens):
+    logp = logits.log_softmax(-1)
+    gaps = (logp - ref_logits.log_softmax(-1)).detach()
+    is_head = torch.zeros_like(logp).scatter(-1, logp.topk(3, -1).indices, 1.0)
+    head = (is_head * logp.exp().detach() * gaps * logp).sum(-1)
+    chosen = tokens.unsqueeze(-1)
+    return head + ((1 - is_head) * gaps * logp).gather(-1, chosen).squeeze(-1)
+
+
 def bucketed(logits, logits_ref, order, k):
     p, q = logits.log_softmax(-1), logits_ref.log_softmax(-1)
     top = torch.zeros_like(p, dtype=torch.bool).scatter(-1, order.topk(k, -1).indices, True)
@@ -216,6 +232,7 @@ NAMES = [
     *("total_with_mask", "reinforce", "sequence_ratio", "sequence_ratio_capped", "full"),
     *("cross_entropy_minus_entropy", "from_probabilities", "tiny_floor", "full_in_float32"),
     *("full_per_completion", "full_that_takes_labels", "sampled_from_logits", "top_1_and_rest"),
+    *("with_exact_baseline", "exact_head_and_sampled_tail"),
     *("top_100_and_rest", "reference_top_20_and_rest", "Trainer.kl", "Trainer.static_kl"),
     *("Penalty", "penalty", "penalty.forward"),
 ]

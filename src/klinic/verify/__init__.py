@@ -16,6 +16,7 @@ row_pulls.py            a function's pull on each token of chosen rows
 gradient_range.py       where a user's function leaves its identified gradient
 row_structure.py        whether the gradient holds on longer rows and in other batches
 vocabulary.py           functions of logits at vocabularies of up to 151,936 tokens
+sampled_row.py          functions of logits and sampled tokens at a row of rare tokens
 off_policy.py           which importance sampling a function does
 advice.py               verdict and advice for a user's function
 limits.py               sentences about where its gradient ends

@@ -37,6 +37,7 @@ from klinic.verify.off_policy import (
 )
 from klinic.verify.row_pulls import evaluate_rows
 from klinic.verify.row_structure import depends_on_batch, holds_on_long_rows
+from klinic.verify.sampled_row import holds_for_rare_tokens
 from klinic.verify.user_worlds import (
     as_reward_terms,
     early_end_set,
@@ -62,7 +63,7 @@ SCANNED_DTYPES = (torch.float64, torch.float32)  # a half dtype is too coarse in
 COMPARED_DISTANCE = 1.0  # largest |d| at which a function's pull is compared with the known terms
 NEARLY = 0.01  # a gradient this near to a target, relative to itself, is named as an approximation
 
-FailedCheck = Literal["far_reference", "mask", "long_rows", "batch"]
+FailedCheck = Literal["far_reference", "mask", "long_rows", "rare_tokens", "batch"]
 # A function may treat completions separately, or mix those of a batch; identified pair by pair, or
 # only in a large batch.
 BatchUse = Literal["separate", "unbiased", "biased"]
@@ -93,7 +94,7 @@ class FunctionMeasurement:
     acts_like: str | None
     """The published term with the same pull near the reference."""
     extremes: Extremes | None
-    """None for functions of logits alone."""
+    """None for functions of logits."""
     departure: Departure | None
     """Where its pull leaves the identified gradient, beyond the range of the worlds."""
     departure_in_float32: Departure | None
@@ -135,7 +136,7 @@ def _measure(function: UserFunction) -> FunctionMeasurement:
     if vocabulary is not None and vocabulary.is_identified(dtype):
         gradient = vocabulary.identity
     # one scan is one batch: it means nothing for a function that mixes the rows
-    is_scanned = needs_tokens and batch == "separate"
+    is_scanned = not function.takes_logits and batch == "separate"
     departures = _find_departures(function, gradient, dtype) if is_scanned else (None, None)
     return FunctionMeasurement(
         name=function.name,
@@ -149,8 +150,10 @@ def _measure(function: UserFunction) -> FunctionMeasurement:
         nearly=enumerated.nearly if gradient.target is None else None,
         off_policy=_measure_off_policy(function, dtype) if function.takes_logp_old else None,
         detached=not values.requires_grad or enumerated.has_no_gradient,
-        acts_like=_term_with_equal_pull(function, TOLERANCES[dtype]) if needs_tokens else None,
-        extremes=scan_term(_token_function(function)) if needs_tokens else None,
+        acts_like=None
+        if function.takes_logits
+        else _term_with_equal_pull(function, TOLERANCES[dtype]),
+        extremes=None if function.takes_logits else scan_term(_token_function(function)),
         departure=departures[0],
         departure_in_float32=departures[1],
         vocabulary=vocabulary,
@@ -315,8 +318,16 @@ def _failed_checks(
         failed.append("far_reference")
     if function.takes_mask and not _holds_in(function, gradient, dtype, early_end_set()):
         failed.append("mask")
-    if needs_tokens and not holds_on_long_rows(function, gradient, dtype):
+    if not function.takes_logits and not holds_on_long_rows(function, gradient, dtype):
         failed.append("long_rows")
+    if (
+        function.takes_logits
+        and needs_tokens
+        and not all(
+            holds_for_rare_tokens(function, gradient.scale, inputs) for inputs in SCANNED_DTYPES
+        )
+    ):
+        failed.append("rare_tokens")
     return tuple(failed)
 
 

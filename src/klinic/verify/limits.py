@@ -18,6 +18,8 @@ FAILED_CHECK_SENTENCES: dict[FailedCheck, str] = {
     "mask": "With completions of different lengths it is another one: padded tokens enter it, or "
     "it divides by the length.",
     "long_rows": "On completions of 1,100 tokens it is another one: it depends on the length.",
+    "rare_tokens": "In rows with rare tokens (log-probs down to -60), in float64 or float32, it is "
+    "another one.",
     "batch": "It depends on the other completions of the batch, and with two of them it is another "
     "one: the difference shrinks as the batch grows.",
 }
