@@ -84,6 +84,11 @@ def describe_off_policy(measured: FunctionMeasurement) -> list[str]:
     off_policy = measured.off_policy
     if off_policy is None or off_policy.form is None or not has_reverse_kl_gradient(measured):
         return []
+    if measured.vocabulary is not None:
+        return [
+            "On completions of an older policy it needs no ratio: it is right at the prefixes that "
+            "the older policy visits."
+        ]
     sentence = f"On completions of an older policy it is {FORM_SENTENCES[off_policy.form]}"
     if off_policy.ratio_cap is None:
         return [sentence + "."]

@@ -8,7 +8,7 @@ each for what it is:
     per-decision ratio  r_1 .. r_s for the k1 of token s: the same with less noise
     prefix ratio        r_1 .. r_t k1_t S_t: the token-level gradient at the policy's own prefixes
 
-Each may hold its ratio at a cap of 1 or more: then it is exact below the cap, and above it pulls
+Each may hold its ratio at a cap of 1.1 or more: then it is exact below the cap, and above it pulls
 with the weight of the cap.
 """
 
@@ -37,7 +37,7 @@ SLIGHT_DRIFT = 0.004  # ratios within 2% of 1: below any cap that is not a mista
 LARGE_DRIFT = 0.4
 SLIGHT_TOLERANCE = 1e-6  # the gradients differ by the drift itself, 1e-3
 ROW_K1 = (0.37, -0.83, 0.59)  # sums of its parts differ, so that a future sum is recognisable
-MIN_CAP = 1.0
+MIN_CAP = 1.1  # a lower one is active in the worlds of a slight drift
 
 
 @dataclass(frozen=True, kw_only=True)
