@@ -5,6 +5,7 @@ targets.py              the gradients that a KL term can have, as exact sums
 expectation.py          mean and variance of a term's gradient over all completions
 identify.py             matches an expected gradient with a target
 estimators.py           measurements of each estimator
+world_range.py          the same over many random worlds
 identities.py           identities that klinic's terms must satisfy, each with its error
 coefficient_meaning.py  effect of aggregation and advantage scaling on the KL coefficient
 proof.py                the complete result of `klinic verify`
