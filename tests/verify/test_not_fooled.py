@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from tests.verify import right_kl_functions, wrong_kl_functions
 
+from klinic.errors import FunctionError
 from klinic.verify.advice import judge
 from klinic.verify.function import measure
 from klinic.verify.loading import load_user_function
@@ -34,3 +35,15 @@ def test_a_right_function_is_called_correct(name):
 def test_a_wrong_function_is_never_called_correct(name):
     result = judgement("wrong_kl_functions.py", name)
     assert result.verdict != "correct", result.advice
+
+
+def test_a_function_that_fails_at_real_vocabularies_is_refused(tmp_path):
+    (tmp_path / "guarded.py").write_text(
+        "def kl(logits, logits_ref):\n"
+        "    if logits.shape[-1] > 32_768:\n"
+        "        raise ValueError('too large for the dense KL')\n"
+        "    logp, logp_ref = logits.log_softmax(-1), logits_ref.log_softmax(-1)\n"
+        "    return (logp.exp() * (logp - logp_ref)).sum(-1)\n"
+    )
+    with pytest.raises(FunctionError, match=r"50257\].*too large for the dense KL"):
+        measure(load_user_function(f"{tmp_path / 'guarded.py'}:kl"))

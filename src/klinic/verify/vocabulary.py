@@ -101,14 +101,15 @@ class _RowGradients:
         return self.gradient / self.logp.exp()
 
 
-def measure_vocabulary(function: UserFunction) -> VocabularyMeasurement | None:
-    """Compare the function with the KL at rows of the vocabulary; None if it fails there."""
-    fits = []
-    for size in VOCAB_SIZES:
-        rows = _gradients(function, *_realistic_rows(size), torch.float64)
-        if rows is None:
-            return None
-        fits.append(_fit_rows(rows))
+def measure_vocabulary(function: UserFunction) -> VocabularyMeasurement:
+    """Compare the function with the KL at rows of the vocabulary.
+
+    Raises `FunctionError` where it fails: one that works only at toy sizes cannot train a model.
+    """
+    fits = [
+        _fit_rows(_gradients(function, *_realistic_rows(size), torch.float64))
+        for size in VOCAB_SIZES
+    ]
     kind, scale = fits[0].kind, fits[0].scale
     return VocabularyMeasurement(
         kind=kind,
@@ -194,16 +195,12 @@ def _with_token(logp: Float[Tensor, "N"], rest: Float[Tensor, "1 1 W"]) -> Float
 
 def _gradients(
     function: UserFunction, logits: Logits, logits_ref: Logits, dtype: torch.dtype
-) -> _RowGradients | None:
+) -> _RowGradients:
     leaf = logits.to(dtype).clone().requires_grad_()
     logits_ref = logits_ref.to(dtype)
     logp = leaf.detach().double().log_softmax(-1)
     arrays = {"logits": leaf, "logits_ref": logits_ref, "logp_old": logp[..., 0].to(dtype)}
-    try:
-        values = function(arrays)
-    except FunctionError:
-        return None
-    gradient = derivative(values, leaf).double()
+    gradient = derivative(function(arrays), leaf).double()
     return _RowGradients(logp=logp, logp_ref=logits_ref.double().log_softmax(-1), gradient=gradient)
 
 
@@ -239,8 +236,9 @@ def _departs_below(
 ) -> float | None:
     """Return the rarest log-prob of the first row where a pull is off by more than 1%."""
     for logits, logits_ref in _extreme_rows():
-        rows = _gradients(function, logits, logits_ref, dtype)
-        if rows is None:
+        try:
+            rows = _gradients(function, logits, logits_ref, dtype)
+        except FunctionError:
             return EXTREME_LOGPS[0]
         is_bucketed = _shares_pull(rows, scale) if kind == "bucket" else None
         expected = scale * _expected_pull(rows, is_bucketed)
@@ -255,5 +253,8 @@ def _departs_below(
 def _is_finite_if_certain(function: UserFunction) -> bool:
     certain = torch.zeros(1, NUM_POSITIONS, EXTREME_VOCAB_SIZE, dtype=torch.float64)
     certain[..., 0] = 60.0
-    rows = _gradients(function, certain, certain.clone(), torch.float32)
-    return rows is not None and bool(rows.gradient.isfinite().all())
+    try:
+        rows = _gradients(function, certain, certain.clone(), torch.float32)
+    except FunctionError:
+        return False
+    return bool(rows.gradient.isfinite().all())
