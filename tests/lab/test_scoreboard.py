@@ -1,8 +1,12 @@
 """The figures of a scoreboard, by outcomes that are made up; trials themselves are real runs."""
 
+import contextlib
+
 import pytest
 from rich.console import Console
 
+import klinic
+from klinic.errors import RunStoppedError
 from klinic.faults import FAULTS, SECOND_FAULTS, Severity
 from klinic.faults.base import patch_attribute
 from klinic.lab import healthy_recipes
@@ -132,3 +136,33 @@ def test_a_trial_is_looked_at_with_and_without_columns(warm):
     found = run_trial(Trial(cause="wrong-groups", mechanism=1, severity="mild", seed=1))
     assert (found.is_right, found.first_step) == (True, 1)
     assert found.without == {"logp_sampler": "wrong-groups", "logp_old": "wrong-groups"}
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [*(pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS), *SECOND_FAULTS],
+    ids=lambda fault: fault.mechanism,
+)
+def test_every_fault_acts_in_a_real_step(fault, tmp_path):
+    """A fault reaches into parts by name: one that was renamed would break it unseen."""
+    skipped = ("warm_start.", "loop.max_steps", "loop.group_size", "loop.prompts_per_step")
+    settings = {
+        "kl.coef": 0.1,
+        "loop.eval_prompts": 2,
+        "output.trackers": [],
+        "output.doctor": "none",
+        "sampling.max_new_tokens": 3,
+        "threads": 1,
+        **{k: v for k, v in fault.settings.items() if not k.startswith(skipped)},
+    }
+    with fault.inject(Severity.NORMAL), contextlib.suppress(RunStoppedError):
+        klinic.train(
+            model="tiny",
+            task="arithmetic",
+            output_dir=tmp_path / "run",
+            max_steps=1,
+            prompts_per_step=2,
+            group_size=2,
+            **settings,
+        )
+    assert (tmp_path / "run" / "recipe.yaml").is_file()

@@ -57,7 +57,7 @@ def unscale_reference(severity: Severity) -> Iterator[None]:
 
     def unscaled_reference(real: Any, policy: Any, **options: Any) -> Any:
         reference = real(policy, **options)
-        reference.scorer.head.scale *= policy.temperature / REFERENCE_TEMPERATURE[severity]
+        reference.scorer.head.logit_scale *= policy.temperature / REFERENCE_TEMPERATURE[severity]
         return reference
 
     with patch_attribute(build, "reference_at_start", unscaled_reference):
