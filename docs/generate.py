@@ -10,12 +10,23 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import typer
 
 from klinic.checks import CHECKS
 from klinic.cli.app import app
 from klinic.doctor.scalars.examine import SIGNS
 from klinic.evidence.readers.names import KLINIC, TRAINERS
+from klinic.lab.ablation.intervals import Difference, Interval
+from klinic.lab.ablation.verdict import (
+    Result,
+    SettingRow,
+    correct_p_values,
+    num_tests,
+    recommend_setting,
+    setting_rows,
+    summary_lines,
+)
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.recipe.aliases import ALIASES, REFUSED, resolve_alias
 
@@ -36,6 +47,8 @@ EXAMPLES: dict[str, Any] = {  # of the names whose meaning depends on the value
     "use_vllm": True,
     "vllm_server_base_url": "http://127.0.0.1:8000",
 }
+MEASURED = ("accuracy", "retention", "KL per token")
+LARGEST = (("kl_max", 2), ("grad_norm_max", 1))  # with their digits
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -178,6 +191,158 @@ def escaped(cell: str) -> str:
     return cell.replace("|", r"\|")
 
 
+def study(name: str) -> list[Result]:
+    """Return the recorded trials of a study."""
+    return list(pq.read_table(DOCS / "studies" / name / "trials.parquet").to_pylist())
+
+
+def compared(trials: list[Result]) -> list[SettingRow]:
+    """Return the rows of a study, compared with its first setting."""
+    settings = list(dict.fromkeys(trial["setting"] for trial in trials))
+    return setting_rows(trials, settings, settings[0])
+
+
+def study_coefficient() -> str:
+    """Return the coefficients with their differences to 0, and the verdict of `klinic ablate`."""
+    rows = compared(study("coefficient"))
+    measures = ("accuracy", "retention", "kl_token")
+    heads = ("coefficient", *MEASURED, *(f"{name} to 0" for name in MEASURED))
+    cells = (
+        (
+            row.setting.partition("=")[2],
+            *(spread(row.means[m]) for m in measures),
+            *(tested(row.differences.get(m)) for m in measures),
+        )
+        for row in rows
+    )
+    verdict = recommend_setting(rows, "accuracy")
+    lines = ["", "```", *summary_lines(rows, verdict), "", verdict.says, "```", ""]
+    return "\n".join([*table(heads, cells), *lines])
+
+
+def study_estimators() -> str:
+    """Return the estimators with their differences to `unbiased` at the same coefficient."""
+    trials = study("estimators")
+    heads = ("estimator", "coefficient", *MEASURED, "KL to `unbiased`", "max KL", "max grad norm")
+    cells = (
+        (
+            *named(row.setting),
+            *(spread(row.means[m]) for m in ("accuracy", "retention", "kl_token")),
+            tested(row.differences.get("kl_token")),
+            *(f"{largest(trials, row.setting, m):.{d}f}" for m, d in LARGEST),
+        )
+        for row in compared_estimators()
+    )
+    return "\n".join([*table(heads, cells), ""])
+
+
+def compared_estimators() -> list[SettingRow]:
+    """Return the estimators, compared at each coefficient and corrected for both together."""
+    trials = study("estimators")
+    at_both = (at_coefficient(trials, coefficient) for coefficient in ("0.1", "1.0"))
+    return correct_p_values([row for own in at_both for row in compared(own)])
+
+
+def at_coefficient(trials: list[Result], coefficient: str) -> list[Result]:
+    """Return the trials with this coefficient."""
+    return [trial for trial in trials if trial["setting"].endswith(f"kl.coef={coefficient}")]
+
+
+def largest(trials: list[Result], setting: str, measure: str) -> float:
+    """Return the largest value of any seed."""
+    return float(max(trial[measure] for trial in trials if trial["setting"] == setting))
+
+
+def study_lora() -> str:
+    """Return adapters and full fine-tuning, compared with full fine-tuning at 1e-4."""
+    rows = compared(study("lora"))
+    heads = ("weights", "learning rate", "seeds", *MEASURED, "accuracy to the first", "KL to it")
+    cells = (
+        (
+            *named(row.setting),
+            str(len(row.seeds)),
+            *(spread(row.means[m]) for m in ("accuracy", "retention", "kl_token")),
+            *(tested(row.differences.get(m)) for m in ("accuracy", "kl_token")),
+        )
+        for row in rows
+    )
+    return "\n".join([*table(heads, cells), ""])
+
+
+def study_tests() -> str:
+    """Return how many tests the marks of each study are corrected for."""
+    rows = {
+        "(a)": compared(study("coefficient")),
+        "(b)": compared_estimators(),
+        "(c)": compared(study("lora")),
+        "(d)": compared(study("chess")),
+    }
+    counts = ", ".join(f"{label} {num_tests(found)}" for label, found in rows.items())
+    return f"Tests that each study is corrected for: {counts}.\n"
+
+
+def ablate_example() -> str:
+    """Return the closing lines of an ablation over the first three seeds of the study."""
+    trials = [
+        trial
+        for trial in study("coefficient")
+        if trial["seed"] <= 3 and trial["setting"] != "kl.coef=1.0"
+    ]
+    rows = compared(trials)
+    verdict = recommend_setting(rows, "accuracy")
+    return "\n".join(["```", *summary_lines(rows, verdict), "", verdict.says, "```", ""])
+
+
+def named(setting: str) -> tuple[str, ...]:
+    """Return the values of a setting, as a reader says them."""
+    words = {"null": "all", "16": "LoRA of rank 16"}
+    values = [pair.partition("=")[2] for pair in setting.split(" ")]
+    return tuple(words.get(v, f"`{v}`" if v in ESTIMATORS else v) for v in values)
+
+
+def spread(value: Interval) -> str:
+    """Return a mean with half of its interval."""
+    return f"{value.mean:.3f} ± {value.half_width:.3f}"
+
+
+def tested(value: Difference | None) -> str:
+    """Return a difference with its interval, in bold if it is beyond noise."""
+    if value is None:
+        return ""
+    text = f"{value.mean:+.3f} ({value.low:+.3f} to {value.high:+.3f})"
+    return f"**{text}**" if value.is_significant else text
+
+
+def coefficients_short() -> str:
+    """Return three coefficients of the study, for the tutorial."""
+    heads = ("coefficient", "accuracy (start 0.570)", "retention of other skills", "KL per token")
+    cells = (
+        (
+            row.setting.partition("=")[2],
+            *(spread(row.means[m]) for m in ("accuracy", "retention", "kl_token")),
+        )
+        for row in compared(study("coefficient"))
+        if row.setting in {"kl.coef=0", "kl.coef=0.1", "kl.coef=1.0"}
+    )
+    return "\n".join([*table(heads, cells), ""])
+
+
+def coefficients_kl() -> str:
+    """Return the KL at the end of two studies, by coefficient."""
+    heads = ("coefficient", "arithmetic, 250 steps, 5 seeds", "chess, 60 steps, 2 seeds: each")
+    chess = study("chess")
+    cells = (
+        (
+            row.setting.partition("=")[2],
+            spread(row.means["kl_token"]),
+            ", ".join(f"{t['kl_token']:.3f}" for t in chess if t["setting"] == row.setting),
+        )
+        for row in compared(study("coefficient"))
+        if row.setting != "kl.coef=0.001"
+    )
+    return "\n".join([*table(heads, cells), ""])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "estimators": estimators,
@@ -187,6 +352,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "names": names,
     "aliases": aliases,
     "refused": refused,
+    "study-tests": study_tests,
+    "study-coefficient": study_coefficient,
+    "study-estimators": study_estimators,
+    "study-lora": study_lora,
+    "ablate-example": ablate_example,
+    "coefficients-short": coefficients_short,
+    "coefficients-kl": coefficients_kl,
 }
 
 

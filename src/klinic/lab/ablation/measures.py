@@ -56,6 +56,13 @@ MEASURES = tuple(
 )
 
 
+SCORE = Measure(
+    name="score",
+    label="score",
+    meaning="mean of the trained skill and retention, by which settings are ranked",
+)
+
+
 def measure_run(run: Path, evaluation: "Evaluation") -> dict[str, Any]:
     """Return the measures of a finished run."""
     steps = [entry for entry in Journal(run / METRICS).entries() if "loss" in entry]

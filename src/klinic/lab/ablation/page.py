@@ -10,11 +10,16 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from klinic.evidence.writing import write_atomically
-from klinic.lab.ablation.intervals import Interval
-from klinic.lab.ablation.measures import MEASURES
-from klinic.lab.ablation.verdict import COMPARED, SettingRow, Verdict
+from klinic.lab.ablation.intervals import Difference, Interval
+from klinic.lab.ablation.measures import MEASURES, SCORE
+from klinic.lab.ablation.verdict import COMPARED, SettingRow, Verdict, num_tests
 
 PAGE = "index.html"
+CONDITION = (
+    "A warm start or a named model gives the same initial weights to every seed, and all trials "
+    "have the same held-out questions: the intervals hold for this start and these questions, and "
+    "contain no noise of others."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +44,10 @@ def write_page(folder: Path, content: PageContent, pictures: Sequence[Path]) -> 
     text = template.render(
         page=content,
         measures=MEASURES,
-        compared=[measure for measure in MEASURES if measure.name in COMPARED],
+        described=(*MEASURES, SCORE),
+        condition=CONDITION,
+        compared=[measure for measure in (*MEASURES, SCORE) if measure.name in COMPARED],
+        num_tests=num_tests(content.rows),
         shown=format_mean,
         signed=format_difference,
         noise=classify_noise,
@@ -80,13 +88,18 @@ def format_difference(value: Interval) -> str:
     return f"{value.mean:+.4f} ({value.low:+.4f} to {value.high:+.4f})"
 
 
-def classify_noise(value: Interval) -> str:
-    """Classify a difference as within or beyond noise."""
+def classify_noise(value: Difference) -> str:
+    """Classify a difference as within or beyond noise, by its corrected p-value.
+
+    >>> base = {"mean": 0.02, "low": 0.01, "high": 0.03, "num": 3, "p_value": 0.01}
+    >>> classify_noise(Difference(**base, p_corrected=0.12))
+    'within noise'
+    """
     if not value.num:
         return "no pair of seeds"
     if math.isnan(value.half_width):
         return "(one seed)"
-    return "beyond noise" if value.excludes_zero else "within noise"
+    return "beyond noise" if value.is_significant else "within noise"
 
 
 def _data_uri(path: Path) -> str:

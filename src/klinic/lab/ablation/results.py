@@ -60,13 +60,14 @@ def summarize_runs(
     for one in runs:
         by_setting[one.result["setting"]].append(read_curves(one.run))
     against = baseline or (settings[0] if settings else "")
+    table, skill = setting_rows(results, settings, against), skill_measure_name(results)
     return AblationSummary(
         results=results,
         curves=by_setting,
         baseline=against,
-        table=setting_rows(results, settings, against),
-        learnt=skill_measure_name(results),
-        verdict=recommend_setting(results, settings),
+        table=table,
+        learnt=skill,
+        verdict=recommend_setting(table, skill),
         failures=list(failures),
     )
 

@@ -1,17 +1,23 @@
-"""Recommends a setting with a reason, or reports that the seeds do not separate the settings."""
+"""Recommends a setting with a reason, or reports that none is better than the baseline."""
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from klinic.lab.ablation.intervals import Interval, bootstrap_interval, paired_difference
-from klinic.lab.ablation.measures import MEASURES
+from klinic.lab.ablation.intervals import (
+    Difference,
+    Interval,
+    correct_by_holm,
+    mean_interval,
+    paired_difference,
+)
+from klinic.lab.ablation.measures import MEASURES, SCORE
 
 Result = Mapping[str, Any]
 """The measures of a trial, with its `setting` and `seed`."""
 
-COMPARED = ("accuracy", "reward", "retention", "kl_token")
+COMPARED = ("accuracy", "reward", "retention", "kl_token", SCORE.name)
 SHORT_KEYS = {"kl.coef": "beta"}  # its name in papers
 
 
@@ -22,8 +28,8 @@ class SettingRow:
     setting: str
     seeds: tuple[int, ...]
     means: dict[str, Interval]
-    """Means by measure, with bootstrap intervals."""
-    differences: dict[str, Interval]
+    """Means by measure, with 95% intervals by Student's t."""
+    differences: dict[str, Difference]
     """Differences to the baseline over common seeds; empty for the baseline itself."""
 
 
@@ -38,27 +44,31 @@ class Verdict:
 def setting_rows(
     results: Sequence[Result], settings: Sequence[str], baseline: str
 ) -> list[SettingRow]:
-    """Return a row for each setting with results, in order."""
+    """Return a row for each setting with results, in order, with corrected p-values."""
+    scored = add_scores(results)
     table = []
     for setting in settings:
-        own = [result for result in results if result["setting"] == setting]
+        own = [result for result in scored if result["setting"] == setting]
         if own:
             table.append(
                 SettingRow(
                     setting=setting,
                     seeds=tuple(result["seed"] for result in own),
                     means={
-                        m.name: bootstrap_interval(_present_values(own, m.name)) for m in MEASURES
+                        m.name: mean_interval(_present_values(own, m.name))
+                        for m in (*MEASURES, SCORE)
                     },
                     differences={}
                     if setting == baseline
-                    else {n: measure_difference(results, setting, baseline, n) for n in COMPARED},
+                    else {n: measure_difference(scored, setting, baseline, n) for n in COMPARED},
                 )
             )
-    return table
+    return correct_p_values(table)
 
 
-def measure_difference(results: Sequence[Result], setting: str, other: str, name: str) -> Interval:
+def measure_difference(
+    results: Sequence[Result], setting: str, other: str, name: str
+) -> Difference:
     """Return the difference of a measure between two settings, paired by seed."""
     first, second = (_by_seed(results, which, name) for which in (setting, other))
     both = sorted(first.keys() & second.keys())
@@ -66,19 +76,16 @@ def measure_difference(results: Sequence[Result], setting: str, other: str, name
 
 
 def add_scores(results: Sequence[Result]) -> list[Result]:
-    """Add the `score` by which settings are ranked.
+    """Add the `score` by which settings are ranked: the mean of trained skill and retention.
 
-    It is the mean of the trained skill and retention, or the trained skill alone if retention is
-    not measured.
+    Without measured retention there is none, and the trained skill ranks.
     """
-    has_retention, skill_measure = _has_retention(results), skill_measure_name(results)
+    if not _has_retention(results):
+        return list(results)
+    skill = skill_measure_name(results)
     return [
-        {
-            **r,
-            "score": (r[skill_measure] + r["retention"]) / 2 if has_retention else r[skill_measure],
-        }
+        {**r, SCORE.name: None if r.get(skill) is None else (r[skill] + r["retention"]) / 2}
         for r in results
-        if r.get(skill_measure) is not None
     ]
 
 
@@ -87,35 +94,61 @@ def skill_measure_name(results: Sequence[Result]) -> str:
     return "reward" if results and all(r.get("reward") is not None for r in results) else "accuracy"
 
 
-def recommend_setting(results: Sequence[Result], settings: Sequence[str]) -> Verdict:
-    """Recommend the setting with the highest score if it beats any other beyond noise."""
-    scored_results = add_scores(results)
-    means = {
-        s: _mean_or_nan([r["score"] for r in scored_results if r["setting"] == s]) for s in settings
-    }
-    finite_means = {setting: value for setting, value in means.items() if not math.isnan(value)}
-    if len(finite_means) < 2:
+def num_tests(table: Sequence[SettingRow]) -> int:
+    """Return the number of tests that the p-values are corrected for."""
+    return sum(not math.isnan(d.p_value) for row in table for d in row.differences.values())
+
+
+def recommend_setting(table: Sequence[SettingRow], skill: str) -> Verdict:
+    """Recommend the highest setting that is significantly better than the baseline, if any is.
+
+    Only the baseline is compared with: of settings that are all better, the seeds rank none.
+    """
+    has_retention = any(SCORE.name in r.means and r.means[SCORE.name].num for r in table)
+    ranked_by = SCORE.name if has_retention else skill
+    what = f"mean of {skill} and retention" if has_retention else skill
+    measured = [row for row in table if not math.isnan(row.means[ranked_by].mean)]
+    baseline = next((row.setting for row in measured if not row.differences), None)
+    if len(measured) < 2 or baseline is None:
         return Verdict(best=None, says="There are fewer than two settings to compare.")
-    best = max(finite_means, key=finite_means.__getitem__)
-    lead = {
-        s: measure_difference(scored_results, best, s, "score") for s in finite_means if s != best
-    }
-    beaten = [setting for setting, interval in lead.items() if interval.low > 0]
-    close = [setting for setting in lead if setting not in beaten]
-    what = skill_measure_name(results) + (" and retention" if _has_retention(results) else "")
-    if not beaten:
-        return Verdict(
-            best=None,
-            says=f"No significant difference: {best} has the highest {what}, but its lead over "
-            f"each other setting is within the noise of {_num_seeds(scored_results)}. "
-            "Run more seeds, or use the simplest setting.",
+    highest_first = sorted(measured, key=lambda row: -row.means[ranked_by].mean)
+    compared = [(r.setting, r.differences[ranked_by]) for r in highest_first if r.differences]
+    better = [name for name, gap in compared if gap.is_significant and gap.mean > 0]
+    worse = [name for name, gap in compared if gap.is_significant and gap.mean < 0]
+    close = [name for name, gap in compared if not gap.is_significant]
+    if not num_tests(table):
+        return Verdict(best=None, says="One seed tests nothing: run more to compare settings.")
+    tested = f"{_num_seeds(measured)}, corrected for {num_tests(table)} tests"
+    if better:
+        says = f"Use {better[0]}: its {what} is higher than that of {baseline} ({tested})."
+    else:
+        says = f"Keep {baseline}: no other setting has a significantly higher {what} ({tested})."
+    says += _list_settings("Also higher, and not compared with it", better[1:])
+    says += _list_settings("Lower", worse) + _list_settings("No significant difference", close)
+    return Verdict(best=better[0] if better else None, says=says)
+
+
+def correct_p_values(table: Sequence[SettingRow]) -> list[SettingRow]:
+    """Return the rows with the p-values of all their differences corrected together."""
+    tests = [
+        (row.setting, name)
+        for row in table
+        for name, difference in row.differences.items()
+        if not math.isnan(difference.p_value)
+    ]
+    by_setting = {row.setting: row.differences for row in table}
+    p_values = [by_setting[setting][name].p_value for setting, name in tests]
+    corrected = dict(zip(tests, correct_by_holm(p_values), strict=True))
+    return [
+        replace(
+            row,
+            differences={
+                name: replace(d, p_corrected=corrected.get((row.setting, name), math.nan))
+                for name, d in row.differences.items()
+            },
         )
-    together = " taken together" if _has_retention(results) else ""
-    says = f"Use {best}: the highest {what}{together}, beyond the noise of "
-    says += f"{_num_seeds(scored_results)} above {', '.join(beaten)}"
-    if close:
-        says += f". Within noise of {', '.join(close)}"
-    return Verdict(best=best, says=says + ".")
+        for row in table
+    ]
 
 
 def summary_lines(table: Sequence[SettingRow], verdict: Verdict) -> list[str]:
@@ -143,6 +176,10 @@ def pareto_front(table: Sequence[SettingRow], learnt: str) -> list[SettingRow]:
             for other in measured_rows
         )
     ]
+
+
+def _list_settings(label: str, names: Sequence[str]) -> str:
+    return f" {label}: {', '.join(names)}." if names else ""
 
 
 def _short_name(setting: str) -> str:
@@ -181,10 +218,6 @@ def _has_retention(results: Sequence[Result]) -> bool:
     return all(result.get("retention") is not None for result in results)
 
 
-def _num_seeds(results: Sequence[Result]) -> str:
-    num = len({result["seed"] for result in results})
+def _num_seeds(table: Sequence[SettingRow]) -> str:
+    num = len({seed for row in table for seed in row.seeds})
     return "1 seed" if num == 1 else f"{num} seeds"
-
-
-def _mean_or_nan(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
