@@ -1,6 +1,7 @@
 """kl-gradient-wrong: k1 is differentiated, whose expected gradient is 0.
 
-Second mechanism: k3 is differentiated, which descends the KL in the other direction.
+Second mechanism: k3 is differentiated; unclamped and on policy, that descends the KL in the other
+direction, token by token.
 """
 
 from collections.abc import Iterator

@@ -100,8 +100,8 @@ _ALL_ESTIMATORS = (
         "k3",
         Gradient.FORWARD_TOKEN,
         kl_terms.k3,
-        "The value is KL(policy || reference), the gradient that of KL(reference || policy), with "
-        "weights that grow like exp(d).",
+        "On policy and unclamped, the value is KL(policy || reference), the gradient, token by "
+        "token, that of KL(reference || policy), with weights that grow like exp(d).",
     ),
     _published_estimator(
         "k3_plus",

@@ -165,7 +165,7 @@ def k2(inputs: KLInputs) -> Terms:
 
 
 def k3(inputs: KLInputs) -> Terms:
-    """Return exp(d) - 1 - d: as a loss it has the gradient of the forward KL, with a heavy tail.
+    """Return exp(d) - 1 - d: as a loss, the token-level gradient of the forward KL, heavy-tailed.
 
     Formula: exp(d) - 1 - d.
     Symbols: d = logp_ref - logp.
