@@ -39,8 +39,7 @@ class Batch(NamedTuple):
 
 def compute_kl_divergence(policy_log_probs: Tensor, ref_log_probs: Tensor) -> Tensor:
     """Return k3 of each token, [batch, seq]: its mean over samples is KL(policy || reference)."""
-    # a number to read, never differentiated: on policy, its gradient is, token by token, that of
-    # KL(reference || policy)
+    # never differentiated: on policy, its token-level gradient is that of KL(reference || policy)
     return kl.k3(logp_p=policy_log_probs.detach(), logp_q=ref_log_probs.detach())
 
 
