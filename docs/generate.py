@@ -15,6 +15,7 @@ import typer
 
 from klinic.checks import CHECKS
 from klinic.cli.app import app
+from klinic.cli.explain import markdown_sections
 from klinic.doctor.scalars.examine import SIGNS
 from klinic.evidence.readers.names import KLINIC, TRAINERS
 from klinic.lab.ablation.intervals import Difference, Interval
@@ -343,11 +344,17 @@ def coefficients_kl() -> str:
     return "\n".join([*table(heads, cells), ""])
 
 
+def cause_sections() -> str:
+    """Return what `klinic explain --all` prints."""
+    return markdown_sections(CHECKS).strip() + "\n"
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "commands": commands,
     "estimators": estimators,
     "checks": checks,
     "cause-fields": cause_fields,
+    "cause-sections": cause_sections,
     "signs": signs,
     "names": names,
     "aliases": aliases,

@@ -8,6 +8,8 @@ import typer
 from klinic.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from klinic.checks import Check
 
 Name = Annotated[
@@ -27,7 +29,7 @@ def explain(name: Name = None, every: All = False) -> None:
 
     checks = {check.name: check for check in CHECKS}
     if every:
-        typer.echo("\n".join(_markdown_section(check) for check in CHECKS))
+        typer.echo(markdown_sections(CHECKS))
         return
     if name is None:
         for check in checks.values():
@@ -65,6 +67,11 @@ def _explain_sign(name: str, checks: list[str]) -> None:
 def _explain_all(checks: "list[Check]") -> None:
     texts = [f"{check.name}\n\n{check.help_text}\nFix\n    {check.fix}" for check in checks]
     typer.echo("\n\n".join(texts))
+
+
+def markdown_sections(checks: "Iterable[Check]") -> str:
+    """Return checks as sections of a Markdown page."""
+    return "\n".join(_markdown_section(check) for check in checks)
 
 
 def _markdown_section(check: "Check") -> str:
