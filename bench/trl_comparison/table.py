@@ -5,7 +5,7 @@ from statistics import mean
 from typing import Any
 
 from bench.trl_comparison.settings import UNEQUAL
-from klinic.lab.ablation.intervals import t_interval
+from klinic.lab.ablation.intervals import mean_interval
 from klinic.lab.ablation.page import format_difference
 
 Result = dict[str, Any]
@@ -94,7 +94,7 @@ def interval(values: Sequence[float]) -> str:
     >>> interval([0.1])
     '+0.1000'
     """
-    return format_difference(t_interval(values))
+    return format_difference(mean_interval(values))
 
 
 def _tenth(values: Sequence[float]) -> float:

@@ -148,7 +148,7 @@ def test_the_table_compares_pairs_and_no_others():
     gains = {"klinic": (0.1, 0.4, 0.6, 0.9), "trl": (0.2, 0.2, 0.2)}
     done = [result(t, seed, gain) for t in gains for seed, gain in enumerate(gains[t])]
     row = page(done).splitlines()[2]
-    assert row.startswith("| 10 | 0 | 3 | +0.3667 | +0.2000 | +0.1667 (-0.4585 to +0.7919) |")
+    assert row.startswith("| 10 | 0 | 3 | +0.3667 | +0.2000 | +0.1667 (-0.4585 to +0.7918) |")
     assert "0.25, 0.25; 0.75, 0.75" in row
     assert page(done[:1]) == "No pair of runs is done yet."
     with pytest.raises(AssertionError, match="prompts differ"):

@@ -1,4 +1,4 @@
-"""Draw the pictures of the studies: `python docs/studies/pictures.py`, with `klinic[plot]`."""
+"""Draw the pictures of the studies: `python docs/studies/study_pictures.py` (`klinic[plot]`)."""
 
 import shutil
 import tempfile
