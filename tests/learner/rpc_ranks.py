@@ -89,10 +89,10 @@ def sharded(kind: str, estimator: str, *, published: bool) -> FsdpLearner:
     """Return this process's part of the same learner."""
     alone = wound_up(kind, estimator)
     return FsdpLearner(
-        alone._policy,
-        alone._reference,
+        alone.policy,
+        alone.reference,
         objective=alone.objective,
-        settings=alone._settings,
+        settings=alone.settings,
         group=TorchProcessGroup(),
         published=policy_of(kind) if published else None,
     )
