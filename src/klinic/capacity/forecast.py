@@ -31,16 +31,17 @@ from klinic.learner.local import LocalLearner
 from klinic.learner.protocol import LossScales
 from klinic.learner.scored_batch import ScoredBatch
 from klinic.maths.kl_coef import KLCoefState
+from klinic.model.token_filters import NO_FILTERS
 from klinic.recipe.recipe import Recipe
 from klinic.sampler.decoding import Stream, decode
 from klinic.sampler.token_sampling import SamplingParams
-from klinic.training.build import learner_settings, make_learner
+from klinic.training.build import learner_settings, sampling_params
 from klinic.training.evaluation import EVAL_BATCH_SIZE, GREEDY
 from klinic.training.state import LoopState
 from klinic.training.step import needs_reference
 
 if TYPE_CHECKING:
-    from klinic.recipe.recipe import Recipe
+    from klinic.model.token_filters import NO_FILTERS
 
 
 def step_sizes(
@@ -117,12 +118,10 @@ def _build_forecast(recipe: Recipe) -> Forecast:
         moves=recipe.reference.moves,
     )
     lengths = find_prompt_lengths(recipe, window=bare.policy.context_window)
+    objective, settings = learner_settings(recipe)
     # the sets of kept tokens depend on values, which meta tensors do not have
-    no_filters = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
-    unfiltered = recipe.model_copy(
-        update={"sampling": recipe.sampling.model_copy(update=no_filters)}
-    )
-    learner = make_learner(unfiltered, bare.policy, bare.reference)
+    unfiltered = replace(settings, filters=NO_FILTERS)
+    learner = LocalLearner(bare.policy, bare.reference, objective=objective, settings=unfiltered)
     left_out = None
     try:
         phases = list(_measure_phases(recipe, lengths, bare, learner))
@@ -177,20 +176,14 @@ def _measure_phases(
         # the second diagnostic step holds all that the first does, and the optimizer moments
         _fill_optimizer_moments(bare, learner)
         steps = [EARLY_INTERVAL + 1]
-    sampling = recipe.sampling
-    sampling_params = SamplingParams(
-        temperature=sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        min_p=sampling.min_p,
-    )
+    params, max_new_tokens = sampling_params(recipe), recipe.sampling.max_new_tokens
     rows = _BatchShape(prompts=recipe.loop.prompts_per_step, group=recipe.loop.group_size)
     for step in steps:
-        yield from _measure_sampling(bare, lengths, rows, sampling_params, sampling.max_new_tokens)
+        yield from _measure_sampling(bare, lengths, rows, params, max_new_tokens)
         yield from _measure_learning(recipe, lengths, bare, learner, step)
     if lengths.num_held_out:
         held_out = _BatchShape(prompts=min(EVAL_BATCH_SIZE, lengths.num_held_out), group=1)
-        for phase in _measure_sampling(bare, lengths, held_out, GREEDY, sampling.max_new_tokens):
+        for phase in _measure_sampling(bare, lengths, held_out, GREEDY, max_new_tokens):
             yield Phase(name=memory.EVALUATING, num_bytes=phase.num_bytes)
 
 
@@ -214,7 +207,7 @@ def _measure_sampling(
     bare: MetaPolicy,
     lengths: PromptLengths,
     rows: _BatchShape,
-    sampling_params: SamplingParams,
+    params: SamplingParams,
     max_new_tokens: int,
 ) -> list[Phase]:
     """Return the memory of prefill and of sampling the last token."""
@@ -233,7 +226,7 @@ def _measure_sampling(
     before = meter.live[memory.ACTIVATIONS]
     # the cache grows by one token at a time, which measures bytes per token
     for _ in decode(
-        bare.policy.scorer, streams, params=sampling_params, eos_ids=frozenset(), pad_id=0, block=1
+        bare.policy.scorer, streams, params=params, eos_ids=frozenset(), pad_id=0, block=1
     ):
         peak = meter.peak
         meter.reset_peak()

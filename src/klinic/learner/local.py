@@ -139,11 +139,6 @@ class LocalLearner:
             else self.reference.current_fingerprint(),
         )
 
-    @property
-    def packs_rows(self) -> bool:
-        """Whether rows are packed."""
-        return self.settings.packed
-
     def make_micro_batches(self, record: StepRecord, size: int) -> list[MicroBatch]:
         """Split this rank's rows into micro-batches of at most `size` rows of the longest.
 
@@ -154,7 +149,7 @@ class LocalLearner:
             size=size,
             pad_id=self.policy.pad_id,
             device=self.scorer.device,
-            packed=self.packs_rows,
+            packed=self.settings.packed,
             group=self.group,
         )
         filters = self.settings.filters

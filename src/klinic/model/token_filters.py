@@ -72,6 +72,11 @@ def concat_kept(parts: list[KeptTokens]) -> KeptTokens:
     )
 
 
+def restrict_logp(logp: Float[Tensor, "R V"], filters: TokenFilters) -> Float[Tensor, "R V"]:
+    """Return the log-probs of the tokens that pass the filters, renormalized; -inf elsewhere."""
+    return torch.log_softmax(logp.masked_fill(~filter_mask(logp, filters), -torch.inf), -1)
+
+
 def filter_mask(logp: Float[Tensor, "R V"], filters: TokenFilters) -> Tensor:
     """Return the mask of tokens that pass the filters; the most likely token always does."""
     ordered, order = logp.sort(dim=-1, descending=True, stable=True)

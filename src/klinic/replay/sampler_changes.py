@@ -12,7 +12,7 @@ from klinic.checks.base import Case
 from klinic.checks.measures import as_float64, equal_completions, logp_gap, num_equal_pairs, rms
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import flatten_rollouts
-from klinic.model.token_filters import TokenFilters, filter_mask
+from klinic.model.token_filters import TokenFilters, restrict_logp
 from klinic.replay.recorded import rollouts_from_record
 from klinic.replay.replay import BeforeAfter, Replay, concat_in_order
 
@@ -108,7 +108,7 @@ def measure_truncated_sampling(replay: Replay) -> BeforeAfter:
     for batch in batches:
         logp = scorer.log_softmax(scorer.head(scorer.hidden(batch.layout)))
         for part, filters in zip(parts, candidates, strict=True):
-            fewer = torch.log_softmax(logp.masked_fill(~filter_mask(logp, filters), -torch.inf), -1)
+            fewer = restrict_logp(logp, filters)
             part.append(fewer.gather(-1, batch.layout.target_ids[:, None])[:, 0])
     gaps = []
     for part in parts:

@@ -11,7 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from klinic.errors import LogitsError
-from klinic.model.token_filters import TokenFilters, filter_mask
+from klinic.model.token_filters import TokenFilters, restrict_logp
 
 CHUNK_LOGITS = 2**19  # logits per chunk on a CPU: intermediates stay in its cache
 
@@ -61,7 +61,7 @@ def _sample_chunk(
         token_ids = logits.argmax(-1)
         return SampledTokens(token_ids=token_ids, logp=_gather_logp(logp, token_ids))
     if params.has_filters:
-        logp = torch.log_softmax(logp.masked_fill(~filter_mask(logp, params), -torch.inf), -1)
+        logp = restrict_logp(logp, params)
     token_ids = inverse_cdf(logp, uniform)
     return SampledTokens(token_ids=token_ids, logp=_gather_logp(logp, token_ids))
 

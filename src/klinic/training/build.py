@@ -32,7 +32,6 @@ from klinic.model.reference import (
     reference_at_start,
 )
 from klinic.model.scorer import supports_packing
-from klinic.model.token_filters import TokenFilters
 from klinic.recipe.recipe import Recipe
 from klinic.sampler.multi_turn import EnvironmentReply, MultiTurnSampler
 from klinic.sampler.protocol import Sampler
@@ -160,24 +159,26 @@ def learner_settings(recipe: Recipe) -> tuple[Objective, LearnerSettings]:
         max_grad_norm=learner.max_grad_norm,
         micro_batch_size=learner.micro_batch_size,
         updates_per_batch=learner.updates_per_batch,
-        filters=TokenFilters(
-            top_p=recipe.sampling.top_p,
-            top_k=recipe.sampling.top_k,
-            min_p=recipe.sampling.min_p,
-        ),
+        filters=sampling_params(recipe),
     )
     return objective, settings
 
 
-def make_sampler(recipe: Recipe, policy: Policy, log: Path | None = None) -> Sampler:
-    """Return the sampler of a recipe; a vLLM engine writes its output to `log`."""
-    sampling, group_size = recipe.sampling, recipe.loop.group_size
-    params = SamplingParams(
+def sampling_params(recipe: Recipe) -> SamplingParams:
+    """Return temperature and filters of a recipe."""
+    sampling = recipe.sampling
+    return SamplingParams(
         temperature=sampling.temperature,
         top_p=sampling.top_p,
         top_k=sampling.top_k,
         min_p=sampling.min_p,
     )
+
+
+def make_sampler(recipe: Recipe, policy: Policy, log: Path | None = None) -> Sampler:
+    """Return the sampler of a recipe; a vLLM engine writes its output to `log`."""
+    params, group_size = sampling_params(recipe), recipe.loop.group_size
+    max_new_tokens = recipe.sampling.max_new_tokens
     if recipe.sampler.type == "vllm":
         from klinic.sampler.vllm.sampler import VllmSampler
 
@@ -185,14 +186,14 @@ def make_sampler(recipe: Recipe, policy: Policy, log: Path | None = None) -> Sam
             policy,
             _make_engine(recipe, policy, log),
             params=params,
-            max_new_tokens=sampling.max_new_tokens,
+            max_new_tokens=max_new_tokens,
             group_size=group_size,
             seed=recipe.seed,
         )
     return TransformersSampler(
         policy,
         params=params,
-        max_new_tokens=sampling.max_new_tokens,
+        max_new_tokens=max_new_tokens,
         group_size=group_size,
         seed=recipe.seed,
     )

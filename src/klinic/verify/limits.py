@@ -80,7 +80,7 @@ def describe_limits(measured: FunctionMeasurement) -> list[str]:
 
 
 def describe_off_policy(measured: FunctionMeasurement) -> list[str]:
-    """Return what a function that takes `logp_old` does on completions of an older policy."""
+    """Describe the importance sampling of a function that takes `logp_old`."""
     off_policy = measured.off_policy
     if off_policy is None or off_policy.form is None or not has_reverse_kl_gradient(measured):
         return []
@@ -131,7 +131,7 @@ def _describe_distances(measured: FunctionMeasurement, extremes: Extremes) -> li
 
 
 def _describe_departure(departure: Departure, prefix: str) -> list[str]:
-    """Return what the scan found apart from the distance on the line."""
+    """Describe the departures other than the distance on the line."""
     sentences = []
     if departure.both_rare_below is not None:
         sentences.append(

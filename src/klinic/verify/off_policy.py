@@ -1,7 +1,7 @@
-"""Names what a function that takes `logp_old` does on completions of an older policy.
+"""Names the importance sampling of a function that takes `logp_old`.
 
 Write m for the policy that sampled, r_t for p / m at token t. These importance samplings are right,
-each for what it is:
+each for its own gradient:
 
     token ratio         r_t k1_t S_t: the token-level gradient at the prefixes that m visits
     sequence ratio      all r multiplied: the gradient of the KL between completions of the policy
@@ -124,7 +124,7 @@ def _find_cap(function: UserFunction) -> float | None:
     cap = float(weight[-1])
     expected = log_ratio.exp().clamp(max=cap)
     is_weight = torch.allclose(weight, expected, rtol=1e-4, atol=1e-6)
-    # what the weight multiplies: k1 of the token, of this and all later tokens, or of the row
+    # the weight multiplies k1 of the token, of this and all later tokens, or of the row
     multiplied = pull / expected
     sums = (ROW_K1[1], sum(ROW_K1[1:]), sum(ROW_K1))
     is_k1 = any(bool(((multiplied - k1).abs() < 1e-4).all()) for k1 in sums)

@@ -19,7 +19,7 @@ from klinic.verify.world_range import random_worlds
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """All measurements, and whether they match what klinic promises."""
+    """All measurements, and whether they match klinic's promises."""
 
     rows: list[EstimatorRow]
     checks: list[IdentityCheck]

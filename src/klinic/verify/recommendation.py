@@ -1,4 +1,4 @@
-"""Recommends what to do with a user's function, with code that `klinic verify` calls correct."""
+"""Recommends an action for a user's function, with code that `klinic verify` calls correct."""
 
 from klinic.verify.estimators import Verdict
 from klinic.verify.function import FunctionMeasurement

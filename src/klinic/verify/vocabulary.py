@@ -42,7 +42,7 @@ Logits = Float[Tensor, "B L V"]
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyMeasurement:
-    """What a function of logits differentiates at single rows of the vocabulary."""
+    """The gradient of a function of logits at single rows of the vocabulary, identified."""
 
     kind: Kind
     scale: float
@@ -89,7 +89,7 @@ class VocabularyMeasurement:
 
 @dataclass(frozen=True, kw_only=True)
 class _RowGradients:
-    """The gradient of a function at rows of logits, and what it is compared with."""
+    """The gradient of a function at rows of logits, with the log-probs to compare with."""
 
     logp: Logits
     logp_ref: Logits
@@ -187,7 +187,7 @@ def _extreme_rows() -> Iterator[tuple[Logits, Logits]]:
 
 
 def _with_token(logp: Float[Tensor, "N"], rest: Float[Tensor, "1 1 W"]) -> Float[Tensor, "N L V"]:
-    """Return rows of one token each: the token's log-prob, then the rest with what is left."""
+    """Return rows of one token each: the token, then the rest with the remaining probability."""
     left = (-torch.expm1(logp)).log()
     rows = torch.cat([logp[:, None, None], rest + left[:, None, None]], dim=-1)
     return rows.expand(-1, NUM_POSITIONS, -1)

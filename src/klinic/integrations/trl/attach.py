@@ -12,7 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from klinic.errors import ConfigError, MissingExtraError
-from klinic.integrations.trl.run_log import DOCTOR_MODES, RunLog
+from klinic.integrations.trl.run_log import DOCTOR_MODES, TRLRunLog
 from klinic.integrations.trl.session import SESSION_ATTRIBUTE, AttachOptions, TRLSession
 from klinic.recipe.sections import KLSection, RecoverySection
 from klinic.training.run_folder import new_folder
@@ -76,7 +76,7 @@ def attach(  # noqa: PLR0913 - the user's options, by keyword
     advice = "Give the folder of a new run: klinic.attach(trainer, FOLDER)."
     folder_name = None if folder is None else str(folder)
     run_folder = new_folder(folder_name, "trl", instead=advice)
-    run_log = RunLog(run_folder, doctor=doctor, console=console or Console(highlight=False))
+    run_log = TRLRunLog(run_folder, doctor=doctor, console=console or Console(highlight=False))
     options = AttachOptions(
         monitor_kl_every=monitor_kl_every,
         parse=parse,

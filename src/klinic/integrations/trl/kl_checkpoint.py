@@ -1,6 +1,6 @@
 """Saves the state of the KL controller in TRL's checkpoints, and reads it back.
 
-The file `klinic_kl.json` is beside TRL's own files in `checkpoint-N`, so that TRL's rotation
+The file `klinic_kl.json` is in TRL's folder `checkpoint-N`, so that TRL's rotation
 removes both. Floats round-trip through JSON exactly: a resumed run uses the same coefficients.
 """
 

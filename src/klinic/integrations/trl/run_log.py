@@ -11,7 +11,7 @@ from rich.text import Text
 from klinic.doctor.live import LiveDoctor
 from klinic.errors import RunStoppedError
 from klinic.evidence.files import Journal
-from klinic.evidence.record import StepRecord
+from klinic.evidence.record import Fact, StepRecord
 from klinic.evidence.run_facts import (
     ENDED,
     EVENTS,
@@ -30,7 +30,7 @@ DOCTOR_MODES = ("tell", "stop", "none")
 RECIPE_HEADER = "# TRL's config, as far as recipe keys exist for it.\n"
 
 
-class RunLog:
+class TRLRunLog:
     """Writes the run folder step by step and feeds the live doctor."""
 
     def __init__(self, folder: Path, *, doctor: str, console: Console) -> None:
@@ -106,13 +106,15 @@ class RunLog:
         if diagnosis is None or diagnosis.cause is None or diagnosis.cause in self._named_causes:
             return
         self._named_causes.add(diagnosis.cause)
-        self.record_event(step, "diagnosis", diagnosis.sentence, cause=diagnosis.cause)
+        self.record_event(step, "diagnosis", diagnosis.sentence, {"cause": diagnosis.cause})
         if self._doctor_mode == "stop":
             raise RunStoppedError(f"{self.folder}: {diagnosis.sentence}")
 
-    def record_event(self, step: int, name: str, sentence: str, **facts: Any) -> None:
+    def record_event(
+        self, step: int, name: str, sentence: str, facts: Mapping[str, Fact] | None = None
+    ) -> None:
         """Write an event and print it."""
-        self._events.append({"step": step, "event": name, "says": sentence, **facts})
+        self._events.append({"step": step, "event": name, "says": sentence, **(facts or {})})
         self.print_line(f"Step {step} | {sentence}", style="yellow")
 
     def print_line(self, sentence: str, style: str = "") -> None:

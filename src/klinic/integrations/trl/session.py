@@ -35,7 +35,7 @@ from klinic.integrations.trl.reference import (
     distance_at_start,
     find_reference,
 )
-from klinic.integrations.trl.run_log import RunLog
+from klinic.integrations.trl.run_log import TRLRunLog
 from klinic.integrations.trl.scoring import select_rows, trained_mask, without_side_effects
 from klinic.integrations.trl.updates import UpdateGuard
 from klinic.maths.kl_estimators import ESTIMATORS
@@ -59,7 +59,7 @@ class AttachOptions:
 class TRLSession:
     """Records, probes and diagnoses the steps of a trainer, until `detach`."""
 
-    def __init__(self, trainer: Any, run_log: RunLog, options: AttachOptions) -> None:
+    def __init__(self, trainer: Any, run_log: TRLRunLog, options: AttachOptions) -> None:
         self.trainer = trainer
         self.folder = run_log.folder
         self._run_log = run_log
@@ -185,7 +185,7 @@ class TRLSession:
         difference = distance_at_start(self.trainer, self._hooks.score, reference, batch)
         sentence = describe_reference(reference, difference, int(trained_mask(batch).sum()))
         self._run_log.record_event(
-            0, "reference", sentence, apart=difference, digest=reference.digest
+            0, "reference", sentence, {"apart": difference, "digest": reference.digest}
         )
 
     def before_update(self) -> None:
