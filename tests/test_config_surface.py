@@ -2,7 +2,7 @@
 
 from klinic.recipe.keys import all_fields
 
-BUDGET = 89
+BUDGET = 91
 
 KNOBS = [
     "seed",
@@ -67,6 +67,8 @@ KNOBS = [
     "learner.advantage",
     "learner.clip_low",
     "learner.clip_high",
+    "learner.importance_sampling",
+    "learner.importance_sampling_cap",
     "learner.learning_rate",
     "learner.schedule",
     "learner.warmup_steps",

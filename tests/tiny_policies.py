@@ -13,6 +13,7 @@ from klinic.learner.local import LocalLearner
 from klinic.learner.objective import Objective
 from klinic.learner.settings import LearnerSettings
 from klinic.learner.update import LearningRate
+from klinic.maths.importance import ImportanceSampling
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.maths.surrogate import SURROGATES
 from klinic.model.loading import Policy, prepare_policy
@@ -130,6 +131,8 @@ def learner_of(
         "clip_high": 0.2,
         "mask_truncated": False,
         "max_new_tokens": 3 * LONGEST,
+        "importance_sampling": ImportanceSampling(),
+        "corrects_policy_term": False,
     }
     settings = {
         "learning_rate": LearningRate(peak=1e-2, total_steps=100),

@@ -12,6 +12,7 @@ import numpy as np
 from klinic.maths import (
     advantage,
     entropy,
+    importance,
     kl,
     kl_estimators,
     kl_terms,
@@ -20,10 +21,14 @@ from klinic.maths import (
     score,
     surrogate,
 )
+from klinic.maths.importance import ImportanceSampling
 from klinic.maths.kl_inputs import KLInputs
 from klinic.maths.surrogate import PolicyInputs
 
-MODULES = (advantage, entropy, kl, kl_estimators, kl_terms, masked, ratio, score, surrogate)
+MODULES = (
+    *(advantage, entropy, importance, kl, kl_estimators, kl_terms, masked, ratio, score),
+    surrogate,
+)
 
 MASK = np.array([True, True, False, True, True])
 OFFSETS = np.array([0, 3, 5])
@@ -40,6 +45,14 @@ SAME = {"logp_p": LOGP, "logp_q": LOGP}
 WEIGHTS = {"loss_mask": MASK, "dtype": np.float64}
 NOTHING = {"loss_mask": np.zeros(5, dtype=bool), "dtype": np.float64}
 ROW_RATIO = {"logp": LOGP, "logp_old": LOGP_OLD, "loss_mask": MASK, "row_offsets": OFFSETS}
+SAMPLED = {
+    "sampling": ImportanceSampling(mode="sequence_mask", cap=1.5),
+    "logp": LOGP,
+    "logp_sampler": LOGP_OLD,
+    "loss_mask": MASK,
+    "row_offsets": OFFSETS,
+}
+FAR = {"logp": np.array([2e3, -1e3, 0.0, 0.0, 0.0]), "logp_sampler": np.zeros(5)}
 EQUAL = {"reward": np.full(4, 0.1), "group": GROUPS}
 
 
@@ -161,10 +174,20 @@ EXAMPLES: dict[str, Example] = {
         edge={"ratio": np.array([0.0, np.inf]), "clip_low": 0.2, "clip_high": 0.3},
         edge_value=np.array([0.8, 1.3]),
     ),
-    "ratio.truncated_weight": Example(
-        args={"logp": LOGP, "logp_sampler": LOGP_OLD, "cap": 2.0},
-        edge={"logp": np.array([2e3, -2e3]), "logp_sampler": np.zeros(2), "cap": 2.0},
-        edge_value=np.array([2.0, 0.0]),
+    "ratio.row_log_ratio": Example(
+        args=ROW_RATIO,
+        edge=ROW_RATIO | {"logp": np.full(5, np.nan), "loss_mask": np.zeros(5, dtype=bool)},
+        edge_value=ZEROS,
+    ),
+    "importance.importance_weight": Example(
+        args=SAMPLED,
+        edge=SAMPLED | FAR | {"sampling": ImportanceSampling(cap=2.0)},
+        edge_value=np.array([2.0, 0.0, 1.0, 1.0, 1.0]),
+    ),
+    "importance.above_cap": Example(
+        args=SAMPLED,
+        edge=SAMPLED | FAR,
+        edge_value=np.array([True, True, False, False, False]),
     ),
     "ratio.effective_sample_size": Example(
         args={"log_weight": LOGP},

@@ -8,6 +8,7 @@ import pytest
 
 from klinic.errors import ConfigError, ShapeError
 from klinic.maths import kl, kl_terms
+from klinic.maths.importance import ImportanceSampling
 from klinic.maths.kl_estimators import ESTIMATORS, kl_term
 from klinic.maths.kl_inputs import KLInputs, num_saturated
 
@@ -33,7 +34,7 @@ def one_token_each(logits, sampler):
         loss_mask=torch.ones(3, dtype=torch.bool),
         kl_exact=kl.exact(logp_p=rows, logp_q=REF.expand(3, 3)),
         kl_topk=kl.topk(logp_p=rows, logp_q=REF.expand(3, 3), k=1),
-        ratio_cap=math.inf,
+        importance_sampling=ImportanceSampling(cap=math.inf),
     )
 
 
@@ -208,11 +209,6 @@ def test_off_policy_each_term_by_hand(name, value, pull):
 def test_only_trained_tokens_count_as_saturated():
     inputs = replace(random_inputs(), logp_sampler=torch.full((9,), -99.0, dtype=torch.float64))
     assert num_saturated(inputs) == 7
-
-
-def test_a_cap_that_is_not_positive_is_refused():
-    with pytest.raises(ConfigError, match="positive"):
-        random_inputs(ratio_cap=0.0)
 
 
 def test_group_numbers_may_be_large_and_negative():

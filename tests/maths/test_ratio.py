@@ -11,7 +11,6 @@ from klinic.maths.ratio import (
     effective_sample_size,
     sequence_ratio,
     token_ratio,
-    truncated_weight,
 )
 
 P = np.array([0.7, 0.2, 0.1])
@@ -24,32 +23,11 @@ def test_a_weighted_mean_over_the_sampler_is_a_mean_over_the_policy():
     assert np.sum(Q * weight * VALUES) == pytest.approx(np.sum(P * VALUES), rel=1e-12)
 
 
-def test_a_cap_that_nothing_reaches_changes_nothing():
-    free = truncated_weight(logp=np.log(P), logp_sampler=np.log(Q), cap=math.inf)
-    capped = truncated_weight(logp=np.log(P), logp_sampler=np.log(Q), cap=1.41)
-    assert np.sum(Q * free) == pytest.approx(1.0, rel=1e-12)
-    np.testing.assert_allclose(capped, free, rtol=1e-12)
-
-
-def test_a_cap_holds_only_what_is_above_it():
-    capped = truncated_weight(logp=np.log(P), logp_sampler=np.log(Q), cap=1.2)
-    np.testing.assert_allclose(capped, np.minimum(P / Q, 1.2), rtol=1e-12)
-
-
 def test_the_sequence_ratio_is_a_geometric_mean_over_trained_tokens():
     logp, logp_old = np.log([0.4, 0.2, 0.9, 0.5]), np.log([0.1, 0.2, 0.1, 0.1])
     mask, offsets = np.array([True, True, False, True]), np.array([0, 3, 4])
     found = sequence_ratio(logp=logp, logp_old=logp_old, loss_mask=mask, row_offsets=offsets)
     np.testing.assert_allclose(found, [math.sqrt(4 * 1)] * 3 + [5.0], rtol=1e-12)
-
-
-@pytest.mark.torch
-def test_a_weight_at_its_cap_passes_no_gradient_and_no_overflow():
-    import torch
-
-    logp = torch.tensor([500.0], requires_grad=True)
-    truncated_weight(logp=logp, logp_sampler=torch.zeros(1), cap=2.0).sum().backward()
-    assert logp.grad.tolist() == [0.0]
 
 
 def test_the_effective_sample_size_is_the_share_of_useful_samples():
@@ -61,8 +39,3 @@ def test_the_effective_sample_size_is_the_share_of_useful_samples():
 def test_bounds_that_do_not_enclose_one_are_refused(low, high):
     with pytest.raises(ConfigError, match="must contain 1"):
         clip(np.ones(1), clip_low=low, clip_high=high)
-
-
-def test_a_cap_that_is_not_positive_is_refused():
-    with pytest.raises(ConfigError, match="positive"):
-        truncated_weight(logp=np.zeros(1), logp_sampler=np.zeros(1), cap=0.0)

@@ -57,6 +57,7 @@ SAMPLES = {
     "recovery.lr_factor": 0.5,
     "sampling.min_p": 0.5,
     "learner.clip_low": 0.5,
+    "learner.importance_sampling": "sequence_mask",
 }
 
 
@@ -125,6 +126,36 @@ def test_one_number_sets_both_bounds_and_an_upper_one_wins(name):
     assert "both set learner.clip_low" in refusal(**{name: 0.1, "clip_ratio_low": 0.2})
 
 
+@pytest.mark.parametrize(
+    ("values", "mode", "cap"),
+    [
+        ({"vllm_importance_sampling_correction": False}, "none", 2.0),
+        ({"vllm_importance_sampling_correction": True}, "sequence_mask", 2.0),
+        (
+            {
+                "vllm_importance_sampling_correction": True,
+                "vllm_importance_sampling_mode": "token_mask",
+                "vllm_importance_sampling_cap": 3.0,
+            },
+            "token_mask",
+            3.0,
+        ),
+        ({"rollout_is": "token", "rollout_is_threshold": 5.0}, "token_truncate", 5.0),
+        ({"rollout_is": "sequence"}, "sequence_truncate", 2.0),
+        ({"rollout_is": None}, "none", 2.0),
+        ({"tis_imp_ratio_cap": 4.0}, "token_truncate", 4.0),
+        ({}, "auto", 2.0),
+    ],
+)
+def test_importance_weights_by_the_names_of_trl_and_verl(values, mode, cap):
+    learner = loaded(**values).recipe.learner
+    assert (learner.importance_sampling, learner.importance_sampling_cap) == (mode, cap)
+
+
+def test_a_level_that_verl_does_not_have_is_refused():
+    assert "use token, sequence or null" in refusal(rollout_is="geometric")
+
+
 def test_bf16_is_a_number_format():
     assert loaded(bf16=True).recipe.model.dtype == "bf16"
     assert loaded(bf16=False).recipe.model.dtype == "fp32"
@@ -141,7 +172,9 @@ def test_a_name_without_counterpart_is_refused_with_what_to_set(name):
     message = refusal(**{name: 1})
     assert message.startswith(f"{name} is not a key here. ")
     named = ("learner.micro_batch_size", "rewards: [{", "learner.advantage", "output.", "data.path")
-    assert any(key in message for key in named) or name in {"max_prompt_length", "lora_dropout"}
+    named += ("learner.importance_sampling", "learner.loss")
+    nothing = {"max_prompt_length", "lora_dropout", "vllm_importance_sampling_clip_min"}
+    assert any(key in message for key in named) or name in nothing
 
 
 def test_an_alias_and_its_key_may_agree_but_not_differ():

@@ -7,12 +7,18 @@ from pydantic import ValidationError
 
 from klinic.errors import ConfigError
 from klinic.maths.advantage import ADVANTAGES
+from klinic.maths.importance import Mode
 from klinic.maths.kl_coef import RULES
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.maths.surrogate import SURROGATES
 from klinic.recipe import Recipe, check_complete, from_keywords
 from klinic.recipe.keys import recipe_fields
-from klinic.recipe.sections import AdvantageName, EstimatorName, LossName
+from klinic.recipe.sections import (
+    AdvantageName,
+    EstimatorName,
+    ImportanceSamplingName,
+    LossName,
+)
 
 TASK = {"model": "tiny", "task": "arithmetic"}
 FILE = {"model": "tiny", "data": {"path": "mine.jsonl"}}
@@ -32,6 +38,7 @@ def test_names_are_those_of_the_registries():
     assert get_args(EstimatorName) == tuple(ESTIMATORS)
     assert get_args(LossName) == tuple(SURROGATES)
     assert get_args(AdvantageName) == tuple(ADVANTAGES)
+    assert get_args(ImportanceSamplingName) == ("auto", "none", *get_args(Mode))
     assert get_args(recipe_fields()["kl.controller"].annotation) == tuple(RULES)
 
 
@@ -43,6 +50,16 @@ def test_without_a_kl_section_there_is_no_kl():
 def test_defaults_of_a_kl_section():
     kl = recipe(kl={}).kl
     assert (kl.coef, kl.estimator, kl.controller, kl.target) == (0.01, "unbiased", "fixed", 0.05)
+
+
+def test_importance_weights_are_on_where_sampling_may_run_ahead():
+    assert recipe().importance_sampling is None
+    assert recipe(cluster={"max_staleness": 1}).importance_sampling == "token_truncate"
+    stale = {"cluster": {"max_staleness": 1}, "learner": {"importance_sampling": "none"}}
+    assert recipe(**stale).importance_sampling is None
+    masked = recipe(learner={"importance_sampling": "token_mask"})
+    assert masked.importance_sampling == "token_mask"
+    assert "the largest weight" in refusal(learner={"importance_sampling_cap": 0})
 
 
 def test_a_recipe_is_frozen_all_the_way_down():

@@ -114,8 +114,8 @@ MUTANTS = (
     Mutant(
         name="no future at all",
         file="kl_terms.py",
-        right="kl_exact + score_term(coef, logp=inputs.logp)",
-        wrong="kl_exact",
+        right="_weight_prefixes(inputs, kl_exact) + score_term(coef, logp=inputs.logp)",
+        wrong="_weight_prefixes(inputs, kl_exact)",
     ),
     Mutant(
         name="a baseline that knows its own row",
@@ -138,15 +138,40 @@ MUTANTS = (
     Mutant(
         name="a cap where none is promised",
         file="kl_terms.py",
-        right="replace(inputs, ratio_cap=math.inf).importance_weight",
+        right="replace(inputs, importance_sampling=uncapped).importance_weight",
         wrong="inputs.importance_weight.clip(max=1.2)",
     ),
     Mutant(
         name="an overflow before the cap",
-        file="ratio.py",
-        right="namespace(log_ratio).exp(log_ratio.clip(max=math.log(cap)))",
-        wrong="namespace(log_ratio).exp(log_ratio).clip(max=cap) * 1.0",
-        caught_by="test_ratio.py::test_a_weight_at_its_cap_passes_no_gradient_and_no_overflow",
+        file="importance.py",
+        right="xp.exp(log_weight.clip(max=math.log(sampling.cap)))",
+        wrong="xp.exp(log_weight).clip(max=sampling.cap) * 1.0",
+        caught_by="test_importance.py::test_a_weight_at_its_cap_passes_no_gradient_and_no_overflow",
+    ),
+    Mutant(
+        name="a mask that truncates",
+        file="importance.py",
+        right='self.mode in ("token_mask", "sequence_mask")',
+        wrong='self.mode in ("token_mask",)',
+        caught_by="test_importance.py::test_each_mode_by_hand",
+    ),
+    Mutant(
+        name="the mean of a row for its product",
+        file="importance.py",
+        right="return row_log_ratio(",
+        wrong="return 0.5 * row_log_ratio(",
+    ),
+    Mutant(
+        name="prefixes left to the sampler",
+        file="kl_terms.py",
+        right="return stop_gradient(inputs.importance_weight) * terms",
+        wrong="return terms",
+    ),
+    Mutant(
+        name="a gradient through the weight",
+        file="kl_terms.py",
+        right="return stop_gradient(inputs.importance_weight) * terms",
+        wrong="return inputs.importance_weight * terms",
     ),
     Mutant(
         name="a ratio upside down",

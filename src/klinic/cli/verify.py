@@ -68,6 +68,7 @@ def _verify_all(json: bool) -> bool:
             checks=[asdict(check) | {"ok": check.ok} for check in proof.checks],
             aggregation=proof.aggregation,
             advantage=proof.advantage,
+            correction=proof.correction,
         )
     else:
         print_proof(proof, _make_console())

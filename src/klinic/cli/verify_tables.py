@@ -11,6 +11,7 @@ from klinic.verify.function import FunctionMeasurement
 from klinic.verify.monte_carlo import DistanceEstimates
 from klinic.verify.proof import Proof
 
+SHOWN_CORRECTIONS = ("policy", "unbiased", "sequence")  # exact and topk are close to unbiased
 COLOURS = {"correct": "green", "conditional": "yellow", "wrong": "red"}
 
 
@@ -37,6 +38,15 @@ def print_proof(proof: Proof, console: Console) -> None:
         style="dim",
     )
     console.print(_cap_table(proof))
+    console.print(_correction_table(proof))
+    console.print(
+        "Bias of the expected gradient on completions of an older policy, where the gradient on "
+        "completions of the policy is 1, with weights capped at 2; last column without a cap. "
+        "Token weights leave the sampler's prefixes; sequence weights correct these too, but their "
+        "variance grows with length, and these completions have 3 tokens. "
+        "`learner.importance_sampling` sets the mode.\n",
+        style="dim",
+    )
     console.print(_average_table(proof))
     console.print(_advantage_table(proof))
     console.print(
@@ -137,6 +147,20 @@ def _cap_table(proof: Proof) -> Table:
     for row in proof.rows:
         if row.cap_bias:
             table.add_row(row.name, *(f"{entry.bias:.1%}" for entry in row.cap_bias_by_drift))
+    return table
+
+
+def _correction_table(proof: Proof) -> Table:
+    table = _new_table("Importance weights by mode, by drift of the sampler")
+    table.add_column("mean |log ratio|", no_wrap=True)
+    for drift in proof.correction[0].by_drift if proof.correction else ():
+        table.add_column(f"{drift.mean_log_ratio:.2f}", justify="right")
+    table.add_column("no cap", justify="right")
+    for row in (row for row in proof.correction if row.term in SHOWN_CORRECTIONS):
+        if row.term == "policy" and row.mode != "none":
+            table.add_section()
+        biases = (_number_text(entry.bias) for entry in row.by_drift)
+        table.add_row(f"{row.mode}, {row.term}", *biases, _number_text(row.uncapped_bias))
     return table
 
 

@@ -6,7 +6,7 @@ The weights w and v are computed from the masks of the full step, so the split i
 does not change the loss. The KL term keeps rows that the policy term drops.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -16,11 +16,11 @@ from torch import Tensor
 from klinic.evidence.record import StepRecord
 from klinic.learner.packing import MicroBatch
 from klinic.maths.arrays import sum_after
+from klinic.maths.importance import ImportanceSampling, importance_weight
 from klinic.maths.kl_estimators import ESTIMATORS, kl_term
-from klinic.maths.kl_inputs import RATIO_CAP, KLInputs, num_saturated
+from klinic.maths.kl_inputs import KLInputs, num_saturated
 from klinic.maths.kl_terms import leave_one_out_baseline
 from klinic.maths.masked import aggregation_weights, exclude_rows, weighted_sum
-from klinic.maths.ratio import truncated_weight
 from klinic.maths.surrogate import SURROGATES, PolicyInputs
 from klinic.model.token_scores import TokenScores
 
@@ -42,8 +42,10 @@ class Objective:
     clip_high: float
     mask_truncated: bool
     max_new_tokens: int
-    corrects_staleness: bool = False
-    """Whether tokens are weighted by their truncated ratio to a stale sampler."""
+    importance_sampling: ImportanceSampling = field(default_factory=ImportanceSampling)
+    """Weights of the KL term, and of the policy term if that is corrected."""
+    corrects_policy_term: bool = False
+    """Whether the policy term is weighted too: the learner's old policy against the sampler."""
 
     @property
     def needs_vocabulary(self) -> bool:
@@ -53,7 +55,7 @@ class Objective:
     @property
     def token_by_token(self) -> bool:
         """Whether no token's loss depends on other tokens of its row."""
-        if SURROGATES[self.loss].needs_whole_row:
+        if SURROGATES[self.loss].needs_whole_row or self.importance_sampling.by_sequence:
             return False
         return self.estimator is None or not ESTIMATORS[self.estimator].needs_whole_row
 
@@ -181,22 +183,28 @@ def loss_terms(scores: TokenScores, targets: LossTargets, objective: Objective) 
         )
     )
     weight = targets.policy_weight
-    if objective.corrects_staleness:
-        sampler_logp = _fill_sampler_logp(targets.logp_sampler, logp_old)
-        weight = weight * truncated_weight(logp=logp_old, logp_sampler=sampler_logp, cap=RATIO_CAP)
+    if objective.corrects_policy_term:
+        weight = weight * importance_weight(
+            objective.importance_sampling,
+            logp=logp_old,
+            logp_sampler=_fill_sampler_logp(targets.logp_sampler, logp_old),
+            loss_mask=targets.loss_mask,
+            row_offsets=targets.row_offsets,
+        )
     policy = weighted_sum(policy_terms, weight)
     if objective.estimator is None or targets.logp_ref is None:
         return LossTerms(policy=policy, kl=None, num_saturated=0)
-    inputs = kl_inputs(scores, targets, targets.logp_ref, vocabulary=objective.needs_vocabulary)
+    inputs = kl_inputs(scores, targets, targets.logp_ref, objective)
     kl_terms = kl_term(objective.estimator, inputs, aggregation=surrogate.aggregation)
     kl = weighted_sum(kl_terms, targets.kl_weight)
     return LossTerms(policy=policy, kl=kl, num_saturated=num_saturated(inputs))
 
 
 def kl_inputs(
-    scores: TokenScores, targets: LossTargets, logp_ref: Tensor, *, vocabulary: bool
+    scores: TokenScores, targets: LossTargets, logp_ref: Tensor, objective: Objective
 ) -> KLInputs:
     """Return the inputs of a KL term for one micro-batch."""
+    vocabulary = objective.needs_vocabulary
     logp_old = scores.logp.detach() if targets.logp_old is None else targets.logp_old
     return KLInputs(
         group=targets.group,
@@ -209,6 +217,7 @@ def kl_inputs(
         kl_exact=scores.kl_exact if vocabulary else None,
         kl_topk=scores.kl_topk if vocabulary else None,
         kl_baseline=targets.kl_baseline,
+        importance_sampling=objective.importance_sampling,
     )
 
 

@@ -20,8 +20,8 @@ from klinic.learner.process_group import ProcessGroup
 from klinic.learner.protocol import LossScales, PreparedUpdate
 from klinic.learner.scored_batch import ScoredBatch
 from klinic.learner.settings import LearnerSettings
+from klinic.maths.importance import ImportanceSampling
 from klinic.maths.kl_estimators import ESTIMATORS
-from klinic.maths.kl_inputs import RATIO_CAP
 from klinic.model.adapters import has_adapter
 from klinic.model.loading import Policy
 from klinic.model.reference import Reference
@@ -209,18 +209,31 @@ def probe_half_batches(learner: ProbedLearner, scored: ScoredBatch, kl_coef: flo
     return compare_gradients(_prepared_gradient(learner, rescaled, scales), full_gradient)
 
 
-def _term_derivatives(targets: LossTargets, logp: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _term_derivatives(
+    targets: LossTargets, logp: Tensor, sampling: ImportanceSampling
+) -> Iterator[tuple[str, Tensor]]:
     """Yield d(term)/d(logp) for each estimator."""
     assert targets.logp_ref is not None  # noqa: S101 - runs only with a reference
     d = (logp - targets.logp_ref).detach()
-    ratio = torch.ones_like(d)
-    if targets.logp_sampler is not None:
-        ratio = (logp.detach() - targets.logp_sampler).exp().clamp(max=RATIO_CAP).nan_to_num(1.0)
-    yield "unbiased", ratio * d
+    yield "unbiased", _importance_weight(targets, logp, sampling) * d
     yield "k1", torch.ones_like(d)
     yield "k2", d
     yield "k3", -torch.expm1(-d)
     yield "k3_plus", d
+
+
+def _importance_weight(targets: LossTargets, logp: Tensor, sampling: ImportanceSampling) -> Tensor:
+    """Return the importance weights, implemented again, independent of `maths`."""
+    if targets.logp_sampler is None:
+        return torch.ones_like(logp)
+    log_ratio = torch.where(targets.loss_mask, logp.detach() - targets.logp_sampler, 0.0)
+    log_ratio = log_ratio.nan_to_num(0.0)  # NaN where the sampler reported nothing
+    if sampling.by_sequence:
+        rows = torch.split(log_ratio, targets.row_offsets.diff().tolist())
+        log_ratio = torch.cat([row.sum().expand(len(row)) for row in rows])
+    weight = log_ratio.exp()
+    capped = torch.zeros_like(weight) if sampling.masks else weight.clamp(max=sampling.cap)
+    return torch.where(weight > sampling.cap, capped, weight)
 
 
 LIKELY_ESTIMATORS = ("unbiased", "k1", "k3")
@@ -236,6 +249,7 @@ PROBED_ESTIMATORS = (
 
 def _expected_gradient(learner: ProbedLearner, scored: ScoredBatch, name: str) -> Tensor:
     learner.discard()
+    sampling = learner.objective.importance_sampling
     for batch in scored.batches:
         targets = scored.targets.select_batch(batch)
         if name in ("exact", "topk"):
@@ -243,13 +257,16 @@ def _expected_gradient(learner: ProbedLearner, scored: ScoredBatch, name: str) -
             states = replace(learner.reference.hidden(batch.layout), topk=name == "topk")
             scores = learner.scorer(batch.layout, states)
             terms = scores.kl_exact if name == "exact" else scores.kl_topk
+            if sampling.by_sequence:
+                terms = terms * _importance_weight(targets, scores.logp, sampling)
         elif name in REIMPLEMENTED_ESTIMATORS:
             logp = learner.scorer(batch.layout).logp
-            terms = dict(_term_derivatives(targets, logp))[name] * logp
+            terms = dict(_term_derivatives(targets, logp, sampling))[name] * logp
         else:
             assert targets.logp_ref is not None  # noqa: S101 - runs only with a reference
             scores = learner.scorer(batch.layout)
-            inputs = kl_inputs(scores, targets, targets.logp_ref, vocabulary=False)
+            # no estimator left here needs the vocabulary
+            inputs = kl_inputs(scores, targets, targets.logp_ref, learner.objective)
             terms = ESTIMATORS[name].term(inputs.zero_outside_mask())
         inside = torch.where(targets.loss_mask, targets.kl_weight * terms, 0.0)
         torch.autograd.backward(inside.sum())

@@ -1,18 +1,14 @@
 """Inputs of a KL term: log-probs of policy, sampler and reference over concatenated tokens."""
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from jaxtyping import Bool, Float, Int
 
-from klinic.errors import ConfigError
 from klinic.maths import kl
 from klinic.maths.arrays import array_namespace, check_one_per_row, check_rows, stop_gradient
+from klinic.maths.importance import ImportanceSampling, above_cap, importance_weight
 from klinic.maths.masked import apply_mask
-from klinic.maths.ratio import truncated_weight
-
-RATIO_CAP = 2.0  # the usual truncated importance sampling; `klinic verify` measures its bias
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,17 +31,12 @@ class KLInputs:
     kl_baseline: Float[Any, "N"] | None = None
     """Baseline of `sequence`: mean future KL of the other group members at this position. Required
     where a group spans micro-batches; None: computed from the rows of this batch."""
-    ratio_cap: float = RATIO_CAP
-    """Largest weight of an off-policy token; math.inf for no cap."""
+    importance_sampling: ImportanceSampling = field(default_factory=ImportanceSampling)
+    """Mode and cap of the weights of off-policy tokens."""
 
     def __post_init__(self) -> None:
         check_rows(self.row_offsets, **self._token_arrays())
         check_one_per_row(self.row_offsets, group=self.group)
-        if not self.ratio_cap > 0:
-            raise ConfigError(
-                f"the cap of the importance weights is {self.ratio_cap}: it must be positive. "
-                f"{RATIO_CAP} is the default, math.inf disables it."
-            )
 
     @classmethod
     def on_policy(cls, *, logp: Any, logp_ref: Any, **fields: Any) -> "KLInputs":
@@ -77,8 +68,17 @@ class KLInputs:
 
     @property
     def importance_weight(self) -> Any:
-        """Token ratio of the policy to the sampler, truncated at the cap."""
-        return truncated_weight(logp=self.logp, logp_sampler=self.logp_sampler, cap=self.ratio_cap)
+        """Weight of each token, by mode and cap."""
+        return importance_weight(self.importance_sampling, **self._sampled_arrays())
+
+    @property
+    def is_above_cap(self) -> Any:
+        """Which trained tokens have a weight above the cap."""
+        return above_cap(self.importance_sampling, **self._sampled_arrays())
+
+    def _sampled_arrays(self) -> dict[str, Any]:
+        names = ("logp", "logp_sampler", "loss_mask", "row_offsets")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def policy_and_ref(self) -> dict[str, Any]:
@@ -92,7 +92,7 @@ class KLInputs:
 
 
 def num_saturated(inputs: KLInputs) -> int:
-    """Return the number of trained tokens whose weight saturates at the cap.
+    """Return the number of trained tokens whose weight is above the cap.
 
     >>> import numpy as np
     >>> args = {k: np.zeros(1) for k in ("logp", "logp_old", "logp_ref")}
@@ -100,5 +100,4 @@ def num_saturated(inputs: KLInputs) -> int:
     ...     logp_sampler=np.array([-3.0]), loss_mask=np.array([True])))
     1
     """
-    over_cap = (inputs.logp - inputs.logp_sampler) > math.log(inputs.ratio_cap)
-    return int((over_cap & inputs.loss_mask).sum())
+    return int(inputs.is_above_cap.sum())

@@ -1,8 +1,9 @@
 """KL terms of the loss, one per estimator name, with their expected gradients.
 
-Write k1 = logp - logp_ref, d = -k1, S = grad logp, w = min(exp(logp - logp_sampler), cap), KL_t for
-the exact KL(policy || reference) at token t. All expectations are over completions sampled from the
-policy, terms are summed over tokens, and the cap is off.
+Write k1 = logp - logp_ref, d = -k1, S = grad logp, w for the importance weight of importance.py, by
+default min(exp(logp - logp_sampler), cap), KL_t for the exact KL(policy || reference) at token t.
+All expectations are over completions sampled from the policy, terms are summed over tokens, and the
+cap is off. In the sequence modes of w, KL_t is weighted by w as well.
 
 "The KL gradient" can mean any of four gradients:
 
@@ -27,9 +28,9 @@ policy, terms are summed over tokens, and the cap is off.
     k1_reward_immediate  sg(w k1) logp, k1 at logp_old              reverse_token
     exp_k1_reward        sg(w sum_s exp(k1_s) k1_s) logp            none
 
-The name fixes where a term enters the loss. Only the weight w saturates: it keeps its sign, and
-saturated tokens are counted; no value that carries a gradient is clamped. `klinic verify` proves
-every row by enumeration.
+The name fixes where a term enters the loss. Only the weight w is capped: it never changes sign, and
+tokens above the cap are counted; no value that carries a gradient is clamped. `klinic verify`
+proves every row by enumeration.
 
 Sources: the table of gradients, Y. Tang and R. Munos, "On a few pitfalls in KL divergence gradient
 estimation for RL" (2025), arXiv 2506.09477, and K. Liu et al., "Rethinking KL Regularization in
@@ -56,6 +57,7 @@ from klinic.maths.arrays import (
     sum_after,
     sum_to_go,
 )
+from klinic.maths.importance import ImportanceSampling
 from klinic.maths.kl_inputs import KLInputs
 from klinic.maths.masked import apply_mask
 from klinic.maths.score import score_term
@@ -67,8 +69,8 @@ def unbiased(inputs: KLInputs) -> Terms:
     """Return sg(w k1) logp: linear tails, no exponential, no dead zone.
 
     Formula: sg(w k1) logp; the value is w k1.
-    Symbols: w, the token ratio to the sampler, saturated at the cap; k1 = logp - logp_ref.
-    Assumes: off policy, actions are corrected and prefixes are not.
+    Symbols: w, the importance weight of the token; k1 = logp - logp_ref.
+    Assumes: off policy, token weights correct actions and not prefixes.
     Source: Tang and Munos (2025); equal per sample to k2 and k3_ratio on policy.
 
     >>> import numpy as np
@@ -92,7 +94,7 @@ def exact(inputs: KLInputs) -> Terms:
     >>> exact(KLInputs.on_policy(**args))
     array([0.1438])
     """
-    return _require_computed(inputs.kl_exact, "exact", "kl_exact")
+    return _weight_prefixes(inputs, _require_computed(inputs.kl_exact, "exact", "kl_exact"))
 
 
 def topk(inputs: KLInputs) -> Terms:
@@ -108,7 +110,7 @@ def topk(inputs: KLInputs) -> Terms:
     >>> topk(KLInputs.on_policy(**args))
     array([0.1438])
     """
-    return _require_computed(inputs.kl_topk, "topk", "kl_topk")
+    return _weight_prefixes(inputs, _require_computed(inputs.kl_topk, "topk", "kl_topk"))
 
 
 def sequence(inputs: KLInputs) -> Terms:
@@ -116,8 +118,9 @@ def sequence(inputs: KLInputs) -> Terms:
 
     Formula: KL_t + sg(w (F_t - b_t)) logp with F_t = sum over s > t of KL_s.
     Symbols: b_t, the mean F of the other members of the group at position t, 0 after their end.
-    Assumes: on policy; off policy the prefix is not corrected, and the gradient is biased. Exact
-    for sums and constant denominators; a row's own mean would reward length with a lower KL.
+    Assumes: on policy; off policy token weights do not correct the prefix, and the gradient is
+    biased. Exact for sums and constant denominators; a row's own mean would reward length with a
+    lower KL.
     Source: Amini et al. (2025), with the baseline of Kool et al. (2019).
 
     >>> import numpy as np
@@ -131,7 +134,7 @@ def sequence(inputs: KLInputs) -> Terms:
     if baseline is None:
         baseline = leave_one_out_baseline(future_kl, inputs.group, inputs.row_offsets)
     coef = inputs.importance_weight * apply_mask(future_kl - baseline, inputs.loss_mask)
-    return kl_exact + score_term(coef, logp=inputs.logp)
+    return _weight_prefixes(inputs, kl_exact) + score_term(coef, logp=inputs.logp)
 
 
 def k1(inputs: KLInputs) -> Terms:
@@ -207,7 +210,8 @@ def k3_ratio(inputs: KLInputs) -> Terms:
     >>> k3_ratio(KLInputs.on_policy(logp=np.log([0.5]), logp_ref=np.log([0.25]))).round(4)
     array([0.1931])
     """
-    ratio = replace(inputs, ratio_cap=math.inf).importance_weight
+    uncapped = ImportanceSampling(mode="token_truncate", cap=math.inf)
+    ratio = replace(inputs, importance_sampling=uncapped).importance_weight
     coef = ratio * kl.k1(**inputs.policy_and_ref)
     return score_term(coef, logp=inputs.logp, value=ratio * kl.k3(**inputs.policy_and_ref))
 
@@ -318,6 +322,13 @@ def leave_one_out_baseline(
     total = segment_sum(values, group_position, len(values))[group_position]
     size = segment_count(group, len(group))
     return (total - values) / (size - 1).clip(min=1)[group[row]]
+
+
+def _weight_prefixes(inputs: KLInputs, terms: Any) -> Any:
+    """Weight terms that sum over all tokens at a prefix: only sequence modes correct prefixes."""
+    if not inputs.importance_sampling.by_sequence:
+        return terms
+    return stop_gradient(inputs.importance_weight) * terms
 
 
 def _require_computed(values: Any, estimator: str, field: str) -> Any:

@@ -3,12 +3,10 @@
 Write r_t = exp(logp_t - logp_old_t). Ratios to the sampler replace `logp_old` by `logp_sampler`.
 
 Sources: token ratio and clipping, J. Schulman et al., "Proximal Policy Optimization" (2017), eq. 7;
-sequence ratio, C. Zheng et al., "Group Sequence Policy Optimization" (2025), eq. 7; truncated
-weights, E. Ionides, "Truncated Importance Sampling" (2008); effective sample size, A. Kong, "A Note
-on Importance Sampling using Standardized Weights" (1992).
+sequence ratio, C. Zheng et al., "Group Sequence Policy Optimization" (2025), eq. 7; effective
+sample size, A. Kong, "A Note on Importance Sampling using Standardized Weights" (1992).
 """
 
-import math
 from typing import Any
 
 from jaxtyping import Bool, Float
@@ -88,11 +86,38 @@ def sequence_log_ratio(
     >>> sequence_log_ratio(logp=np.array([0.1, 0.3]), **args).round(4)
     array([0.2, 0.2])
     """
+    total = row_log_ratio(
+        logp=logp, logp_old=logp_old, loss_mask=loss_mask, row_offsets=row_offsets
+    )
+    row, num_rows = row_of_token(row_offsets), len(row_offsets) - 1
+    length = segment_count(row[loss_mask], num_rows).clip(min=1)
+    return total / length[row]
+
+
+def row_log_ratio(
+    *,
+    logp: Float[Any, "N"],
+    logp_old: Float[Any, "N"],
+    loss_mask: Bool[Any, "N"],
+    row_offsets: RowOffsets,
+) -> Float[Any, "N"]:
+    """Return the log-ratio of a row's trained tokens together, repeated for each of its tokens.
+
+    Formula: sum over trained t of row b of (logp - logp_old).
+    Symbols: b, the row of the token; a row without trained tokens has 0.
+    Assumes: a row is one completion of one prompt.
+    Source: the probability of a completion is the product of those of its tokens.
+
+    >>> import numpy as np
+    >>> every, one_row = np.array([True, True]), np.array([0, 2])
+    >>> args = dict(logp_old=np.zeros(2), loss_mask=every, row_offsets=one_row)
+    >>> row_log_ratio(logp=np.array([0.1, 0.3]), **args).round(4)
+    array([0.4, 0.4])
+    """
     check_rows(row_offsets, logp=logp, logp_old=logp_old, loss_mask=loss_mask)
     row, num_rows = row_of_token(row_offsets), len(row_offsets) - 1
     log_ratio = apply_mask(logp, loss_mask) - apply_mask(logp_old, loss_mask)
-    length = segment_count(row[loss_mask], num_rows).clip(min=1)
-    return (segment_sum(log_ratio, row, num_rows) / length)[row]
+    return segment_sum(log_ratio, row, num_rows)[row]
 
 
 def clip(ratio: Float[Any, "*shape"], *, clip_low: float, clip_high: float) -> Float[Any, "*shape"]:
@@ -113,26 +138,6 @@ def clip(ratio: Float[Any, "*shape"], *, clip_low: float, clip_high: float) -> F
             "[1 - clip_low, 1 + clip_high], which must contain 1. Start with 0.2 for both."
         )
     return ratio.clip(1 - clip_low, 1 + clip_high)
-
-
-def truncated_weight(
-    *, logp: Float[Any, "*shape"], logp_sampler: Float[Any, "*shape"], cap: float
-) -> Float[Any, "*shape"]:
-    """Return the ratio to the sampler, truncated at the cap.
-
-    Formula: min(exp(logp - logp_sampler), cap).
-    Symbols: logp, of the policy; logp_sampler, of the sampler; cap, math.inf for none.
-    Assumes: logp_sampler is of the distribution that the token was sampled from.
-    Source: Ionides (2008). The cap applies to the log-ratio, so that exp cannot overflow.
-
-    >>> import numpy as np
-    >>> truncated_weight(logp=np.array([0.0, 500.0]), logp_sampler=np.zeros(2), cap=2.0).round(4)
-    array([1., 2.])
-    """
-    if not cap > 0:
-        raise ConfigError(f"the cap of the weights is {cap}: it must be positive. 2 is usual.")
-    log_ratio = logp - logp_sampler
-    return array_namespace(log_ratio).exp(log_ratio.clip(max=math.log(cap)))
 
 
 def effective_sample_size(*, log_weight: Float[Any, "K"]) -> Float[Any, ""]:

@@ -78,6 +78,28 @@ def _vllm_server(value: Any) -> AliasTarget:
     return AliasTarget(sets={"sampler.server": value}, unless_explicit={"sampler.type": "vllm"})
 
 
+def _corrects_sampler(value: Any) -> AliasTarget:
+    """Accept TRL's switch, with its default mode."""
+    if not _parse_flag(value):
+        return AliasTarget(sets={"learner.importance_sampling": "none"})
+    return AliasTarget(sets={}, unless_explicit={"learner.importance_sampling": "sequence_mask"})
+
+
+def _rollout_is(value: Any) -> AliasTarget:
+    """Accept verl's levels, which truncate."""
+    if value not in ("token", "sequence", None):
+        raise ValueError("use token, sequence or null")
+    mode = "none" if value is None else f"{value}_truncate"
+    return AliasTarget(sets={"learner.importance_sampling": mode})
+
+
+def _tis_cap(value: Any) -> AliasTarget:
+    return AliasTarget(
+        sets={"learner.importance_sampling_cap": value},
+        unless_set={"learner.importance_sampling": "token_truncate"},
+    )
+
+
 def _set_learners(value: Any) -> AliasTarget:
     return AliasTarget(sets={"learner.shards": value, "cluster": {}})
 
@@ -142,6 +164,14 @@ ALIASES: dict[str, str | Callable[[Any], AliasTarget]] = {
     "mu": "learner.updates_per_batch",
     "epochs_per_rollout_batch": "learner.updates_per_batch",
     "ppo_epochs": "learner.updates_per_batch",
+    "vllm_importance_sampling_correction": _corrects_sampler,
+    "vllm_importance_sampling_mode": "learner.importance_sampling",
+    "vllm_importance_sampling_cap": "learner.importance_sampling_cap",
+    "vllm_importance_sampling_clip_max": "learner.importance_sampling_cap",
+    "rollout_is": _rollout_is,
+    "rollout_is_threshold": "learner.importance_sampling_cap",
+    "tis_imp_ratio_cap": _tis_cap,
+    "truncated_importance_sampling_ratio": _tis_cap,
     "mask_truncated_completions": "learner.mask_truncated",
     "max_completion_length": "sampling.max_new_tokens",
     "max_new_tokens": "sampling.max_new_tokens",
@@ -188,7 +218,18 @@ _NO_ENGINE = (
     "sampler.server to its URL. To use less memory in training, lower learner.micro_batch_size"
 )
 
+_REJECTION = (
+    "To leave out tokens or completions whose weight is above learner.importance_sampling_cap, set "
+    "learner.importance_sampling to token_mask or sequence_mask"
+)
+
 REFUSED = {
+    "rollout_rs": _REJECTION,
+    "rollout_rs_threshold": _REJECTION,
+    "vllm_importance_sampling_clip_min": "Importance weights have no lower bound: a small weight "
+    "is right for a token that the policy no longer chooses, and raising it adds a bias",
+    "importance_sampling_level": "learner.loss: gspo has the ratio of the whole completion, every "
+    "other loss that of the token",
     "reward_weights": "Set the weight in the reward entry: rewards: [{function: f, weight: 0.5}]",
     "gradient_accumulation_steps": "It follows from learner.micro_batch_size: set that to the "
     "number of completions that fit into memory; gradients are accumulated over the step",
@@ -210,7 +251,12 @@ REFUSED = {
     "deviation, leave_one_out and group_mean do not",
 }
 
-FLAGS = frozenset({"use_kl_penalty", "use_kl_loss", "bf16", "dynamic_sampling", "use_vllm"})
+FLAGS = frozenset(
+    {
+        *("use_kl_penalty", "use_kl_loss", "bf16", "dynamic_sampling", "use_vllm"),
+        "vllm_importance_sampling_correction",
+    }
+)
 """Aliases whose value is a boolean."""
 
 

@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import model_validator
 
 from klinic.errors import ConfigError
+from klinic.maths.importance import Mode
 from klinic.maths.surrogate import SURROGATES
 from klinic.recipe.rewards import Rewards
 from klinic.recipe.section import Count, Section, within
@@ -89,6 +90,17 @@ class Recipe(Section):
     def max_staleness(self) -> int:
         """Steps by which sampling may run ahead of training; 0 without a cluster."""
         return 0 if self.cluster is None else self.cluster.max_staleness
+
+    @property
+    def importance_sampling(self) -> Mode | None:
+        """How the policy term is weighted, None for not at all; `auto` is resolved."""
+        match self.learner.importance_sampling:
+            case "auto":
+                return "token_truncate" if self.max_staleness else None
+            case "none":
+                return None
+            case mode:
+                return mode
 
     def explicit_values(self) -> dict[str, Any]:
         """Return the explicitly set values as JSON values, for another process to validate."""

@@ -143,6 +143,9 @@ class RetentionSection(Section):
 # literals, for editors and type checkers; tests compare them with the registries of klinic.maths
 LossName = Literal["grpo", "dr_grpo", "bnpo", "dapo", "gspo", "cispo"]
 AdvantageName = Literal["none", "group_mean", "leave_one_out", "group_std", "batch"]
+ImportanceSamplingName = Literal[
+    "auto", "none", "token_truncate", "token_mask", "sequence_truncate", "sequence_mask"
+]
 
 
 class LearnerSection(Section):
@@ -158,6 +161,11 @@ class LearnerSection(Section):
     """The ratio to the sampling policy is clipped at 1 - clip_low."""
     clip_high: Annotated[float, within("the ratio is held below 1 + clip_high", above=0)] = 0.2
     """The ratio to the sampling policy is clipped at 1 + clip_high."""
+    importance_sampling: ImportanceSamplingName = "auto"
+    """Weights of completions that another policy sampled, by token or completion, truncated or
+    masked at the cap; auto: `token_truncate` with `cluster.max_staleness`, else `none`."""
+    importance_sampling_cap: Annotated[float, within("it is the largest weight", above=0)] = 2.0
+    """Cap of the importance weights, in the policy term and in the KL term."""
     learning_rate: Annotated[float, within("a negative one climbs the loss", low=0)] = 1e-6
     """Learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"

@@ -14,6 +14,7 @@ from klinic.learner.local import LocalLearner
 from klinic.learner.objective import Objective
 from klinic.learner.settings import LearnerSettings
 from klinic.learner.update import LearningRate
+from klinic.maths.importance import ImportanceSampling
 from klinic.model.adapter_files import base_model_name, is_adapter
 from klinic.model.adapters import has_adapter
 from klinic.model.chat import PromptEncoder
@@ -138,7 +139,7 @@ def can_pack_rows(policy: Policy, reference: Reference | None) -> bool:
 
 def learner_settings(recipe: Recipe) -> tuple[Objective, LearnerSettings]:
     """Return the objective of a learner and its optimization settings."""
-    learner = recipe.learner
+    learner, mode = recipe.learner, recipe.importance_sampling
     objective = Objective(
         loss=learner.loss,
         estimator=None if recipe.kl is None else recipe.kl.estimator,
@@ -146,7 +147,10 @@ def learner_settings(recipe: Recipe) -> tuple[Objective, LearnerSettings]:
         clip_high=learner.clip_high,
         mask_truncated=learner.mask_truncated,
         max_new_tokens=recipe.sampling.max_new_tokens,
-        corrects_staleness=recipe.max_staleness > 0,
+        importance_sampling=ImportanceSampling(
+            mode=mode or "token_truncate", cap=learner.importance_sampling_cap
+        ),
+        corrects_policy_term=mode is not None,
     )
     settings = LearnerSettings(
         learning_rate=LearningRate(

@@ -6,6 +6,7 @@ expectation.py          mean and variance of a term's gradient over all completi
 identify.py             matches an expected gradient with a target
 estimators.py           measurements of each estimator
 world_range.py          the same over many random worlds
+correction.py           each mode of importance weights on completions of an older policy
 identities.py           identities that klinic's terms must satisfy, each with its error
 coefficient_meaning.py  effect of aggregation and advantage scaling on the KL coefficient
 proof.py                the complete result of `klinic verify`

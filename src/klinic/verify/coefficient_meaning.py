@@ -57,7 +57,7 @@ class AdvantageRow:
 def measure_aggregations() -> list[AggregationRow]:
     """Return the effect of each aggregation on the offered estimators."""
     world = _unequal_length_world()
-    pairs, target = EnumeratedPairs.from_world(world, ratio_cap=math.inf), target_gradients(world)
+    pairs, target = EnumeratedPairs.from_world(world), target_gradients(world)
     weights = {aggregation: pair_weights(pairs, aggregation) for aggregation in AGGREGATIONS}
     return [
         _measure_aggregation(pairs, target, estimator, aggregation, weights[aggregation])

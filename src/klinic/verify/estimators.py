@@ -1,6 +1,5 @@
 """Measures each named KL estimator: promised gradient, measured gradient, verdict."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -9,9 +8,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from klinic.maths.importance import ImportanceSampling
 from klinic.maths.kl_estimators import ESTIMATORS, Estimator, Gradient
-from klinic.maths.kl_inputs import RATIO_CAP, KLInputs
+from klinic.maths.kl_inputs import KLInputs
 from klinic.verify.expectation import (
+    UNCAPPED,
     EnumeratedPairs,
     GradientMoments,
     gradient_moments,
@@ -104,7 +105,7 @@ class WorldSet:
         """Enumerate and score every pair, with the cap off."""
         return cls(
             worlds=worlds,
-            world_pairs=[EnumeratedPairs.from_world(world, ratio_cap=math.inf) for world in worlds],
+            world_pairs=[EnumeratedPairs.from_world(world) for world in worlds],
             targets=[target_gradients(world) for world in worlds],
         )
 
@@ -215,23 +216,25 @@ def _relative_moments(world: World, moment: GradientMoments, target: Targets) ->
     }
 
 
+def drifted_world(drift: float) -> World:
+    """Return the world in which the effect of a sampler's drift is measured."""
+    return make_world("drifted", seed=8, drift=1.0, sampler_drift=drift)
+
+
 @cache
-def _drifted_pairs(drift: float, ratio_cap: float) -> EnumeratedPairs:
-    world = make_world("drifted", seed=8, drift=1.0, sampler_drift=drift)
-    return EnumeratedPairs.from_world(world, ratio_cap=ratio_cap)
+def _drifted_pairs(drift: float, importance_sampling: ImportanceSampling) -> EnumeratedPairs:
+    return EnumeratedPairs.from_world(drifted_world(drift), importance_sampling=importance_sampling)
 
 
 def _measure_cap_bias(estimator: Estimator, drift: float) -> CapBias:
-    uncapped, capped = _drifted_pairs(drift, math.inf), _drifted_pairs(drift, RATIO_CAP)
+    uncapped, capped = _drifted_pairs(drift, UNCAPPED), _drifted_pairs(drift, ImportanceSampling())
     uncapped_gradient, capped_gradient = (
         mean_gradient(pairs, estimator.term) for pairs in (uncapped, capped)
     )
-    log_ratio = (uncapped.inputs.logp - uncapped.inputs.logp_sampler).detach().abs()
-    probability = uncapped.world.pair_probability[uncapped.pair_of_token]
     scale = max(float(uncapped_gradient.norm()), 1e-300)
     return CapBias(
         drift=drift,
-        mean_log_ratio=float((probability * log_ratio).sum() / probability.sum()),
+        mean_log_ratio=uncapped.mean_log_ratio,
         bias=float((capped_gradient - uncapped_gradient).norm()) / scale,
     )
 

@@ -13,12 +13,14 @@ from jaxtyping import Float
 from torch import Tensor
 
 from klinic.maths import kl
+from klinic.maths.importance import ImportanceSampling
 from klinic.maths.kl_inputs import KLInputs
 from klinic.maths.masked import constant
 from klinic.verify.targets import TOP_K
 from klinic.verify.toy_policies import PAIR_SIZE, World
 
 Term = Callable[[KLInputs], Tensor]
+UNCAPPED = ImportanceSampling(cap=math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,9 @@ class EnumeratedPairs:
     """Per pair: sum over tokens, mean over its two members."""
 
     @classmethod
-    def from_world(cls, world: World, *, ratio_cap: float) -> "EnumeratedPairs":
+    def from_world(
+        cls, world: World, *, importance_sampling: ImportanceSampling = UNCAPPED
+    ) -> "EnumeratedPairs":
         """Enumerate the pairs of a world and score them under policy, sampler and reference."""
         pairs = world.completion_pairs
         leaf_logits = world.prefix_logits(world.theta)[pairs.state].requires_grad_()
@@ -55,7 +59,7 @@ class EnumeratedPairs:
             loss_mask=torch.ones(len(pairs.token), dtype=torch.bool),
             kl_exact=kl.exact(logp_p=rows, logp_q=rows_ref),
             kl_topk=kl.topk(logp_p=rows, logp_q=rows_ref, k=TOP_K),
-            ratio_cap=ratio_cap,
+            importance_sampling=importance_sampling,
         )
         # constant() divides by all rows, but a step here is one pair
         weights = constant(inputs.loss_mask, pairs.row_offsets, length=1, dtype=leaf_logits.dtype)
@@ -67,6 +71,13 @@ class EnumeratedPairs:
             pair_of_token=group[pairs.row_of_token],
             weights=weights,
         )
+
+    @property
+    def mean_log_ratio(self) -> float:
+        """Mean of |log policy - log sampler| per token of the sampler, in nats."""
+        log_ratio = (self.inputs.logp - self.inputs.logp_sampler).detach().abs()
+        probability = self.world.pair_probability[self.pair_of_token]
+        return float((probability * log_ratio).sum() / probability.sum())
 
     def pair_gradients(self, loss_per_token: Float[Tensor, "N"]) -> Float[Tensor, "G P"]:
         """Return the parameter gradient of each pair."""

@@ -124,7 +124,7 @@ def _check_off_policy(world_set: WorldSet) -> list[IdentityCheck]:
 def _check_zero_at_reference() -> IdentityCheck:
     world = make_world("far", seed=1, drift=1.2)
     scale = float(target_gradients(world)["reverse_sequence"].norm())
-    pairs = EnumeratedPairs.from_world(replace(world, theta_ref=world.theta), ratio_cap=math.inf)
+    pairs = EnumeratedPairs.from_world(replace(world, theta_ref=world.theta))
     gradient_norms = [
         float(gradient_moments(pairs, estimator.term).gradient.norm())
         for estimator in OFFERED_ESTIMATORS
@@ -168,7 +168,7 @@ def _check_reward_gradient() -> IdentityCheck:
     world = make_world("eos", seed=3, drift=1.2, ends_early=True)
     reward = random_completion_rewards(world)
     pairs, goal = (
-        EnumeratedPairs.from_world(world, ratio_cap=math.inf),
+        EnumeratedPairs.from_world(world),
         reward_gradient(world, reward),
     )
     gradient = -policy_gradient(pairs, pair_rewards(reward), "leave_one_out")
@@ -182,7 +182,7 @@ def _check_reward_gradient() -> IdentityCheck:
 def _check_equal_rewards() -> IdentityCheck:
     """Check that groups of equal rewards have no policy gradient, so that only the KL remains."""
     world = make_world("eos", seed=3, drift=1.2, ends_early=True)
-    pairs = EnumeratedPairs.from_world(world, ratio_cap=math.inf)
+    pairs = EnumeratedPairs.from_world(world)
     equal = torch.full((world.completion_pairs.num_rows,), 0.7, dtype=torch.float64)
     kl_gradient_norm = float(target_gradients(world)["reverse_sequence"].norm())
     compared = [name for name in ADVANTAGES if name != "none"]

@@ -10,6 +10,7 @@ from klinic.verify.coefficient_meaning import (
     measure_advantages,
     measure_aggregations,
 )
+from klinic.verify.correction import CorrectionRow, check_corrections, measure_corrections
 from klinic.verify.estimators import EstimatorRow, WorldSet, measure_estimator
 from klinic.verify.identify import TOLERANCE, worst_error
 from klinic.verify.identities import IdentityCheck, check_identities
@@ -25,6 +26,7 @@ class Proof:
     checks: list[IdentityCheck]
     aggregation: list[AggregationRow]
     advantage: list[AdvantageRow]
+    correction: list[CorrectionRow]
 
     @property
     def ok(self) -> bool:
@@ -52,9 +54,15 @@ def prove(progress: Callable[[str], None] = lambda _: None) -> Proof:
         rows.append(measure_estimator(estimator, on_policy, off_policy, random))
     progress("averages and advantages")
     aggregations = measure_aggregations()
+    progress("importance weights")
+    corrections = measure_corrections(off_policy)
     return Proof(
         rows=rows,
-        checks=check_identities(on_policy, off_policy, aggregations),
+        checks=[
+            *check_identities(on_policy, off_policy, aggregations),
+            *check_corrections(off_policy, corrections),
+        ],
         aggregation=aggregations,
         advantage=measure_advantages(),
+        correction=corrections,
     )
