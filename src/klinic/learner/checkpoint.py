@@ -57,7 +57,9 @@ def load_learner(folder: Path, policy: Policy, optimizer: torch.optim.Optimizer)
                 f"{folder / OPTIMIZER_FILE} holds the state of {name!r}, which this model does not "
                 "train. Resume with the run's original recipe."
             )
-        state.setdefault(parameters[name], {})[field] = tensor
+        parameter = parameters[name]
+        # the step too: fused AdamW reads it on the device of the weights
+        state.setdefault(parameter, {})[field] = tensor.to(parameter.device)
     optimizer.state.clear()
     for parameter, fields in state.items():
         optimizer.state[parameter] = dict(fields)
@@ -92,7 +94,10 @@ def load_sharded_learner(
         if not bar or name not in parameters:
             continue
         like = parameters[name].detach()
-        tensors[key] = torch.zeros((), device="cpu") if field == "step" else torch.zeros_like(like)
+        # the step too: fused AdamW reads it on the device of the weights
+        tensors[key] = (
+            torch.zeros((), device=like.device) if field == "step" else torch.zeros_like(like)
+        )
         optimizer.state[parameters[name]][field] = tensors[key]
     load_shards(source, tensors)
     if not is_sharded:  # a single process saves a model, whose tensor names omit the adapter's

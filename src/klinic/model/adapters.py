@@ -47,7 +47,7 @@ def add_lora_adapter(lm: Any, *, rank: int, alpha: int | None, seed: int) -> Any
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in lm.modules()),
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng():
+    with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return _record_base_name(get_peft_model(lm, config), lm.name_or_path)
 
@@ -57,7 +57,7 @@ def load_adapter(lm: Any, folder: Path) -> Any:
     from peft import PeftModel
 
     check_adapter_files(folder)
-    with torch.random.fork_rng(), _ignore_peft_warnings():
+    with torch.random.fork_rng(devices=[]), _ignore_peft_warnings():
         torch.manual_seed(0)  # PiSSA may initialise from the base by random projections
         adapted = PeftModel.from_pretrained(lm, str(folder), is_trainable=True)
     _refuse_mismatched_weights(adapted, load_file(folder / WEIGHTS_FILE), folder)
@@ -102,7 +102,7 @@ def add_frozen_copy(lm: Any, name: str = FROZEN_ADAPTER) -> None:
     config = copy.deepcopy(lm.peft_config[TRAINED_ADAPTER])
     config.init_lora_weights = True  # other initialisations would change the base again
     config.inference_mode = True
-    with torch.random.fork_rng(), _ignore_peft_warnings():
+    with torch.random.fork_rng(devices=[]), _ignore_peft_warnings():
         lm.add_adapter(name, config)
     weights = get_peft_model_state_dict(
         lm, adapter_name=TRAINED_ADAPTER, save_embedding_layers=False

@@ -1,4 +1,4 @@
-"""Make torch on a CPU bitwise reproducible.
+"""Make torch bitwise reproducible.
 
 torch dispatches `exp`, `log`, `sqrt` and similar functions to MKL, which selects the kernel of each
 function at its first call. If that call is multi-threaded, one thread can silently compute its part
@@ -11,6 +11,8 @@ number selects each kernel safely.
 from functools import cache
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 # Unary functions of aten/src/ATen/cpu/vml.h; calling one that a build does not use is harmless.
 VML_FUNCTIONS = (
@@ -27,3 +29,19 @@ def initialize_vml_kernels() -> None:
         number = torch.full((1,), 0.5, dtype=dtype)
         for name in VML_FUNCTIONS:
             getattr(torch, name)(number)
+
+
+def cumulative_sum(values: Float[Tensor, "R V"]) -> Float[Tensor, "R V"]:
+    """Return the cumulative sums of rows of non-negative numbers, which never decrease.
+
+    CUDA has no deterministic cumulative sum of floats. Elsewhere than on the CPU they are computed
+    by log2(V) additions of shifted rows, in an order that does not depend on the device.
+    """
+    if values.device.type == "cpu":
+        return values.cumsum(-1)
+    shift = 1
+    while shift < values.shape[-1]:
+        values = torch.cat([values[:, :shift], values[:, shift:] + values[:, :-shift]], -1)
+        shift *= 2
+    # neighbours are rounded in different orders
+    return values.cummax(-1).values

@@ -15,6 +15,7 @@ from torch import nn
 from klinic.errors import ConfigError, first_line
 from klinic.model.adapter_files import base_model_name, is_adapter
 from klinic.model.adapters import add_lora_adapter, load_adapter, merge_into_base
+from klinic.model.device import move_model, resolve_device
 from klinic.model.dropout import disable_dropout, refuse_nondeterminism
 from klinic.model.equivalence import MAX_LOGP_DIFFERENCE, largest_difference, probe_logp
 from klinic.model.head import check_head_logits
@@ -89,6 +90,8 @@ def prepare_policy(
     """Return a loaded model as a policy: adapter added, dropout off, log-probs checked."""
     if section.lora_rank is not None:
         lm = add_lora_adapter(lm, rank=section.lora_rank, alpha=section.lora_alpha, seed=seed)
+    # after the adapter, whose start is then the same on any device
+    move_model(lm, resolve_device(section.device))
     if section.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     disable_dropout(lm)
@@ -117,7 +120,7 @@ def load_scorer(name: str, *, like: Policy, seed: int) -> TokenScorer:
     lm, tokenizer = _load_model(name, seed=seed, trust_remote_code=like.trust_remote_code)
     _refuse_other_vocabulary(lm, tokenizer, name, like)
     disable_dropout(lm)
-    lm.to(like.scorer.device)
+    move_model(lm, like.scorer.device)
     scorer = TokenScorer(lm, temperature=like.scorer.temperature, autocast=like.scorer.autocast)
     check_log_probs(scorer, name)
     return scorer

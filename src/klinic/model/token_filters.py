@@ -16,6 +16,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from klinic.model.determinism import cumulative_sum
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFilters:
@@ -88,7 +90,7 @@ def filter_mask(logp: Float[Tensor, "R V"], filters: TokenFilters) -> Tensor:
     if filters.top_p < 1:
         p = torch.where(keep, p, 0.0)
         p = p / p.sum(-1, keepdim=True)
-        keep &= p.cumsum(-1) - p < filters.top_p  # the token that crosses the limit is kept
+        keep &= cumulative_sum(p) - p < filters.top_p  # the token that crosses the limit is kept
     if filters.min_p:
         keep &= p >= filters.min_p * p[:, :1]
     keep[:, 0] = True

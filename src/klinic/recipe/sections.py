@@ -4,6 +4,7 @@ Without a `kl` section there is no reference. A non-finite loss, gradient or wei
 anomaly; every other limit of the `recovery` section is off by default.
 """
 
+import re
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -225,11 +226,25 @@ class LoopSection(Section):
     """Steps between printing of sample completions with rewards; 0: never."""
 
 
+DEVICE_PATTERN = re.compile(r"auto|cpu|mps|(cuda|xpu)(:\d{1,3})?")
+
+
+def _check_device(value: str) -> str:
+    if not DEVICE_PATTERN.fullmatch(value):
+        raise ValueError(
+            "this is not a device. Use auto, cpu, cuda, cuda:N (N counts from 0) or xpu"
+        )
+    return value
+
+
 class ModelSection(Section):
     """The policy to train."""
 
     name: Text
     """`tiny` or `tiny-gpt2` (built-in character models, no download), a folder, or a hub id."""
+    device: Annotated[str, AfterValidator(_check_device)] = "auto"
+    """Device of policy, reference and sampler in one process: `auto`, `cpu`, `cuda`, `cuda:N`,
+    `xpu`; auto: the accelerator if there is one."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Dtype of matrix products; weights, head and log-probs are always fp32."""
     trust_remote_code: bool = False

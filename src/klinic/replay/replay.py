@@ -201,6 +201,7 @@ def _single_process_recipe(recipe: Recipe) -> Recipe:
         update={
             "output": recipe.output.model_copy(update={"trackers": (), "doctor": "none"}),
             "sampler": SamplerSection(),
+            "model": recipe.model.model_copy(update={"device": "auto"}),
             "learner": recipe.learner.model_copy(update=UNSHARDED),
             "cluster": cluster,
         }

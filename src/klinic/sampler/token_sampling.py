@@ -11,6 +11,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from klinic.errors import LogitsError
+from klinic.model.determinism import cumulative_sum
 from klinic.model.token_filters import TokenFilters, restrict_logp
 
 CHUNK_LOGITS = 2**19  # logits per chunk on a CPU: intermediates stay in its cache
@@ -71,7 +72,7 @@ def inverse_cdf(logp: Float[Tensor, "R V"], uniform: Float[Tensor, "R"]) -> Int[
 
     Computed in float64; a token of probability 0 has an empty interval and is never returned.
     """
-    cdf = logp.to(torch.float64, copy=True).exp_().cumsum(-1)
+    cdf = cumulative_sum(logp.to(torch.float64, copy=True).exp_())
     total = cdf[:, -1]
     point = torch.minimum(uniform.double() * total, torch.nextafter(total, -torch.ones_like(total)))
     return torch.searchsorted(cdf, point[:, None], right=True)[:, 0]

@@ -61,6 +61,8 @@ def start_policy(
         if not start.exists():
             _write_start_model(start, recipe, task_data, console)
         section = section.model_copy(update={"name": str(start)})
+    if recipe.learner.shards > 1 or recipe.cluster is not None:
+        section = section.model_copy(update={"device": "cpu"})  # the ranks hold the weights
     policy = load_policy(section, temperature=recipe.sampling.temperature, seed=recipe.seed)
     return policy, section.name
 

@@ -176,7 +176,8 @@ def _load_policy(name: str, recipe: Recipe | None) -> Policy:
     temperature = 1.0 if recipe is None else recipe.sampling.temperature
     dtype = "fp32" if recipe is None else recipe.model.dtype
     remote = False if recipe is None else recipe.model.trust_remote_code
-    section = ModelSection(name=name, dtype=dtype, trust_remote_code=remote)
+    device = "auto" if recipe is None else recipe.model.device
+    section = ModelSection(name=name, dtype=dtype, trust_remote_code=remote, device=device)
     return load_policy(section, temperature=temperature, seed=0)
 
 

@@ -87,7 +87,7 @@ def _read_back_logp(folder: Path, subject: Subject) -> Tensor:
 
 def _load_model(name: str, subject: Subject) -> Policy:
     remote = subject.recipe is not None and subject.recipe.model.trust_remote_code
-    section = ModelSection(name=name, trust_remote_code=remote)
+    section = ModelSection(name=name, trust_remote_code=remote, device="cpu")
     return load_policy(section, temperature=1.0, seed=0)
 
 

@@ -181,7 +181,8 @@ def _join_process_group(threads: int | None) -> None:
 def _build_learner(
     recipe: Recipe, weights_source: str, *, published: Policy | None
 ) -> tuple[FsdpLearner, ReferenceIdentity]:
-    section = recipe.model.model_copy(update={"name": weights_source})
+    # sharding moves it; a whole copy may not fit on one device
+    section = recipe.model.model_copy(update={"name": weights_source, "device": "cpu"})
     policy = load_policy(section, temperature=recipe.sampling.temperature, seed=recipe.seed)
     reference = start_reference(recipe, policy, weights_source)
     objective, settings = learner_settings(recipe)

@@ -22,7 +22,9 @@ def host_sampler(*, recipe: dict[str, Any], where: str, log: str) -> HostedSampl
     """Return a sampler worker with its own copy of the start policy."""
     parsed_recipe = Recipe.model_validate(recipe)
     make_deterministic(parsed_recipe)
-    section = parsed_recipe.model.model_copy(update={"name": where})
+    # beside an engine the copy only receives weights
+    device = "cpu" if parsed_recipe.sampler.type == "vllm" else parsed_recipe.model.device
+    section = parsed_recipe.model.model_copy(update={"name": where, "device": device})
     policy = load_policy(
         section, temperature=parsed_recipe.sampling.temperature, seed=parsed_recipe.seed
     )

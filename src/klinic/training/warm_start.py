@@ -211,5 +211,7 @@ def _cache_key(recipe: Recipe, policy: Policy, rows: Sequence[Mapping[str, Any]]
         "warm_start": None if recipe.warm_start is None else recipe.warm_start.model_dump(),
         "rows": None if rows is None else [dict(row) for row in rows],
     }
+    if policy.scorer.device.type != "cpu":
+        inputs["device"] = policy.scorer.device.type
     text = json.dumps(inputs, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]

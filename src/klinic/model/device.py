@@ -1,0 +1,65 @@
+"""The device of a one-process run: `auto` is the accelerator that torch finds, else the CPU."""
+
+from typing import Any
+
+import torch
+
+from klinic.errors import ConfigError
+
+NO_FLOAT64 = "mps"  # sampling and the comparisons of gradients need float64
+
+
+def resolve_device(name: str) -> torch.device:
+    """Return the device that a recipe's `model.device` names."""
+    if name == "auto":
+        return _accelerator() or torch.device("cpu")
+    device = torch.device(name)
+    if device.type == "cpu":
+        return device
+    if device.type == NO_FLOAT64:
+        raise ConfigError(
+            f"model.device is {name}: Apple's GPU has no float64, which sampling needs. Set "
+            "model.device: cpu."
+        )
+    found = _accelerator()
+    if found is None or found.type != device.type:
+        available = "none" if found is None else f"a device of type {found.type}"
+        raise ConfigError(
+            f"model.device is {name}: torch {torch.__version__} finds no such device here, but "
+            f"{available}. Install a torch built for it, or set model.device: auto."
+        )
+    if (device.index or 0) >= (num := torch.accelerator.device_count()):
+        raise ConfigError(
+            f"model.device is {name}: there are {num} such devices here, counted from 0. Set "
+            f"model.device: {device.type}."
+        )
+    return device
+
+
+def move_model(lm: Any, device: torch.device) -> None:
+    """Move a model in place; a head that shares its weight with the embedding keeps sharing it.
+
+    Some backends replace parameters instead of changing them, which would separate the two.
+    """
+    is_tied = _has_tied_head(lm)
+    lm.to(device)
+    if is_tied and not _has_tied_head(lm):
+        lm.get_output_embeddings().weight = lm.get_input_embeddings().weight
+
+
+def _has_tied_head(lm: Any) -> bool:
+    head = lm.get_output_embeddings()
+    return head is not None and head.weight is lm.get_input_embeddings().weight
+
+
+def unused_accelerator(device: torch.device) -> str | None:
+    """Return the type of an accelerator of this machine that a run on `device` does not use."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return found.type if found is not None and found.type != device.type else None
+
+
+def _accelerator() -> torch.device | None:
+    if not torch.accelerator.is_available():
+        return None
+    found = torch.accelerator.current_accelerator()
+    return None if found is None or found.type == NO_FLOAT64 else found
