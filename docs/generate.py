@@ -32,7 +32,13 @@ from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.recipe.aliases import ALIASES, REFUSED, resolve_alias
 
 DOCS = Path(__file__).parent
-EXAMPLES: dict[str, Any] = {  # of the names whose meaning depends on the value
+EXAMPLES: dict[str, Any] = {
+    "vllm_importance_sampling_correction": True,
+    "rollout_is": "sequence",
+    "tis_imp_ratio_cap": 2.0,
+    "truncated_importance_sampling_ratio": 2.0,
+    "use_cpu": True,
+    "no_cuda": True,  # of the names whose meaning depends on the value
     "bf16": True,
     "clip_range": 0.2,
     "cliprange": 0.2,

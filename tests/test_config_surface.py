@@ -2,12 +2,13 @@
 
 from klinic.recipe.keys import all_fields
 
-BUDGET = 91
+BUDGET = 93
 
 KNOBS = [
     "seed",
     "threads",
     "model.name",
+    "model.device",
     "model.dtype",
     "model.trust_remote_code",
     "model.lora_rank",
@@ -50,6 +51,7 @@ KNOBS = [
     "sampling.reply",
     "sampler.type",
     "sampler.server",
+    "sampler.gpu_memory_utilization",
     "cluster.samplers",
     "cluster.reward_workers",
     "cluster.max_staleness",

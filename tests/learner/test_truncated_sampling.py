@@ -50,17 +50,15 @@ def logp_at(lm, tokens):
 
 
 def kept_ids(logp, filters):
-    """Filter by hand: the likeliest `top_k`, of these up to `top_p`, of these from `min_p` on."""
+    """Filter by hand: from `min_p` on, of these the likeliest `top_k`, of these up to `top_p`."""
     order = sorted(range(len(logp)), key=lambda token: -float(logp[token]))
+    lowest = filters.min_p * float(logp[order[0]].exp())
+    order = [token for token in order if float(logp[token].exp()) >= lowest]
     order = order[: filters.top_k or None]
     p = np.array([float(logp[token].exp()) for token in order])
     p /= p.sum()
     before = np.concatenate([[0.0], np.cumsum(p)[:-1]])
-    return [
-        token
-        for token, prob, mass in zip(order, p, before, strict=True)
-        if mass < filters.top_p and prob >= filters.min_p * p[0]
-    ]
+    return [token for token, mass in zip(order, before, strict=True) if mass < filters.top_p]
 
 
 def enumerate_completions(policy, filters):

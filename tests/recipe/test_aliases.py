@@ -58,6 +58,8 @@ SAMPLES = {
     "sampling.min_p": 0.5,
     "learner.clip_low": 0.5,
     "learner.importance_sampling": "sequence_mask",
+    "model.device": "cuda:1",
+    "sampler.gpu_memory_utilization": 0.3,
 }
 
 
@@ -154,6 +156,17 @@ def test_importance_weights_by_the_names_of_trl_and_verl(values, mode, cap):
 
 def test_a_level_that_verl_does_not_have_is_refused():
     assert "use token, sequence or null" in refusal(rollout_is="geometric")
+
+
+@pytest.mark.parametrize("name", ["use_cpu", "no_cuda"])
+def test_a_switch_selects_the_cpu(name):
+    assert loaded(**{name: True}).recipe.model.device == "cpu"
+    assert loaded(**{name: False}).recipe.model.device == "auto"
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:", "cuda:x", "cpu:0", "CUDA", "", "cuda:0 "])
+def test_what_is_no_device_is_refused(name):
+    assert "Use auto, cpu, cuda, cuda:N" in refusal(**{"model.device": name})
 
 
 def test_bf16_is_a_number_format():

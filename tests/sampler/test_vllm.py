@@ -21,6 +21,7 @@ from klinic.checks import sampler_sync
 from klinic.errors import EngineLostError, SamplerError
 from klinic.faults.vllm_traps import VLLM_TRAPS
 from klinic.model.loading import load_policy
+from klinic.model.token_filters import TokenFilters
 from klinic.model.weights import fingerprint
 from klinic.sampler.vllm.engine import SubprocessEngine
 from open_ports import listening
@@ -67,6 +68,18 @@ def test_the_engine_says_what_the_policy_says_after_every_update(model, engine, 
         assert gap_of(policy, groups) < GAP
         assert {s.weight_version for g in groups for r in g for s in r.segments} == {version}
         moved(policy)
+
+
+def test_the_engine_keeps_the_tokens_that_the_learner_keeps(model, engine):
+    """All filters at once: their order decides which tokens remain."""
+    policy = load_policy(section(model), temperature=1.0, seed=0)
+    moved(policy, by=0.05)
+    filters = {"top_k": 30, "top_p": 0.9, "min_p": 0.1}
+    sampler = sampler_of(policy, engine, **filters)
+    loaded(sampler, policy, 0)
+    groups = list(sampler.sample(prompts(), step=0))
+    assert gap_of(policy, groups, TokenFilters(**filters)) < GAP
+    assert gap_of(policy, groups) > 0.05
 
 
 def test_a_completion_is_a_function_of_its_seed(model, engine):

@@ -1,5 +1,6 @@
 """A small policy, what vLLM is started with for it, and what is asked of it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -40,8 +41,8 @@ def start(model: Path, rank: int | None = None) -> EngineConfig:
     )
 
 
-def sampler_of(policy, engine, *, temperature=1.0):
-    how = SamplingParams(temperature=temperature)
+def sampler_of(policy, engine, *, temperature=1.0, **filters):
+    how = SamplingParams(temperature=temperature, **filters)
     return VllmSampler(policy, engine, params=how, max_new_tokens=12, group_size=2, seed=5)
 
 
@@ -67,11 +68,14 @@ def prompts(num=3, length=70):
     ]
 
 
-def gap_of(policy, groups):
+def gap_of(policy, groups, filters=None):
+    """Return the mean distance of the log-probs of engine and learner, under the same filters."""
     record = flatten_rollouts([rollout for group in groups for rollout in group], step=1)
     split = np.split(record.token_ids, record.row_offsets[1:-1])
     before = np.split(record.prompt_ids, record.prompt_offsets[1:-1])
     layout = pad_rows(before, split, pad_id=0, device=torch.device("cpu"))
+    if filters is not None:
+        layout = replace(layout, kept=policy.scorer.kept_tokens(layout, filters))
     with torch.no_grad():
         logp = policy.scorer(layout).logp.numpy()
     return float(np.abs(logp - record.logp_sampler).mean())

@@ -17,7 +17,8 @@ Log-probs
     fused             loss and gradient chunk by chunk inside the forward pass
     token_scores      per-token results of a forward pass
     dropout           set every dropout to 0; refuse a random forward pass
-    determinism       make torch on a CPU bitwise reproducible
+    determinism       make torch bitwise reproducible
+    device            the device of a one-process run
     equivalence       fixed tokens on which two models are compared
 
 References

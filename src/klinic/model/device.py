@@ -52,6 +52,13 @@ def _has_tied_head(lm: Any) -> bool:
     return head is not None and head.weight is lm.get_input_embeddings().weight
 
 
+def device_name(device: torch.device) -> str:
+    """Return a device with the name of its hardware, if torch knows one."""
+    if device.type not in ("cuda", "xpu"):
+        return str(device)
+    return f"{device} ({torch.get_device_module(device.type).get_device_name(device)})"
+
+
 def unused_accelerator(device: torch.device) -> str | None:
     """Return the type of an accelerator of this machine that a run on `device` does not use."""
     found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None

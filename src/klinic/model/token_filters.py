@@ -1,6 +1,6 @@
 """Top-k, top-p and min-p: which tokens a truncated sampler can return, and scoring under them.
 
-The filters apply to the tempered distribution in the order top-k, top-p, min-p. A policy that is
+The filters apply to the tempered distribution in vLLM's order: min-p, top-k, top-p. A policy
 sampled through them is another distribution: the kept tokens, renormalized. The learner scores that
 distribution. It finds the kept sets before the updates of a batch, from the policy that sampled it,
 and holds them fixed: policy, old policy and reference are then restricted to the same tokens, and
@@ -85,13 +85,13 @@ def filter_mask(logp: Float[Tensor, "R V"], filters: TokenFilters) -> Tensor:
     p = ordered.double().exp()
     ranks = torch.arange(p.shape[-1], device=p.device)
     keep = torch.ones_like(ordered, dtype=torch.bool)
+    if filters.min_p:
+        keep &= p >= filters.min_p * p[:, :1]
     if filters.top_k:
         keep &= ranks < filters.top_k
     if filters.top_p < 1:
         p = torch.where(keep, p, 0.0)
         p = p / p.sum(-1, keepdim=True)
         keep &= cumulative_sum(p) - p < filters.top_p  # the token that crosses the limit is kept
-    if filters.min_p:
-        keep &= p >= filters.min_p * p[:, :1]
     keep[:, 0] = True
     return torch.zeros_like(keep).scatter(-1, order, keep)

@@ -56,6 +56,10 @@ def _set_bf16(value: Any) -> AliasTarget:
     return AliasTarget(sets={"model.dtype": "bf16" if _parse_flag(value) else "fp32"})
 
 
+def _use_cpu(value: Any) -> AliasTarget:
+    return AliasTarget(sets={"model.device": "cpu" if _parse_flag(value) else "auto"})
+
+
 def _report_to(value: Any) -> AliasTarget:
     """Accept one tracker name or a list of names; `all` and `none` are allowed too."""
     names = ["none"] if value is None else [value] if isinstance(value, str) else value
@@ -114,6 +118,9 @@ ALIASES: dict[str, str | Callable[[Any], AliasTarget]] = {
     "cluster.learners": _set_learners,
     "use_vllm": _use_vllm,
     "vllm_server_base_url": _vllm_server,
+    "gpu_mem_util": "sampler.gpu_memory_utilization",
+    "gpu_memory_utilization": "sampler.gpu_memory_utilization",
+    "vllm_gpu_memory_utilization": "sampler.gpu_memory_utilization",
     "kl_coef": "kl.coef",
     "kl_beta": "kl.coef",
     "beta": "kl.coef",
@@ -186,6 +193,9 @@ ALIASES: dict[str, str | Callable[[Any], AliasTarget]] = {
     "model_name": "model.name",
     "model_id": "model.name",
     "bf16": _set_bf16,
+    "device": "model.device",
+    "use_cpu": _use_cpu,
+    "no_cuda": _use_cpu,
     "lora_r": "model.lora_rank",
     "lora_rank": "model.lora_rank",
     "lora_alpha": "model.lora_alpha",
@@ -213,11 +223,6 @@ _STEP = (
     "A step is loop.prompts_per_step prompts x loop.group_size completions: set these two, and "
     "learner.micro_batch_size for memory"
 )
-_NO_ENGINE = (
-    "The engine that klinic starts uses vLLM's default. To set it, start a vLLM server and set "
-    "sampler.server to its URL. To use less memory in training, lower learner.micro_batch_size"
-)
-
 _REJECTION = (
     "To leave out tokens or completions whose weight is above learner.importance_sampling_cap, set "
     "learner.importance_sampling to token_mask or sequence_mask"
@@ -236,9 +241,6 @@ REFUSED = {
     "rollout_batch_size": _STEP,
     "train_batch_size": _STEP,
     "per_device_train_batch_size": _STEP,
-    "gpu_mem_util": _NO_ENGINE,
-    "gpu_memory_utilization": _NO_ENGINE,
-    "vllm_gpu_memory_utilization": _NO_ENGINE,
     "max_prompt_length": "Prompts are never truncated: one that does not fit the model is refused",
     "run_name": "The run is named after its folder: set output.dir",
     "logging_steps": "Every step is logged; output.records_every sets how often a record is saved",
@@ -254,7 +256,7 @@ REFUSED = {
 FLAGS = frozenset(
     {
         *("use_kl_penalty", "use_kl_loss", "bf16", "dynamic_sampling", "use_vllm"),
-        "vllm_importance_sampling_correction",
+        *("vllm_importance_sampling_correction", "use_cpu", "no_cuda"),
     }
 )
 """Aliases whose value is a boolean."""

@@ -366,6 +366,11 @@ class SamplerSection(Section):
     """`transformers` samples in this process with the trained weights; `vllm` in a vLLM engine."""
     server: Text | None = None
     """URL of a running vLLM server; null starts an engine for the run."""
+    gpu_memory_utilization: (
+        Annotated[float, within("it is a fraction of the GPU's memory", above=0, high=1)] | None
+    ) = None
+    """Fraction of a GPU's memory for an engine of the run; null: 0.4 beside a learner on the same
+    GPU, else vLLM's default."""
 
 
 class SamplingSection(Section):

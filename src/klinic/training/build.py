@@ -46,6 +46,8 @@ from klinic.training.warm_start import CachedWarmStart, warm_start
 if TYPE_CHECKING:
     from klinic.sampler.vllm.engine import Engine
 
+MEMORY_BESIDE_LEARNER = 0.4  # of a GPU that learner and engine share
+
 
 def start_policy(
     recipe: Recipe, folder: Path, task_data: TaskData, console: Console
@@ -213,6 +215,13 @@ def wrap_multi_turn(sampler: Sampler, policy: Policy, reply: EnvironmentReply | 
     return MultiTurnSampler(sampler, encoder, reply, window=policy.context_window)
 
 
+def _engine_memory(recipe: Recipe, policy: Policy) -> float | None:
+    """Return the engine's fraction of GPU memory; vLLM's 0.9 leaves a learner beside it nothing."""
+    if recipe.sampler.gpu_memory_utilization is not None:
+        return recipe.sampler.gpu_memory_utilization
+    return None if policy.scorer.device.type == "cpu" else MEMORY_BESIDE_LEARNER
+
+
 def _make_engine(recipe: Recipe, policy: Policy, log: Path | None) -> "Engine":
     """Return the vLLM engine of a recipe, configured for the policy."""
     from klinic.sampler.vllm.engine import EngineConfig, SubprocessEngine
@@ -230,6 +239,7 @@ def _make_engine(recipe: Recipe, policy: Policy, log: Path | None) -> "Engine":
         lora_rank=rank,
         threads=torch.get_num_threads(),
         log=log,
+        gpu_memory_utilization=_engine_memory(recipe, policy),
     )
     if recipe.sampler.server is not None:
         return ServerEngine(recipe.sampler.server, started_by=server_command(start))

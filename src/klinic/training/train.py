@@ -19,6 +19,7 @@ from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.model.adapters import base_digest
 from klinic.model.chat import PromptEncoder
 from klinic.model.determinism import initialize_vml_kernels
+from klinic.model.device import device_name, unused_accelerator
 from klinic.model.loading import BUILT_IN_MODELS, Policy
 from klinic.model.reference import ReferenceIdentity
 from klinic.recipe.recipe import Recipe
@@ -121,6 +122,8 @@ def _train_in(
     # first: makes a killed run resumable, and gives `klinic watch` the number of steps
     write_recipe(folder, recipe)
     run = assemble_run(recipe, folder, task_data, console, view)
+    for line in device_lines(recipe, run.parts.policy):
+        print_line(console, line)
     with run:
         resumed = None if search is None else resume_run(run, search, console)
         state = start_new_run(run) if resumed is None else resumed
@@ -145,6 +148,18 @@ def _train_in(
         after=_last_evaluation(folder),
         signal=run.stop_signal.signal,
     )
+
+
+def device_lines(recipe: Recipe, policy: Policy) -> list[str]:
+    """Say where a run computes, and name an accelerator that it leaves unused."""
+    if recipe.learner.shards > 1 or recipe.cluster is not None:
+        return []  # several processes, each with its device
+    device = policy.scorer.device
+    attention = policy.lm.config._attn_implementation
+    lines = [f"Device: {device_name(device)}, {recipe.model.dtype}, attention {attention}"]
+    if unused := unused_accelerator(device):
+        lines.append(f"A device of type {unused} is not used: model.device is {device}.")
+    return lines
 
 
 def _run_training(run: Run, state: LoopState) -> LoopState:

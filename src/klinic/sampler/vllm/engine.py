@@ -110,6 +110,8 @@ class EngineConfig:
     threads: int | None
     log: Path | None
     """Where the engine's output is written."""
+    gpu_memory_utilization: float | None = None
+    """Fraction of the GPU's memory; None: vLLM's default."""
 
     def engine_arguments(self) -> dict[str, Any]:
         """Return the engine arguments under vLLM's names."""
@@ -135,7 +137,7 @@ class EngineConfig:
             **({} if lora else {"weight_transfer_config": {"backend": BACKEND}}),
             "worker_extension_cls": WORKER_EXTENSION,
             **lora,
-            **_device_arguments(),
+            **_device_arguments(self.gpu_memory_utilization),
         }
 
     def environment_variables(self) -> dict[str, str]:
@@ -310,11 +312,12 @@ def _to_output(output: Any) -> GenerationOutput:
     )
 
 
-def _device_arguments() -> dict[str, Any]:
+def _device_arguments(gpu_memory_utilization: float | None) -> dict[str, Any]:
     import torch
 
     if torch.cuda.is_available():
-        return {}
+        fraction = gpu_memory_utilization
+        return {} if fraction is None else {"gpu_memory_utilization": fraction}
     return {
         "kv_cache_memory_bytes": CACHE_BYTES,
         "block_size": CPU_BLOCK_TOKENS,
