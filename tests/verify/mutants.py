@@ -175,9 +175,9 @@ MUTANTS = (
     ),
     Mutant(
         name="a ratio upside down",
-        file="ratio.py",
-        right="log_ratio = logp - logp_sampler",
-        wrong="log_ratio = logp_sampler - logp",
+        file="importance.py",
+        right="return logp - logp_sampler",
+        wrong="return logp_sampler - logp",
     ),
     Mutant(
         name="a wrong mask",
@@ -414,9 +414,9 @@ MUTANTS = (
     ),
     Mutant(
         name="saturation outside the mask",
-        file="kl_inputs.py",
-        right="int((over_cap & inputs.loss_mask).sum())",
-        wrong="int(over_cap.sum())",
+        file="importance.py",
+        right="return _is_above(log_weight, sampling.cap) & loss_mask",
+        wrong="return _is_above(log_weight, sampling.cap)",
         caught_by="test_kl_terms.py::test_only_trained_tokens_count_as_saturated",
     ),
     Mutant(

@@ -5,6 +5,7 @@ import sys
 import torch
 
 from klinic.verify.coefficient_meaning import measure_aggregations
+from klinic.verify.correction import check_corrections
 from klinic.verify.estimators import WorldSet
 from klinic.verify.identities import check_identities
 from klinic.verify.toy_policies import make_world
@@ -15,9 +16,11 @@ def broken() -> list[str]:
     kind = {"shared": True, "ends_early": True}
     fresh = make_world("fresh", seed=6, drift=1.0, **kind)
     stale = make_world("stale", seed=7, drift=1.0, sampler_drift=0.4, **kind)
-    found = check_identities(
-        WorldSet.from_worlds([fresh]), WorldSet.from_worlds([stale]), measure_aggregations()
-    )
+    off_policy = WorldSet.from_worlds([stale])
+    found = [
+        *check_identities(WorldSet.from_worlds([fresh]), off_policy, measure_aggregations()),
+        *check_corrections(off_policy),
+    ]
     return [check.name for check in found if not check.ok]
 
 

@@ -30,6 +30,7 @@ from klinic.verify.identities import IdentityCheck
 from klinic.verify.toy_policies import World
 
 MODES: tuple[Mode, ...] = get_args(Mode)
+SEQUENCE_MODES: tuple[Mode, ...] = ("sequence_truncate", "sequence_mask")
 POLICY = "policy"
 KL_TARGETS = {
     "unbiased": "reverse_token",
@@ -84,7 +85,7 @@ def measure_corrections(off_policy: WorldSet) -> list[CorrectionRow]:
     ]
 
 
-def check_corrections(off_policy: WorldSet, rows: list[CorrectionRow]) -> list[IdentityCheck]:
+def check_corrections(off_policy: WorldSet) -> list[IdentityCheck]:
     """Return what uncapped weights must reach: with sequence weights the gradient on policy."""
     token_errors = [
         float((gradient - target).norm() / target.norm())
@@ -95,13 +96,12 @@ def check_corrections(off_policy: WorldSet, rows: list[CorrectionRow]) -> list[I
     return [
         *(
             IdentityCheck(
-                name=f"{row.term} under {row.mode}",
-                statement=f"without a cap, {row.mode} gives the {row.term} term its gradient on "
-                "policy",
-                error=row.uncapped_bias,
+                name=f"{term} under {mode}",
+                statement=f"without a cap, {mode} gives the {term} term its gradient on policy",
+                error=uncapped_bias(off_policy, term, mode),
             )
-            for row in rows
-            if row.mode.startswith("sequence")
+            for mode in SEQUENCE_MODES
+            for term in (POLICY, *KL_TARGETS)
         ),
         IdentityCheck(
             name="policy under token_truncate",

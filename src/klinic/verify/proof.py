@@ -60,7 +60,7 @@ def prove(progress: Callable[[str], None] = lambda _: None) -> Proof:
         rows=rows,
         checks=[
             *check_identities(on_policy, off_policy, aggregations),
-            *check_corrections(off_policy, corrections),
+            *check_corrections(off_policy),
         ],
         aggregation=aggregations,
         advantage=measure_advantages(),
