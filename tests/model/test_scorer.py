@@ -111,6 +111,19 @@ def test_padding_does_not_change_a_log_prob(size):
     assert torch.equal(other_pad, whole)
 
 
+def test_bf16_copies_of_the_weights_are_not_kept(layout):
+    """A cache would hold them all until the end of the pass, whole ones under FSDP2."""
+    policy, enabled = small_policy(dtype="bf16"), []
+    for module in policy.lm.modules():
+        if not list(module.children()):
+            module.register_forward_hook(
+                lambda *_: enabled.append(torch.is_autocast_cache_enabled())
+            )
+    policy.scorer.hidden(layout)
+    assert enabled
+    assert not any(enabled)
+
+
 def test_bf16_computes_in_bf16_and_takes_log_probs_in_fp32(layout):
     precise, rough = small_policy(), small_policy(dtype="bf16")
     a, b = precise.scorer(layout).logp, rough.scorer(layout).logp

@@ -98,8 +98,15 @@ class TokenScorer(nn.Module):
 
     def decode(self, **inputs: Any) -> Any:
         """Run the decoder without its head, in the recipe's precision."""
-        enabled = self.autocast is not None
-        with torch.autocast(self.device.type, dtype=self.autocast, enabled=enabled):
+        # without a cache: each weight is cast once a pass anyway, and a cache would hold the casts of
+        # all weights until its end, whole ones on every rank of a sharded model
+        precision = torch.autocast(
+            self.device.type,
+            dtype=self.autocast,
+            enabled=self.autocast is not None,
+            cache_enabled=False,
+        )
+        with precision:
             return self.lm.get_decoder()(**inputs)
 
     def hidden(self, layout: Layout) -> Float[Tensor, "n H"]:
@@ -267,8 +274,9 @@ def _num_top_tokens(logp_all: Tensor) -> int:
 
 @torch.no_grad()
 def _entropy_and_rank(logp_all: Tensor, logp: Tensor) -> dict[str, Tensor]:
-    """Return entropy and rank, computed in blocks of rows to keep temporary memory small."""
-    rows = max(1, BLOCK_ELEMENTS // logp_all.shape[-1])
+    """Return entropy and rank; on a CPU in blocks of rows that fit in its cache."""
+    on_cpu = logp_all.device.type == "cpu"
+    rows = max(1, BLOCK_ELEMENTS // logp_all.shape[-1]) if on_cpu else max(1, len(logp))
     entropies, rank = torch.empty_like(logp), torch.empty_like(logp)
     likelier = torch.empty_like(logp_all[:rows])
     for start in range(0, len(logp), rows):
