@@ -30,9 +30,9 @@ def judge_case(case: Case) -> Finding:
         The contribution of the KL term to the actual gradient (with the coefficient at 1 and at
         0), against the gradient that the estimator defines, computed independently.
     Why it matters
-        On policy, k1 as a loss has an expected gradient of 0, and unclamped k3 descends, token by
-        token, the KL in the other direction, with weights that explode: raising the coefficient
-        then has no effect, or does harm.
+        On policy, k1 as a loss, summed over tokens, has an expected gradient of 0, and unclamped k3
+        descends, token by token, the KL in the other direction, with weights that explode: raising
+        the coefficient then has no effect, or does harm.
     Confirmed when
         The two differ by 3% in norm, or in direction; or the term has a gradient where policy
         and reference agree; or the recipe itself selects an estimator without a gradient (k1).

@@ -7,12 +7,12 @@ their standard deviation (divided by n).
     none            r_i                       as written
     group_mean      r_i - m                   times n / (n - 1): the policy term is (1 - 1/n) small
     leave_one_out   r_i - mean of the others  as written
-    group_std       (r_i - m) / max(s, floor) times s of the group, and again n / (n - 1)
+    group_std       (r_i - m) / max(s, floor) about s of the group, times n / (n - 1)
     batch           (r_i - M) / max(S, floor) times S of the step: one number for all groups
 
 The KL term enters the loss after this step, never the rewards before it: division by s would
 multiply the coefficient by 1 / s, and in a group of equal rewards s consists of the KL alone: at a
-coefficient of 0.001 and KLs that differ by 2 nats that is a factor of 500.
+coefficient of 0.001 and two KLs that differ by 2 nats, s is 0.001: a factor of 1000.
 
 Sources: group_std, DeepSeekMath (2024), eq. 3; group_mean, Dr. GRPO (2025); leave_one_out, W. Kool
 et al., "Buy 4 REINFORCE Samples, Get a Baseline for Free!" (2019); batch, J. Hu et al.,

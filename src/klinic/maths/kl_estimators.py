@@ -87,8 +87,9 @@ _ALL_ESTIMATORS = (
         "k1",
         Gradient.ZERO,
         kl_terms.k1,
-        "Expected gradient zero: only noise on policy, and off policy it pushes away from the "
-        "sampled tokens.",
+        "Summed over tokens, the expected gradient is zero: only noise on policy. Averaged over "
+        "each completion's own length, it lengthens completions; off policy it pushes away from "
+        "the sampled tokens.",
     ),
     _published_estimator(
         "k2",
