@@ -159,9 +159,9 @@ class LearnerSection(Section):
     clip_low: Annotated[float, within("the ratio is held above 1 - clip_low", above=0, high=1)] = (
         0.2
     )
-    """The ratio to the sampling policy is clipped at 1 - clip_low."""
+    """The ratio to the learner's own policy before the first update is clipped at 1 - clip_low."""
     clip_high: Annotated[float, within("the ratio is held below 1 + clip_high", above=0)] = 0.2
-    """The ratio to the sampling policy is clipped at 1 + clip_high."""
+    """The ratio to the learner's own policy before the first update is clipped at 1 + clip_high."""
     importance_sampling: ImportanceSamplingName = "auto"
     """Weights of completions that another policy sampled, by token or completion, truncated or
     masked at the cap; auto: `token_truncate` with `cluster.max_staleness`, else `none`."""
@@ -209,7 +209,8 @@ class LoopSection(Section):
     ] = 8
     """Completions per prompt; advantages are computed within the group."""
     extra_rounds: CountOrZero = 0
-    """Extra batches sampled while groups have equal rewards (dynamic sampling); 0: none."""
+    """Extra batches sampled while groups have equal rewards (dynamic sampling), which biases the
+    measured KL and its gradient; 0: none."""
     eval_every: CountOrZero = 0
     """Steps between evaluations; 0: only at the end."""
     eval_prompts: Count = 200
