@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+import klinic
+from klinic.evidence.files import Journal
 from klinic.evidence.metrics import kl_metrics, mean_k1
 from klinic.maths.kl_coef import KLCoefState
 from klinic.recipe.sections import KLSection
@@ -85,3 +87,39 @@ def test_mean_k1_is_the_metric_of_that_name(hole):
 
 def test_without_a_reference_there_is_no_k1():
     assert mean_k1(batch_of(rollouts())) is None
+
+
+def test_after_a_reset_of_the_reference_the_kl_says_nothing_either():
+    state = KLCoefState(coef=0.01)
+    assert update_kl_coef(LOG_PI, state, 0.0, done_steps=6, reference_step=6) == state
+    assert update_kl_coef(LOG_PI, state, 0.01, done_steps=7, reference_step=6).coef < 0.01
+
+
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize(("rule", "skipped"), [("reset_every", [1, 3, 5]), ("ema", [1])])
+def test_a_run_skips_the_kl_of_the_step_after_a_reset_and_no_other(tmp_path, rule, skipped):
+    klinic.train(
+        model="tiny",
+        reward_funcs=lambda completions, **_: [float(len(text)) for text in completions],
+        train_dataset=[{"prompt": f"{n}+{n}="} for n in range(20)],
+        **{
+            f"reference.{rule}": {"reset_every": 2, "ema": 0.5}[rule],
+            "kl.controller": "dual_ascent",
+            "kl.target": 1e-9,
+            "learning_rate": 1e-3,
+            "max_steps": 7,
+            "prompts_per_step": 2,
+            "group_size": 4,
+            "max_new_tokens": 4,
+            "output.trackers": [],
+            "output.doctor": "none",
+            "threads": 1,
+            "output.dir": str(tmp_path),
+        },
+    )
+    lines = [line for line in Journal(tmp_path / "metrics.jsonl").entries() if "loss" in line]
+    coefs = [line["kl_coef"] for line in lines]
+    unchanged = [step for step in range(1, 7) if coefs[step] == coefs[step - 1]]
+    assert unchanged == skipped
+    if rule == "reset_every":
+        assert [lines[step - 1]["kl"] for step in skipped] == [0.0, 0.0, 0.0]

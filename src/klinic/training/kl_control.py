@@ -4,7 +4,8 @@ A KL is measured before the update of its step. The first measurement that a coe
 is therefore that of the step after the first update with it. Earlier ones are skipped:
 
 - The KL of step 1 is 0 by construction where the policy starts as its reference. It carries no
-  information about the coefficient; `log_pi` would lower it, and keep the 0 in its mean.
+  information about the coefficient; `log_pi` would lower it, and keep the 0 in its mean. The same
+  holds for the step after a reset of the reference.
 - During `kl.warmup_steps`, the coefficient in use is not the controller's. The controller would
   attribute the drift under a weak penalty to itself, wind up, and start far too strong.
 """
@@ -33,13 +34,21 @@ def controller_rule(kl: KLSection) -> KLCoefRule:
 
 
 def update_kl_coef(
-    kl: KLSection | None, state: KLCoefState | None, measured_kl: float | None, *, done_steps: int
+    kl: KLSection | None,
+    state: KLCoefState | None,
+    measured_kl: float | None,
+    *,
+    done_steps: int,
+    reference_step: int = 0,
 ) -> KLCoefState | None:
     """Return the controller state after a step's mean k1, in nats per token.
 
-    `done_steps` is the number of steps before this one, whose updates caused the KL.
+    `done_steps` is the number of steps before this one, whose updates caused the KL;
+    `reference_step` is the step after which the reference was last reset to the policy.
     """
-    if kl is None or state is None or measured_kl is None or done_steps <= kl.warmup_steps:
+    if kl is None or state is None or measured_kl is None:
+        return state
+    if done_steps <= max(kl.warmup_steps, reference_step):
         return state
     return update(controller_rule(kl), state, measured_kl)
 

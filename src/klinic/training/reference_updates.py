@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from klinic.evidence.record import StepRecord
 from klinic.recipe.sections import ReferenceSection
 from klinic.rewards.scores import StepRewards, nan_mean
 from klinic.training.protocol import TrainingRun
@@ -54,6 +55,13 @@ def fraction_to_keep(
     if rule.on_plateau and not has_plateaued(rewards, rule.reset_every):
         return None
     return 0.0
+
+
+def last_reset(rule: ReferenceSection, record: StepRecord) -> int:
+    """Return the step after which the reference of a record was reset; 0 for never."""
+    moved = record.facts.get("reference_step")
+    # an EMA moves after every step, but is not equal to the policy
+    return moved if isinstance(moved, int) and not rule.ema else 0
 
 
 def has_plateaued(rewards: Sequence[float | None], window: int) -> bool:

@@ -18,7 +18,7 @@ from klinic.training.collect import RolloutBatch, collect_rollouts
 from klinic.training.guards import StepGuard
 from klinic.training.kl_control import controller_metrics, saturation_notice, update_kl_coef
 from klinic.training.protocol import TrainingRun
-from klinic.training.reference_updates import update_reference
+from klinic.training.reference_updates import last_reset, update_reference
 from klinic.training.state import CompletedStep, LoopState, PhaseTimer
 
 
@@ -198,7 +198,13 @@ def update_controller(
 ) -> KLCoefState | None:
     """Return the controller state after a step; record an event if it saturates."""
     kl, measured_kl = run.recipe.kl, mean_k1(completed.record)
-    next_state = update_kl_coef(kl, state.kl, measured_kl, done_steps=state.step)
+    next_state = update_kl_coef(
+        kl,
+        state.kl,
+        measured_kl,
+        done_steps=state.step,
+        reference_step=last_reset(run.recipe.reference, completed.record),
+    )
     if measured_kl is not None and (
         notice := saturation_notice(kl, state.kl, next_state, measured_kl)
     ):
