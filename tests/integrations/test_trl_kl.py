@@ -15,6 +15,7 @@ import klinic
 from klinic.errors import ConfigError, EvidenceError, RunStoppedError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
+from klinic.evidence.metrics import mean_k1
 from klinic.integrations.trl.kl_checkpoint import STATE_FILE, load_kl_state
 from klinic.integrations.trl.kl_term import KlinicKLTerm
 
@@ -217,3 +218,19 @@ def test_a_kl_beyond_its_limit_stops_the_run(start, tmp_path):
     with pytest.raises(RunStoppedError, match=r"KL .* nats per token, limit 0\.5"):
         trainer.train()
     assert 1 < trainer.state.global_step < 20
+
+
+def test_a_controller_gets_the_kl_of_a_generation_once(start, tmp_path):
+    """Further updates on the same completions measure the KL before the first of them again."""
+    trainer = make_trainer(start, tmp_path / "out", beta=0.0, max_steps=9, num_iterations=4)
+    term = klinic.KL(coef=0.01, controller="dual_ascent", target=1e-9)
+    klinic.attach(trainer, tmp_path / "run", kl=term, doctor="none", console=quiet())
+    trainer.train()
+    records = [store.read_record(tmp_path / "run", step) for step in range(1, 10)]
+    measured = [mean_k1(record) for record in records]
+    assert measured[:4] == [0.0] * 4
+    assert measured[4] != 0
+    assert measured[4:8] == [measured[4]] * 4
+    coefs = [record.facts["kl_coef"] for record in records]
+    changed = [step for step in range(1, 9) if coefs[step] != coefs[step - 1]]
+    assert changed == [5]  # by the first update on the second generation

@@ -143,11 +143,13 @@ class KlinicKLTerm:
         return loss + self.coef * (term - term.detach() + value)
 
     def update_coef(self, record: StepRecord) -> None:
-        """Adapt the coefficient to the measured KL of a step."""
-        updated = update_kl_coef(
-            self.section, self._state, mean_k1(record), done_steps=self._done_steps
-        )
-        self._state = self._state if updated is None else updated
+        """Adapt the coefficient to the measured KL of a step, once per generation."""
+        # later updates on a generation measure the KL of the policy that sampled it once more
+        if _has_new_generation(record):
+            updated = update_kl_coef(
+                self.section, self._state, mean_k1(record), done_steps=self._done_steps
+            )
+            self._state = self._state if updated is None else updated
         self._done_steps += 1
 
     def save_state(self, checkpoint: Path) -> None:
@@ -165,6 +167,12 @@ class KlinicKLTerm:
         is_restored = self._done_steps == step
         self._done_steps = step
         return is_restored
+
+
+def _has_new_generation(record: StepRecord) -> bool:
+    """Whether a step trains on completions that were sampled right before its update."""
+    versions = record.weight_version
+    return versions is None or bool((versions == record.step - 1).any())
 
 
 def _reject_unsupported(trainer: Any, section: KLSection) -> None:
