@@ -36,9 +36,8 @@ def digits(prompts, completions, **_):
 def train(folder, **settings):
     return klinic.train(
         model="tiny",
-        reward_funcs=digits,
         train_dataset=ROWS,
-        **{**SETTINGS, "output.dir": str(folder), **settings},
+        **{"reward_funcs": digits, **SETTINGS, "output.dir": str(folder), **settings},
     )
 
 
@@ -125,3 +124,23 @@ def test_nothing_near_the_reference_stops_the_run(tmp_path):
     rows = {"group_size": 2, "prompts_per_step": 1, "seed": 3}
     with pytest.raises(RunStoppedError, match=r"sequence KL .* nats, limit 1e-09"):
         train(tmp_path / "run", **{**limits, **rows})
+
+
+def test_without_recovery_a_step_far_from_the_reference_trains_on_the_kl_alone(tmp_path):
+    """The update is that of a step whose rewards are all equal; at coefficient 0 there is none."""
+    start = train(tmp_path / "elsewhere", learning_rate=3e-3, kl=None)
+    rows = {"group_size": 2, "prompts_per_step": 1, "seed": 3, "max_steps": 1}
+    far = {"reference": str(start.model), "recovery": None, **rows}
+    weights = {}
+    for name, how in {
+        "limited": {"kl.rollout_limit": 1e-9},
+        "kl alone": {"reward_funcs": lambda completions, **_: [0.0] * len(completions)},
+        "nothing": {"kl.rollout_limit": 1e-9, "kl_coef": 0.0},
+    }.items():
+        result = train(tmp_path / name, **{**far, **how})
+        weights[name] = (result.model / "model.safetensors").read_bytes()
+    limited, nothing = steps(tmp_path / "limited")[0], steps(tmp_path / "nothing")[0]
+    assert limited["completions/kl_dropped"] == nothing["completions/kl_dropped"] == 2
+    assert (limited["discarded"], nothing["discarded"]) == (0, 1)
+    assert limited["grad_norm"] == steps(tmp_path / "kl alone")[0]["grad_norm"] > 0
+    assert weights["limited"] == weights["kl alone"] != weights["nothing"]

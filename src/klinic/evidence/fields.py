@@ -66,7 +66,7 @@ METRICS = {
     "completions/parse_rate": "fraction of the completions from which the task parses an answer",
     "eval/accuracy": "on held-out prompts, by the task's own measure",
     "reward_scale": "factor of the policy term of the step, during its warm-up",
-    "discarded": "updates that were not made because loss or gradient was not finite",
+    "discarded": "updates that were not made: loss or gradient was not finite, or no term was left",
 }
 
 PROBES = {

@@ -49,7 +49,8 @@ class KLSection(Section):
     warmup_steps: CountOrZero = 0
     """Steps of linear warm-up of the coefficient from 0."""
     rollout_limit: Annotated[float, within("it is a KL in nats", above=0)] | None = None
-    """A completion whose summed KL to the reference is above this has only a KL term; null: off."""
+    """A completion whose summed KL to the reference is above this, in nats, has only a KL term;
+    needs the sampler's log-probs; null: off."""
     monitor_every: CountOrZero = 0
     """At coefficient 0, steps between KL measurements; 0: never."""
 

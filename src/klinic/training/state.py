@@ -42,7 +42,7 @@ class CompletedStep:
     """Indices of the batches that its prompts come from."""
     metrics: dict[str, float] = field(default_factory=dict)
     num_discarded: int = 0
-    """Updates discarded because loss or gradient was not finite."""
+    """Updates discarded because loss or gradient was not finite, or no term was left."""
     num_skipped_updates: int = 0
     """Updates skipped because the policy reached its KL limit."""
     seconds: dict[str, float] = field(default_factory=dict)

@@ -51,7 +51,7 @@ def run_step(
         scored = run.learner.score(record, needs_reference=needs_reference(kl, state))
         over_limit = rows_over_kl_limit(run.learner, scored, kl, guard)
         all_over_limit = len(over_limit) == record.num_rows
-        if over_limit and not all_over_limit:
+        if over_limit:
             batch = replace(batch, kl_only=tuple(over_limit))
             record = run.make_record(batch, step)
             scored = run.learner.score(record, needs_reference=True)
@@ -63,7 +63,7 @@ def run_step(
             scored,
             guard,
             scales=scales,
-            dry_run=all_over_limit,
+            dry_run=all_over_limit and not scales.kl_coef,  # no term is left
         )
     completed.rollouts = [batch.rollouts[row] for row in batch.chosen]
     completed.add_facts(
