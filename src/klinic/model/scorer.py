@@ -98,8 +98,8 @@ class TokenScorer(nn.Module):
 
     def decode(self, **inputs: Any) -> Any:
         """Run the decoder without its head, in the recipe's precision."""
-        # without a cache: each weight is cast once a pass anyway, and a cache would hold the casts of
-        # all weights until its end, whole ones on every rank of a sharded model
+        # a pass casts each weight once; a cache would hold the casts of all weights until its end,
+        # whole ones on every rank of a sharded model
         precision = torch.autocast(
             self.device.type,
             dtype=self.autocast,
