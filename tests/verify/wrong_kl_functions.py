@@ -141,6 +141,40 @@ def linear_ratio(logp, logp_ref, logp_old):
     return (1 + logp - logp_old).detach() * gap(logp, logp_ref) ** 2 / 2
 
 
+def live_ratio_capped_at_10(logp, logp_ref, logp_old):
+    return torch.exp(logp - logp_old).clamp(max=10) * gap(logp, logp_ref)
+
+
+def ratio_masked_above_10(logp, logp_ref, logp_old):
+    weight = torch.exp(logp - logp_old).detach()
+    return torch.where(weight > 10, 0.0, weight) * gap(logp, logp_ref).detach() * logp
+
+
+def ratio_flipped_above_10(logp, logp_ref, logp_old):
+    weight = torch.exp(logp - logp_old).detach()
+    return torch.where(weight > 10, -weight, weight) * gap(logp, logp_ref).detach() * logp
+
+
+def ratio_with_a_floor(logp, logp_ref, logp_old):
+    weight = torch.exp(logp - logp_old).detach().clamp(min=0.05)
+    return weight * gap(logp, logp_ref).detach() * logp
+
+
+def completion_ratio_masked_above_50(logp, logp_ref, logp_old):
+    weight = (logp - logp_old).sum(-1).exp().detach()
+    return torch.where(weight > 50, 0.0, weight) * gap(logp, logp_ref).sum(-1) ** 2 / 2
+
+
+def surrogate_clipped_far_away(logp, logp_ref, logp_old):
+    ratio, cost = torch.exp(logp - logp_old), gap(logp, logp_ref).detach()
+    return torch.maximum(ratio * cost, ratio.clamp(0.01, 100) * cost)
+
+
+def not_a_number_at_large_ratios(logp, logp_ref, logp_old):
+    weight = torch.exp(logp - logp_old).detach()
+    return torch.where(weight > 1000, torch.nan, weight) * gap(logp, logp_ref) ** 2 / 2
+
+
 # --- other quantities
 def doubled(logp, logp_ref):
     return gap(logp, logp_ref) ** 2

@@ -128,6 +128,7 @@ def _print_function_json(
         gradient_off_policy=None if off_policy is None else off_policy.gradient,
         importance_sampling=None if off_policy is None else off_policy.form,
         ratio_cap=None if off_policy is None else off_policy.ratio_cap,
+        ratio_range=None if off_policy is None else off_policy.ratio_range,
         gradient_as_reward=measured.as_reward.gradient,
         saturates_at=None if extremes is None else extremes.saturates_at,
         overflows_at=None if extremes is None else extremes.overflows_at,

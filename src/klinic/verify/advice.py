@@ -68,7 +68,8 @@ def judge(measured: FunctionMeasurement) -> Judgement:
 
 def _choose_verdict(measured: FunctionMeasurement) -> Verdict:
     identity = measured.gradient
-    if reverses_within_reach(measured):
+    is_reversed = measured.off_policy is not None and measured.off_policy.is_reversed
+    if is_reversed or reverses_within_reach(measured):
         return "wrong"
     if identity.target in REVERSE_KL_GRADIENTS and identity.scale > 0:
         return "correct" if _is_exact(measured) else "conditional"

@@ -297,7 +297,9 @@ def _measure_off_policy(function: UserFunction, dtype: torch.dtype) -> OffPolicy
         (_moments(function, worlds), worlds.targets)
         for worlds in (off_policy_set(LARGE_DRIFT), off_policy_set(SLIGHT_DRIFT))
     )
-    return identify_off_policy(function, large, slight, tolerance=TOLERANCES[dtype])
+    return identify_off_policy(
+        function, large, slight, tolerance=TOLERANCES[dtype], compute_dtype=dtype
+    )
 
 
 def _moments(

@@ -7,7 +7,7 @@ policy.
 from klinic.verify.extremes import Extremes, SideLimits
 from klinic.verify.function import FailedCheck, FunctionMeasurement
 from klinic.verify.gradient_range import REACHABLE_DISTANCE, Departure
-from klinic.verify.off_policy import Form
+from klinic.verify.ratio_range import Form, RatioRange
 from klinic.verify.recommendation import has_reverse_kl_gradient
 from klinic.verify.vocabulary import MAX_GRADIENT_ERROR, VocabularyMeasurement
 
@@ -89,13 +89,38 @@ def describe_off_policy(measured: FunctionMeasurement) -> list[str]:
             "On completions of an older policy it needs no ratio: it is right at the prefixes that "
             "the older policy visits."
         ]
-    sentence = f"On completions of an older policy it is {FORM_SENTENCES[off_policy.form]}"
-    if off_policy.ratio_cap is None:
-        return [sentence + "."]
-    return [
-        f"{sentence}. The ratio is held at {off_policy.ratio_cap:.4g}: above it the pull is too "
-        "small, and its noise bounded."
-    ]
+    sentence = f"On completions of an older policy it is {FORM_SENTENCES[off_policy.form]}."
+    ratio_range = off_policy.ratio_range
+    return [sentence] if ratio_range is None else [sentence, *_describe_ratios(ratio_range)]
+
+
+def _describe_ratios(ratio_range: RatioRange) -> list[str]:
+    """Describe where the weight is not the ratio of policy to sampler."""
+    sentences = []
+    if ratio_range.cap is not None:
+        sentences.append(
+            f"The ratio is held at {ratio_range.cap:.4g}: above it the pull is too small, and its "
+            "noise bounded."
+        )
+    if ratio_range.masked_above is not None:
+        sentences.append(
+            f"Tokens with a ratio above {ratio_range.masked_above:.4g} get no gradient: the policy "
+            "is not pulled back where it moved farthest from the sampler."
+        )
+    if ratio_range.reverses_at is not None:
+        sentences.append(
+            f"From a ratio of {ratio_range.reverses_at:.4g} on, the weight has the wrong sign: it "
+            "pushes the policy away from the reference."
+        )
+        return sentences
+    departs = (("above", ratio_range.departs_above), ("below", ratio_range.departs_below))
+    limits = " and ".join(f"{side} {ratio:.4g}" for side, ratio in departs if ratio is not None)
+    if limits:
+        sentences.append(
+            f"For ratios {limits} its gradient is another one: the weight is neither the ratio nor "
+            "a cap of it."
+        )
+    return sentences
 
 
 def _describe_distances(measured: FunctionMeasurement, extremes: Extremes) -> list[str]:

@@ -9,12 +9,12 @@ each for its own gradient:
     prefix ratio        r_1 .. r_t k1_t S_t: the token-level gradient at the policy's own prefixes
 
 Each may hold its ratio at a cap of 1.1 or more: then it is exact below the cap, and above it pulls
-with the weight of the cap.
+with the weight of the cap. `ratio_range.py` finds caps and all other weights, beyond the ratios of
+the worlds.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,9 +23,8 @@ from klinic.maths.kl_estimators import Gradient
 from klinic.verify.expectation import GradientMoments
 from klinic.verify.identify import GradientIdentity, Targets, identify_gradient
 from klinic.verify.loading import UserFunction
+from klinic.verify.ratio_range import TOLERANCE, Form, RatioRange, scan_ratios
 from klinic.verify.row_pulls import evaluate_pulls
-
-Form = Literal["token", "sequence", "per_decision", "prefix"]
 
 CORRECTED_TARGETS = (
     "reverse_token_off_policy",
@@ -37,7 +36,6 @@ SLIGHT_DRIFT = 0.004  # ratios within 2% of 1: below any cap that is not a mista
 LARGE_DRIFT = 0.4
 SLIGHT_TOLERANCE = 1e-6  # the gradients differ by the drift itself, 1e-3
 ROW_K1 = (0.37, -0.83, 0.59)  # sums of its parts differ, so that a future sum is recognisable
-MIN_CAP = 1.1  # a lower one is active in the worlds of a slight drift
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +44,9 @@ class OffPolicyMeasurement:
 
     identity: GradientIdentity
     form: Form | None
-    """None unless the gradient is a corrected one."""
-    ratio_cap: float | None
-    """The value at which the ratio is held."""
+    """None unless the gradient is a corrected one, at least for ratios near 1."""
+    ratio_range: RatioRange | None
+    """Where the weight is not the ratio; None without a form or without a ratio."""
 
     @property
     def gradient(self) -> Gradient:
@@ -58,7 +56,17 @@ class OffPolicyMeasurement:
     @property
     def is_corrected(self) -> bool:
         """Whether the gradient is right for the older policy, below the cap if there is one."""
-        return self.form is not None
+        return self.form is not None and (self.ratio_range is None or self.ratio_range.is_right)
+
+    @property
+    def ratio_cap(self) -> float | None:
+        """The value at which the ratio is held."""
+        return None if self.ratio_range is None else self.ratio_range.cap
+
+    @property
+    def is_reversed(self) -> bool:
+        """Whether the weight has the wrong sign at some ratio."""
+        return self.ratio_range is not None and self.ratio_range.reverses_at is not None
 
 
 def identify_off_policy(
@@ -67,18 +75,32 @@ def identify_off_policy(
     slight: tuple[Sequence[GradientMoments], Sequence[Targets]],
     *,
     tolerance: float,
+    compute_dtype: torch.dtype,
 ) -> OffPolicyMeasurement:
-    """Name the gradient in worlds of a large drift; with a cap, in those of a slight drift."""
+    """Name the gradient in worlds of a large drift, or else near a ratio of 1; scan the ratios."""
     identity = identify_gradient(*large, tolerance=tolerance)
-    if _is_corrected(identity):
-        return OffPolicyMeasurement(
-            identity=identity, form=_form(function, identity), ratio_cap=None
-        )
-    below_cap = identify_gradient(*slight, tolerance=max(tolerance, SLIGHT_TOLERANCE))
-    cap = _find_cap(function) if _is_corrected(below_cap) else None
-    if cap is None:
-        return OffPolicyMeasurement(identity=identity, form=None, ratio_cap=None)
-    return OffPolicyMeasurement(identity=below_cap, form=_form(function, below_cap), ratio_cap=cap)
+    near_one = identity
+    if not _is_corrected(identity):
+        near_one = identify_gradient(*slight, tolerance=max(tolerance, SLIGHT_TOLERANCE))
+    if not _is_corrected(near_one):
+        return OffPolicyMeasurement(identity=identity, form=None, ratio_range=None)
+    form = _form(function, near_one)
+    # a function of whole rows of logits needs no ratio
+    has_ratio = near_one.target != "bucket_token_off_policy" and _reads_ratio(function)
+    ratio_range = (
+        scan_ratios(function, form, near_one.scale, compute_dtype)
+        if has_ratio and compute_dtype in TOLERANCE
+        else None
+    )
+    if near_one is not identity and (
+        ratio_range is None or (ratio_range.is_right and ratio_range.cap is None)
+    ):
+        # the worlds of a large drift contradict the scan
+        return OffPolicyMeasurement(identity=identity, form=None, ratio_range=None)
+    is_right = ratio_range is None or ratio_range.is_right
+    return OffPolicyMeasurement(
+        identity=near_one if is_right else identity, form=form, ratio_range=ratio_range
+    )
 
 
 def _is_corrected(identity: GradientIdentity) -> bool:
@@ -108,24 +130,8 @@ def _row() -> tuple[Tensor, Tensor]:
     return logp, logp - k1
 
 
-def _find_cap(function: UserFunction) -> float | None:
-    """Return the value c if the weight is min(ratio, c) from ratio exp(-10) to exp(10)."""
-    log_ratio = torch.arange(-10.0, 10.01, 0.05, dtype=torch.float64)
-    logp, logp_ref = (row.expand(len(log_ratio), -1) for row in _row())
-    logp_old = logp.clone()
-    logp_old[:, 1] -= log_ratio  # a positive log-prob is of no matter: only the ratio enters
-    moved = logp_ref.clone()
-    moved[:, 1] -= 1.0
-    pull, moved_pull = (
-        evaluate_pulls(function, logp, ref, logp_old).pull[:, 1].double()
-        for ref in (logp_ref, moved)
-    )
-    weight = moved_pull - pull
-    cap = float(weight[-1])
-    expected = log_ratio.exp().clamp(max=cap)
-    is_weight = torch.allclose(weight, expected, rtol=1e-4, atol=1e-6)
-    # the weight multiplies k1 of the token, of this and all later tokens, or of the row
-    multiplied = pull / expected
-    sums = (ROW_K1[1], sum(ROW_K1[1:]), sum(ROW_K1))
-    is_k1 = any(bool(((multiplied - k1).abs() < 1e-4).all()) for k1 in sums)
-    return cap if cap >= MIN_CAP and is_weight and is_k1 else None
+def _reads_ratio(function: UserFunction) -> bool:
+    """Whether the pulls change with `logp_old`."""
+    logp, logp_ref = _row()
+    pulls = [evaluate_pulls(function, logp, logp_ref, logp - shift).pull for shift in (0.0, 0.01)]
+    return not torch.equal(*pulls)

@@ -99,7 +99,7 @@ def _recommend_repair(measured: FunctionMeasurement) -> list[str]:
         return ["The factor is one over the batch: return the KL of each token, before any mean."]
     if not is_one(scale):
         return [f"Divide it by {scale:.6g}; otherwise the factor multiplies the KL coefficient."]
-    if measured.off_policy is not None and not measured.off_policy.is_corrected:
+    if measured.off_policy is not None and measured.off_policy.form is None:
         return [
             "On completions of an older policy its gradient is not one that klinic knows, although "
             "it takes logp_old.",
