@@ -114,6 +114,18 @@ def batch_mean_left_off(logp, logp_ref):
     return (x - x.mean(0)) * logp
 
 
+def leave_one_out_that_turns(logp, logp_ref):
+    x = gap(logp, logp_ref).detach()
+    x = torch.where(x < -12, -x, x)
+    return (x - (x.sum(0) - x) / (len(x) - 1)) * logp
+
+
+def leave_one_out_with_a_dead_zone(logp, logp_ref):
+    x = gap(logp, logp_ref).detach()
+    x = torch.where(x < -12, torch.zeros_like(x), x)
+    return (x - (x.sum(0) - x) / (len(x) - 1)) * logp + 3
+
+
 def sampler_ignored(logp, logp_ref, logp_old):
     return gap(logp, logp_ref) ** 2 / 2
 
@@ -240,6 +252,21 @@ def top_64_without_rest(logits, logits_ref):
     p = logits.log_softmax(-1).gather(-1, top)
     q = logits_ref.log_softmax(-1).gather(-1, top)
     return (p.exp() * (p - q)).sum(-1)
+
+
+def rest_as_one_minus_a_sum(logits, logits_ref):
+    p, q = logits.log_softmax(-1), logits_ref.log_softmax(-1)
+    top = p.topk(64 if p.shape[-1] > 64 else 2, -1).indices
+    p, q = p.gather(-1, top), q.gather(-1, top)
+    rest_p, rest_q = (torch.log1p(-x.exp().sum(-1).clamp(max=1 - 1e-12)) for x in (p, q))
+    return (p.exp() * (p - q)).sum(-1) + rest_p.exp() * (rest_p - rest_q)
+
+
+def value_not_finite_in_float32(logits, logits_ref):
+    p, q = logits.log_softmax(-1), logits_ref.log_softmax(-1)
+    kl = (p.exp() * (p - q)).sum(-1)
+    is_large = p.shape[-1] > 100_000 and p.dtype == torch.float32
+    return kl + (torch.nan if is_large else 0.0)
 
 
 def other_direction(logits, logits_ref):

@@ -94,7 +94,7 @@ def _describe_value(measured: FunctionMeasurement) -> str:
     if measured.value == "zero":
         return "zero"
     if measured.value is None and has_reverse_kl_gradient(measured):
-        return "not informative: log k1 or k3 as well"
+        return "no KL: log k1 or k3 as well"
     if measured.value is None:
         low, high = measured.value_to_kl
         return f"no known quantity; it was {low:.2f} to {high:.2f} times KL(policy || reference)"

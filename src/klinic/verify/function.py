@@ -94,7 +94,7 @@ class FunctionMeasurement:
     acts_like: str | None
     """The published term with the same pull near the reference."""
     extremes: Extremes | None
-    """None for functions of logits."""
+    """None for functions of logits, and for those that mix the completions of a batch."""
     departure: Departure | None
     """Where its pull leaves the identified gradient, beyond the range of the worlds."""
     departure_in_float32: Departure | None
@@ -135,9 +135,13 @@ def _measure(function: UserFunction) -> FunctionMeasurement:
     gradient = enumerated.gradient
     if vocabulary is not None and vocabulary.is_identified(dtype):
         gradient = vocabulary.identity
-    # one scan is one batch: it means nothing for a function that mixes the rows
-    is_scanned = not function.takes_logits and batch == "separate"
-    departures = _find_departures(function, gradient, dtype) if is_scanned else (None, None)
+    # a biased function is conditional in any case
+    is_scanned = not function.takes_logits and batch != "biased"
+    departures = (
+        _find_departures(function, gradient, dtype, in_pairs=batch == "unbiased")
+        if is_scanned
+        else (None, None)
+    )
     return FunctionMeasurement(
         name=function.name,
         roles=function.roles,
@@ -153,7 +157,10 @@ def _measure(function: UserFunction) -> FunctionMeasurement:
         acts_like=None
         if function.takes_logits
         else _term_with_equal_pull(function, TOLERANCES[dtype]),
-        extremes=None if function.takes_logits else scan_term(_token_function(function)),
+        # one scan of the extremes is one batch: it means nothing for a function that mixes the rows
+        extremes=None
+        if function.takes_logits or batch == "unbiased"
+        else scan_term(_token_function(function)),
         departure=departures[0],
         departure_in_float32=departures[1],
         vocabulary=vocabulary,
@@ -278,14 +285,18 @@ def _compute_dtype(function: UserFunction, values: Tensor) -> torch.dtype:
 
 
 def _find_departures(
-    function: UserFunction, gradient: GradientIdentity, dtype: torch.dtype
+    function: UserFunction, gradient: GradientIdentity, dtype: torch.dtype, *, in_pairs: bool
 ) -> tuple[Departure | None, Departure | None]:
     """Scan with float64 inputs, and with float32 ones if the function computes in float64."""
     if dtype not in SCANNED_DTYPES:
         return None, None
     departure, in_float32 = (
         PullScan(
-            function=function, identity=gradient, input_dtype=inputs, compute_dtype=computes
+            function=function,
+            identity=gradient,
+            input_dtype=inputs,
+            compute_dtype=computes,
+            in_pairs=in_pairs,
         ).find_departure()
         for inputs, computes in ((torch.float64, dtype), (torch.float32, torch.float32))
     )

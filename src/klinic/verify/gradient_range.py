@@ -8,7 +8,8 @@ logp) is compared with that of the identified gradient:
     reverse_sequence  the same, and as much on each earlier token
     forward_token     1 - exp(d), times the fitted multiple
 
-A constant offset is allowed in each: it may depend on the other tokens, and averages to zero.
+A constant offset is allowed in each: it may depend on the other tokens, and averages to zero. A
+function that mixes the completions of a batch is called on pairs, at fewer points.
 
     line       d up to 200 nats on both sides, the larger log-prob at -0.5
     plane      all pairs of log-probs of policy and reference from 0 to -60
@@ -26,13 +27,12 @@ from torch import Tensor
 from klinic.verify.extremes import DISTANCE_STEP, LARGER_LOGP, MAX_DISTANCE, SideLimits
 from klinic.verify.identify import GradientIdentity
 from klinic.verify.loading import UserFunction
-from klinic.verify.row_pulls import evaluate_pulls
+from klinic.verify.row_pulls import evaluate_pulls, evaluate_pulls_in_pairs
 from klinic.verify.toy_policies import COMPLETION_LENGTH
 
 REACHABLE_DISTANCE = (
     60.0  # nats: log-prob distance to the reference that abandoned tokens can reach
 )
-PLANE_STEP = 0.25
 CERTAIN_LOGPS = [-1e-4, -1e-3, -1e-2, -0.025]
 NEIGHBOUR_K1 = 30.0
 NEIGHBOUR_LOGP = -1.0
@@ -99,6 +99,25 @@ class _Points:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ScanGrid:
+    """The steps of a scan in nats, and its number of points next to the reference."""
+
+    max_distance: float
+    line: float
+    plane: float
+    neighbours: float
+    num_near_zero: int
+
+
+FINE_GRID = ScanGrid(
+    max_distance=MAX_DISTANCE, line=DISTANCE_STEP, plane=0.25, neighbours=0.1, num_near_zero=200
+)
+PAIR_GRID = ScanGrid(
+    max_distance=REACHABLE_DISTANCE, line=0.5, plane=5.0, neighbours=10.0, num_near_zero=10
+)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PullScan:
     """Compares the pull of a function with an identified gradient, in one dtype."""
 
@@ -107,6 +126,13 @@ class PullScan:
     input_dtype: torch.dtype
     compute_dtype: torch.dtype
     """What the function computes in: sets the tolerance."""
+    in_pairs: bool = False
+    """Whether it is called on pairs of completions."""
+
+    @property
+    def grid(self) -> ScanGrid:
+        """The points of the scan: a call for each pair is slow."""
+        return PAIR_GRID if self.in_pairs else FINE_GRID
 
     def find_departure(self) -> Departure | None:
         """Scan all points; None for an identity without a known pull."""
@@ -128,18 +154,21 @@ class PullScan:
         )
 
     def _scan_side(self, sign: float) -> tuple[float | None, float | None]:
-        d = sign * torch.arange(DISTANCE_STEP, MAX_DISTANCE, DISTANCE_STEP, dtype=torch.float64)
+        step = self.grid.line
+        d = sign * torch.arange(step, self.grid.max_distance, step, dtype=torch.float64)
         points = _points_at_distance(d, larger_logp=LARGER_LOGP)
         compared = self._compare(points)
         reverses = compared.departs & (compared.pull * compared.expected < 0)
         return _first_distance(d, compared.departs), _first_distance(d, reverses)
 
     def _scan_plane(self, edges: SideLimits) -> "_PlaneLimits":
-        levels = -torch.arange(0.05, REACHABLE_DISTANCE, PLANE_STEP, dtype=torch.float64)
+        levels = -torch.arange(0.05, REACHABLE_DISTANCE, self.grid.plane, dtype=torch.float64)
         levels = torch.cat([levels.new_tensor(CERTAIN_LOGPS), levels])
         logp, logp_ref = torch.meshgrid(levels, levels, indexing="ij")
         points = _Points(logp=logp.flatten(), logp_ref=logp_ref.flatten())
-        departs = self._compare(points).departs & edges.contains(points.d, margin=PLANE_STEP)
+        departs = self._compare(points).departs & edges.contains(
+            points.d, margin=self.grid.line + 0.245
+        )
         is_certain = torch.maximum(points.logp, points.logp_ref) > LARGER_LOGP
         rare = torch.maximum(points.logp, points.logp_ref)[departs & ~is_certain]
         certain = points.logp[departs & is_certain]
@@ -149,7 +178,7 @@ class PullScan:
         )
 
     def _scan_near_zero(self) -> float | None:
-        d = torch.logspace(-5, -2.3, 200, dtype=torch.float64)
+        d = torch.logspace(-5, -2.3, self.grid.num_near_zero, dtype=torch.float64)
         largest = 0.0
         for larger_logp in (LARGER_LOGP, -6.0):
             points = _points_at_distance(torch.cat([d, -d]), larger_logp=larger_logp)
@@ -159,15 +188,18 @@ class PullScan:
         return float(f"{largest:.1e}") if largest else None
 
     def _departs_next_to_far_tokens(self, edges: SideLimits) -> bool:
+        margin = 0.2 + self.grid.line
         return any(
-            bool((self._compare(points).departs & edges.contains(points.d, margin=0.2)).any())
-            for points in _points_next_to_far_tokens()
+            bool((self._compare(points).departs & edges.contains(points.d, margin=margin)).any())
+            for points in _points_next_to_far_tokens(self.grid.neighbours)
         )
 
     def _compare(self, points: _Points, *, near_zero: bool = False) -> "_Comparison":
         """Compare the pull on the chosen tokens, and on the tokens before them."""
         logp, logp_ref = _make_rows(points, self.input_dtype)
-        pulls = evaluate_pulls(self.function, logp, logp_ref).pull.double()
+        evaluate = evaluate_pulls_in_pairs if self.in_pairs else evaluate_pulls
+        evaluated = evaluate(self.function, logp, logp_ref)
+        pulls = evaluated.pull.double()
         own, target, scale = points.position, str(self.identity.target), self.identity.scale
         d = (logp_ref.double() - logp.double())[:, own]  # after rounding to the input dtype
         expected = scale * EXPECTED_PULLS[target](d)
@@ -175,7 +207,7 @@ class PullScan:
         compared = {own: expected}
         if target in EARLIER_PULLS:
             compared |= dict.fromkeys(range(own), scale * EARLIER_PULLS[target](d))
-        departs = torch.zeros_like(d, dtype=torch.bool)
+        departs = ~evaluated.value.reshape(len(d), -1).isfinite().all(-1)
         for column, column_expected in compared.items():
             residual = pulls[:, column] - column_expected
             residual = residual - residual[_nearest_to_reference(points)].median()
@@ -215,8 +247,8 @@ def _points_at_distance(d: Points, *, larger_logp: float) -> _Points:
     return _Points(logp=larger_logp - d.clamp(min=0), logp_ref=larger_logp + d.clamp(max=0))
 
 
-def _points_next_to_far_tokens() -> Iterator[_Points]:
-    d = torch.arange(-REACHABLE_DISTANCE, REACHABLE_DISTANCE, 0.1, dtype=torch.float64)
+def _points_next_to_far_tokens(step: float) -> Iterator[_Points]:
+    d = torch.arange(-REACHABLE_DISTANCE, REACHABLE_DISTANCE, step, dtype=torch.float64)
     for neighbour_k1 in (-NEIGHBOUR_K1, 0.0, NEIGHBOUR_K1):
         for position in range(COMPLETION_LENGTH):
             points = _points_at_distance(d, larger_logp=LARGER_LOGP)

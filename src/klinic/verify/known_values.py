@@ -42,7 +42,12 @@ def known_quantities(world: World) -> dict[str, float]:
 def identify_value(
     mean_values: list[float], world_quantities: list[dict[str, float]], tolerance: float
 ) -> tuple[str | None, float]:
-    """Return the quantity of which the mean values are one common multiple, or none."""
+    """Return the quantity of which the mean values are one common multiple, or none.
+
+    Any value is a multiple of any quantity in one world, so at least two are needed.
+    """
+    if len(mean_values) < 2:
+        raise ValueError("a mean value is named from two worlds or more, not from one")
     if max(map(abs, mean_values)) < TOLERANCE:
         return "zero", 0.0
     for name in KNOWN_VALUES:

@@ -9,7 +9,7 @@ from klinic.verify.function import FailedCheck, FunctionMeasurement
 from klinic.verify.gradient_range import REACHABLE_DISTANCE, Departure
 from klinic.verify.ratio_range import Form, RatioRange
 from klinic.verify.recommendation import has_reverse_kl_gradient
-from klinic.verify.vocabulary import MAX_GRADIENT_ERROR, VocabularyMeasurement
+from klinic.verify.vocabulary import MAX_GRADIENT_ERROR, VOCAB_SIZES, VocabularyMeasurement
 
 HALF_DTYPES = {"float16", "bfloat16"}
 FAILED_CHECK_SENTENCES: dict[FailedCheck, str] = {
@@ -48,7 +48,9 @@ def breaks_within_reach(measured: FunctionMeasurement) -> bool:
 
 def reverses_within_reach(measured: FunctionMeasurement) -> bool:
     """Whether it pushes away from the reference at a distance tokens can reach."""
-    if measured.departure is None or measured.extremes is None or measured.extremes.cancels_at:
+    if measured.departure is None:
+        return False
+    if measured.extremes is not None and measured.extremes.cancels_at:
         return False
     return measured.departure.reverses_at.reached_within(REACHABLE_DISTANCE)
 
@@ -58,8 +60,7 @@ def describe_limits(measured: FunctionMeasurement) -> list[str]:
     sentences = _describe_precision(measured)
     if measured.detached:
         return sentences
-    if measured.extremes is not None:
-        sentences += _describe_distances(measured, measured.extremes)
+    sentences += _describe_distances(measured)
     explained = bool(sentences)
     for departure, prefix in (
         (measured.departure, "It"),
@@ -123,7 +124,11 @@ def _describe_ratios(ratio_range: RatioRange) -> list[str]:
     return sentences
 
 
-def _describe_distances(measured: FunctionMeasurement, extremes: Extremes) -> list[str]:
+def _describe_distances(measured: FunctionMeasurement) -> list[str]:
+    extremes, departure = measured.extremes, measured.departure
+    if extremes is None:
+        has_limit = departure is not None and departure.departs_at
+        return [_describe_limited_range(measured, departure)] if departure and has_limit else []
     sentences = []
     if extremes.saturates_at:
         sentences.append(
@@ -133,13 +138,7 @@ def _describe_distances(measured: FunctionMeasurement, extremes: Extremes) -> li
     if measured.departure is not None and _is_departure_new(
         measured.departure.departs_at, extremes
     ):
-        consequence = (
-            "pushes the policy away" if reverses_within_reach(measured) else "has another gradient"
-        )
-        sentences.append(
-            "That gradient has a limited range: for "
-            f"{measured.departure.departs_at} it {consequence}."
-        )
+        sentences.append(_describe_limited_range(measured, measured.departure))
     if extremes.cancels_at:
         sentences.append(
             f"In float32 autograd subtracts two large numbers: by cancellation the gradient is off "
@@ -153,6 +152,13 @@ def _describe_distances(measured: FunctionMeasurement, extremes: Extremes) -> li
             f"{extremes.imprecise_below:.1g}: use expm1."
         )
     return sentences
+
+
+def _describe_limited_range(measured: FunctionMeasurement, departure: Departure) -> str:
+    consequence = (
+        "pushes the policy away" if reverses_within_reach(measured) else "has another gradient"
+    )
+    return f"That gradient has a limited range: for {departure.departs_at} it {consequence}."
 
 
 def _describe_departure(departure: Departure, prefix: str) -> list[str]:
@@ -202,6 +208,11 @@ def _describe_vocabulary(
         sentences.append(
             "In float32 its gradient is NaN where the likeliest tokens have all the probability: "
             "compute the rest from log-probs, not as 1 minus a sum."
+        )
+    if not vocabulary.is_finite_in_float32:
+        sentences.append(
+            "In float32 its value or gradient is NaN or infinite at vocabularies of "
+            f"{min(VOCAB_SIZES)} to {max(VOCAB_SIZES)} tokens."
         )
     return sentences
 

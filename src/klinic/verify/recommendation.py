@@ -75,8 +75,6 @@ def ratio_code(measured: FunctionMeasurement) -> str:
 
 
 def _recommend_keeping(measured: FunctionMeasurement) -> str:
-    if measured.vocabulary is not None and not measured.vocabulary.is_finite_if_certain:
-        return "Nothing else needs to change."
     if measured.off_policy is not None or measured.vocabulary is not None:
         return "Nothing needs to change."
     return (

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from klinic.verify.loading import UserFunction
 
+PARTNER_LOGP, PARTNER_K1 = -1.2, 0.4
+
 Rows = Float[Tensor, "B L"]
 
 
@@ -45,6 +47,20 @@ def evaluate_pulls(
     logp = logp.detach().clone().requires_grad_()
     value = evaluate_rows(function, logp, logp_ref, logp_old)
     return RowPulls(value=value.detach(), pull=derivative(value, logp))
+
+
+def evaluate_pulls_in_pairs(function: UserFunction, logp: Rows, logp_ref: Rows) -> RowPulls:
+    """Return the same for a function that mixes a batch: every row is called with one partner."""
+    partner = torch.full_like(logp[:1], PARTNER_LOGP)
+    partner_ref = partner - PARTNER_K1
+    pairs = [
+        evaluate_pulls(function, torch.cat([row, partner]), torch.cat([row_ref, partner_ref]))
+        for row, row_ref in zip(logp[:, None], logp_ref[:, None], strict=True)
+    ]
+    return RowPulls(
+        value=torch.stack([pair.value[0] for pair in pairs]),
+        pull=torch.stack([pair.pull[0] for pair in pairs]),
+    )
 
 
 def derivative(value: Tensor, leaf: Tensor) -> Tensor:

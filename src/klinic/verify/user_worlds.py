@@ -14,6 +14,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from klinic.maths.score import score_term
+from klinic.model.token_filters import TokenFilters
 from klinic.verify.estimators import WorldSet
 from klinic.verify.expectation import EnumeratedPairs, GradientMoments, gradient_moments
 from klinic.verify.loading import UserFunction
@@ -23,6 +24,7 @@ from klinic.verify.toy_policies import (
     Completions,
     World,
     make_world,
+    truncate_world,
 )
 
 # Padding is the first token times a factor: it carries a gradient, as that of a model does, and a
@@ -91,8 +93,18 @@ def early_end_set() -> WorldSet:
 
 @cache
 def pair_set() -> WorldSet:
-    """Return a world with all pairs, for functions that mix the completions of a batch."""
-    return WorldSet.from_worlds([make_world("shared", seed=2, drift=1.0, shared=True)])
+    """Return worlds with all pairs, for functions that mix the completions of a batch.
+
+    The others keep two tokens per prefix, 64 pairs each: a value or a gradient that fits in one
+    world alone is chance.
+    """
+    small_worlds = [
+        truncate_world(make_world(name, seed=seed, drift=drift), TokenFilters(top_k=2))
+        for name, seed, drift in (("near top-k", 1, 0.3), ("far top-k", 9, 2.0))
+    ]
+    return WorldSet.from_worlds(
+        [make_world("shared", seed=2, drift=1.0, shared=True), *small_worlds]
+    )
 
 
 @cache

@@ -24,7 +24,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from klinic.errors import FunctionError
-from klinic.verify.identify import GradientIdentity
+from klinic.verify.identify import GradientIdentity, worst_error
 from klinic.verify.loading import UserFunction
 from klinic.verify.row_pulls import derivative
 
@@ -54,6 +54,8 @@ class VocabularyMeasurement:
     departs_in_float32_below: float | None
     is_finite_if_certain: bool
     """Whether float32 is finite where one token has all the probability."""
+    is_finite_in_float32: bool
+    """Whether float32 is finite at realistic rows of every size."""
 
     @property
     def identity(self) -> GradientIdentity:
@@ -61,28 +63,30 @@ class VocabularyMeasurement:
         return GradientIdentity(
             target="reverse_token" if self.kind == "exact" else "bucket_token",
             scale=self.scale,
-            error=max(self.error_by_size.values()),
+            error=worst_error(self.error_by_size.values()),
         )
 
     def is_identified(self, compute_dtype: torch.dtype) -> bool:
         """Whether it is a multiple of the KL, or of its bucketed form, at every size."""
         tolerance = IDENTITY_TOLERANCE.get(compute_dtype, 0.0)
-        return self.scale != 0 and max(self.error_by_size.values()) < tolerance
+        return self.scale != 0 and worst_error(self.error_by_size.values()) < tolerance
 
     @property
     def depends_on_size(self) -> bool:
         """Whether it is the KL at every size, with a multiple that changes with the size."""
         scales = [abs(scale) for scale in self.scale_by_size.values()]
-        fits = max(self.error_by_size.values()) < MAX_GRADIENT_ERROR
+        fits = worst_error(self.error_by_size.values()) < MAX_GRADIENT_ERROR
         return fits and max(scales) > 1.1 * min(scales)
 
     @property
     def is_within_tolerance(self) -> bool:
         """Whether it holds at every realistic row, and nowhere departs within reach."""
         return (
-            max(self.error_by_size.values()) < MAX_GRADIENT_ERROR
+            worst_error(self.error_by_size.values()) < MAX_GRADIENT_ERROR
             and self.departs_below is None
             and self.departs_in_float32_below is None
+            and self.is_finite_if_certain
+            and self.is_finite_in_float32
             and not self.depends_on_size
         )
 
@@ -94,6 +98,12 @@ class _RowGradients:
     logp: Logits
     logp_ref: Logits
     gradient: Logits
+    value: Tensor
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all values and gradients are finite."""
+        return bool(self.value.isfinite().all() and self.gradient.isfinite().all())
 
     @property
     def pull(self) -> Logits:
@@ -119,6 +129,9 @@ def measure_vocabulary(function: UserFunction) -> VocabularyMeasurement:
         departs_below=_departs_below(function, kind, scale, torch.float64),
         departs_in_float32_below=_departs_below(function, kind, scale, torch.float32),
         is_finite_if_certain=_is_finite_if_certain(function),
+        is_finite_in_float32=all(
+            _is_finite(function, *_realistic_rows(size)) for size in VOCAB_SIZES
+        ),
     )
 
 
@@ -200,8 +213,13 @@ def _gradients(
     logits_ref = logits_ref.to(dtype)
     logp = leaf.detach().double().log_softmax(-1)
     arrays = {"logits": leaf, "logits_ref": logits_ref, "logp_old": logp[..., 0].to(dtype)}
-    gradient = derivative(function(arrays), leaf).double()
-    return _RowGradients(logp=logp, logp_ref=logits_ref.double().log_softmax(-1), gradient=gradient)
+    value = function(arrays)
+    return _RowGradients(
+        logp=logp,
+        logp_ref=logits_ref.double().log_softmax(-1),
+        gradient=derivative(value, leaf).double(),
+        value=value.detach(),
+    )
 
 
 def _fit_scale(rows: _RowGradients, is_bucketed: Tensor | None) -> float:
@@ -253,8 +271,11 @@ def _departs_below(
 def _is_finite_if_certain(function: UserFunction) -> bool:
     certain = torch.zeros(1, NUM_POSITIONS, EXTREME_VOCAB_SIZE, dtype=torch.float64)
     certain[..., 0] = 60.0
+    return _is_finite(function, certain, certain.clone())
+
+
+def _is_finite(function: UserFunction, logits: Logits, logits_ref: Logits) -> bool:
     try:
-        rows = _gradients(function, certain, certain.clone(), torch.float32)
+        return _gradients(function, logits, logits_ref, torch.float32).is_finite
     except FunctionError:
         return False
-    return bool(rows.gradient.isfinite().all())
