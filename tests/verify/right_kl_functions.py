@@ -225,10 +225,10 @@ class Penalty(torch.nn.Module):
 penalty = Penalty()
 
 NAMES = [
-    *("half_mse", "surrogate", "straight_through", "live_unit_ratio", "with_a_constant_pull"),
+    *("half_mse", "surrogate", "straight_through", "live_unit_ratio"),
     *("cast_and_back", "own_backward", "masked", "numeric_mask", "padding", "wide_huber"),
     *("to_go", "to_go_with_mask", "leave_one_out", "token_ratio", "token_ratio_capped"),
-    *("live_ratio", "per_decision", "prefix_ratio", "squared_total", "total_of_squares"),
+    *("per_decision", "prefix_ratio", "squared_total", "total_of_squares"),
     *("total_with_mask", "reinforce", "sequence_ratio", "sequence_ratio_capped", "full"),
     *("cross_entropy_minus_entropy", "from_probabilities", "tiny_floor", "full_in_float32"),
     *("full_per_completion", "full_that_takes_labels", "sampled_from_logits", "top_1_and_rest"),
@@ -236,3 +236,5 @@ NAMES = [
     *("top_100_and_rest", "reference_top_20_and_rest", "Trainer.kl", "Trainer.static_kl"),
     *("Penalty", "penalty", "penalty.forward"),
 ]
+# right in sums over tokens; in a mean over each completion's own length they push its length
+NAMES_IN_SUMS = ["with_a_constant_pull", "live_ratio"]

@@ -104,6 +104,11 @@ def mask_ignored(logp, logp_ref, mask):
     return (gap(logp, logp_ref) ** 2 / 2).sum(-1)
 
 
+def mask_read_as_a_length(logp, logp_ref, mask):
+    is_kept = torch.arange(logp.shape[1]) < mask.sum(1, keepdim=True)
+    return torch.where(is_kept, gap(logp, logp_ref) ** 2 / 2, 0.0)
+
+
 def future_of_padding(logp, logp_ref, mask):
     x = gap(logp, logp_ref).detach()
     return (x.sum(-1, keepdim=True) - x.cumsum(-1) + x) * logp * mask

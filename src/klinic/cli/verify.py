@@ -139,6 +139,7 @@ def _print_function_json(
         departure_in_float32=measured.departure_in_float32,
         vocabulary=vocabulary,
         failed_checks=measured.failed_checks,
+        own_length=measured.own_length,
         verdict=judgement.verdict,
         advice=judgement.advice,
     )

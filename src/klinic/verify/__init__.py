@@ -21,6 +21,7 @@ vocabulary.py           functions of logits at vocabularies of up to 151,936 tok
 sampled_row.py          functions of logits and sampled tokens at a row of rare tokens
 off_policy.py           which importance sampling a function does
 ratio_range.py          where its weight leaves the ratio of policy to sampler
+own_length.py           effect of a mean over each completion's own length
 advice.py               verdict and advice for a user's function
 limits.py               sentences about where its gradient ends
 recommendation.py       sentences about the action to take, with code

@@ -16,6 +16,8 @@ from klinic.verify.limits import (
     breaks_within_reach,
     describe_limits,
     describe_off_policy,
+    describe_own_length,
+    needs_sum,
     reverses_within_reach,
 )
 from klinic.verify.recommendation import (
@@ -55,6 +57,7 @@ def judge(measured: FunctionMeasurement) -> Judgement:
     sentences = [
         f"Its mean is {value}.",
         _describe_gradient(measured),
+        *describe_own_length(measured),
         *describe_limits(measured),
         *describe_off_policy(measured),
     ]
@@ -84,6 +87,7 @@ def _is_exact(measured: FunctionMeasurement) -> bool:
     return (
         is_one(measured.gradient.scale)
         and not measured.failed_checks
+        and not needs_sum(measured)
         and not breaks_within_reach(measured)
         and (measured.off_policy is None or measured.off_policy.is_corrected)
         and (measured.vocabulary is None or measured.vocabulary.is_within_tolerance)

@@ -35,8 +35,9 @@ from klinic.verify.off_policy import (
     OffPolicyMeasurement,
     identify_off_policy,
 )
+from klinic.verify.own_length import OwnLengthMeasurement, measure_own_length
 from klinic.verify.row_pulls import evaluate_rows
-from klinic.verify.row_structure import depends_on_batch, holds_on_long_rows
+from klinic.verify.row_structure import depends_on_batch, holds_on_long_rows, holds_with_holes
 from klinic.verify.sampled_row import holds_for_rare_tokens
 from klinic.verify.user_worlds import (
     as_reward_terms,
@@ -63,7 +64,7 @@ SCANNED_DTYPES = (torch.float64, torch.float32)  # a half dtype is too coarse in
 COMPARED_DISTANCE = 1.0  # largest |d| at which a function's pull is compared with the known terms
 NEARLY = 0.01  # a gradient this near to a target, relative to itself, is named as an approximation
 
-FailedCheck = Literal["far_reference", "mask", "long_rows", "rare_tokens", "batch"]
+FailedCheck = Literal["far_reference", "mask", "mask_holes", "long_rows", "rare_tokens", "batch"]
 # A function may treat completions separately, or mix those of a batch; identified pair by pair, or
 # only in a large batch.
 BatchUse = Literal["separate", "unbiased", "biased"]
@@ -103,6 +104,8 @@ class FunctionMeasurement:
     """Only for functions of logits alone."""
     failed_checks: tuple[FailedCheck, ...]
     """Where else the identified gradient does not hold."""
+    own_length: OwnLengthMeasurement | None
+    """Only for functions of sampled tokens with one value per token."""
     per_completion: bool
     """Whether it returns one value per completion, instead of one per token."""
     num_completions: int
@@ -135,13 +138,7 @@ def _measure(function: UserFunction) -> FunctionMeasurement:
     gradient = enumerated.gradient
     if vocabulary is not None and vocabulary.is_identified(dtype):
         gradient = vocabulary.identity
-    # a biased function is conditional in any case
-    is_scanned = not function.takes_logits and batch != "biased"
-    departures = (
-        _find_departures(function, gradient, dtype, in_pairs=batch == "unbiased")
-        if is_scanned
-        else (None, None)
-    )
+    departures = _find_departures(function, gradient, dtype, batch)
     return FunctionMeasurement(
         name=function.name,
         roles=function.roles,
@@ -157,16 +154,16 @@ def _measure(function: UserFunction) -> FunctionMeasurement:
         acts_like=None
         if function.takes_logits
         else _term_with_equal_pull(function, TOLERANCES[dtype]),
-        # one scan of the extremes is one batch: it means nothing for a function that mixes the rows
-        extremes=None
-        if function.takes_logits or batch == "unbiased"
-        else scan_term(_token_function(function)),
+        extremes=_scan_extremes(function, batch),
         departure=departures[0],
         departure_in_float32=departures[1],
         vocabulary=vocabulary,
         failed_checks=_failed_checks(function, gradient, dtype, needs_tokens=needs_tokens)
         if batch == "separate"
         else _failed_checks_of_pairs(function, gradient, dtype, batch),
+        own_length=_measure_own_length(function, gradient)
+        if batch == "separate" and values.ndim == 2 and vocabulary is None
+        else None,
         per_completion=values.ndim == 1,
         num_completions=len(values),
     )
@@ -197,6 +194,7 @@ def _measurement_of_rows(
         departure_in_float32=None,
         vocabulary=vocabulary,
         failed_checks=(),
+        own_length=None,
         per_completion=False,
         num_completions=0,
     )
@@ -285,10 +283,11 @@ def _compute_dtype(function: UserFunction, values: Tensor) -> torch.dtype:
 
 
 def _find_departures(
-    function: UserFunction, gradient: GradientIdentity, dtype: torch.dtype, *, in_pairs: bool
+    function: UserFunction, gradient: GradientIdentity, dtype: torch.dtype, batch: BatchUse
 ) -> tuple[Departure | None, Departure | None]:
     """Scan with float64 inputs, and with float32 ones if the function computes in float64."""
-    if dtype not in SCANNED_DTYPES:
+    # a biased function is conditional in any case
+    if dtype not in SCANNED_DTYPES or function.takes_logits or batch == "biased":
         return None, None
     departure, in_float32 = (
         PullScan(
@@ -296,11 +295,18 @@ def _find_departures(
             identity=gradient,
             input_dtype=inputs,
             compute_dtype=computes,
-            in_pairs=in_pairs,
+            in_pairs=batch == "unbiased",
         ).find_departure()
         for inputs, computes in ((torch.float64, dtype), (torch.float32, torch.float32))
     )
     return departure, in_float32 if dtype == torch.float64 else None
+
+
+def _scan_extremes(function: UserFunction, batch: BatchUse) -> Extremes | None:
+    """Scan one token; one scan is one batch, and means nothing for a function that mixes them."""
+    if function.takes_logits or batch == "unbiased":
+        return None
+    return scan_term(_token_function(function))
 
 
 def _measure_off_policy(function: UserFunction, dtype: torch.dtype) -> OffPolicyMeasurement:
@@ -311,6 +317,17 @@ def _measure_off_policy(function: UserFunction, dtype: torch.dtype) -> OffPolicy
     return identify_off_policy(
         function, large, slight, tolerance=TOLERANCES[dtype], compute_dtype=dtype
     )
+
+
+def _measure_own_length(
+    function: UserFunction, gradient: GradientIdentity
+) -> OwnLengthMeasurement | None:
+    """Compare sums with averages, for a token-level gradient or none."""
+    if gradient.target not in {"reverse_token", "zero"}:
+        return None
+    measured = measure_own_length(function, gradient.scale)
+    # a baseline from whole rows of logits changes the effect of the length, and is no such push
+    return None if function.takes_logits and measured.length_push is None else measured
 
 
 def _moments(
@@ -331,6 +348,8 @@ def _failed_checks(
         failed.append("far_reference")
     if function.takes_mask and not _holds_in(function, gradient, dtype, early_end_set()):
         failed.append("mask")
+    if function.takes_mask and not holds_with_holes(function, dtype):
+        failed.append("mask_holes")
     if not function.takes_logits and not holds_on_long_rows(function, gradient, dtype):
         failed.append("long_rows")
     if (

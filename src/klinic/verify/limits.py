@@ -11,12 +11,15 @@ from klinic.verify.ratio_range import Form, RatioRange
 from klinic.verify.recommendation import has_reverse_kl_gradient
 from klinic.verify.vocabulary import MAX_GRADIENT_ERROR, VOCAB_SIZES, VocabularyMeasurement
 
+MAX_LENGTH_ERROR, MAX_LENGTH_ERROR_IN_FLOAT32 = 1e-6, 1e-3
 HALF_DTYPES = {"float16", "bfloat16"}
 FAILED_CHECK_SENTENCES: dict[FailedCheck, str] = {
     "far_reference": "On tokens that the policy samples and the reference finds up to 60 nats less "
     "likely, its gradient is another one.",
     "mask": "With completions of different lengths it is another one: padded tokens enter it, or "
     "it divides by the length.",
+    "mask_holes": "With masked tokens between others, as those of a tool, it is another one: it "
+    "reads the mask as a length, or masked tokens enter it.",
     "long_rows": "On completions of 1,100 tokens it is another one: it depends on the length.",
     "rare_tokens": "In rows with rare tokens (log-probs down to -60), in float64 or float32, it is "
     "another one.",
@@ -78,6 +81,30 @@ def describe_limits(measured: FunctionMeasurement) -> list[str]:
         if check != "far_reference" or not explained:
             sentences.append(FAILED_CHECK_SENTENCES[check])
     return sentences
+
+
+def needs_sum(measured: FunctionMeasurement) -> bool:
+    """Whether a mean over each completion's own length changes its gradient."""
+    own_length = measured.own_length
+    is_coarse = measured.precision != "float64"
+    limit = MAX_LENGTH_ERROR_IN_FLOAT32 if is_coarse else MAX_LENGTH_ERROR
+    return own_length is not None and not own_length.error < limit
+
+
+def describe_own_length(measured: FunctionMeasurement) -> list[str]:
+    """Describe the effect of a mean over each completion's own length."""
+    own_length = measured.own_length
+    if own_length is None or measured.detached or not needs_sum(measured):
+        return []
+    push = own_length.length_push
+    effect = "its gradient is another one"
+    if push is not None:
+        also = "" if measured.gradient.target == "zero" else "also "
+        effect = f"it {also}pushes towards {'longer' if push > 0 else 'shorter'} completions"
+    return [
+        "This holds where tokens are summed, or divided by a constant; in a mean over each "
+        f"completion's own length {effect}."
+    ]
 
 
 def describe_off_policy(measured: FunctionMeasurement) -> list[str]:

@@ -49,6 +49,16 @@ def evaluate_pulls(
     return RowPulls(value=value.detach(), pull=derivative(value, logp))
 
 
+def evaluate_masked_pulls(function: UserFunction, logp: Rows, logp_ref: Rows, mask: Tensor) -> Rows:
+    """Return the pulls of the values that a trainer keeps: those of unmasked tokens."""
+    logp = logp.detach().clone().requires_grad_()
+    arrays = {"logp": logp, "logp_ref": logp_ref, "logp_old": logp.detach(), "mask": mask}
+    if function.takes_logits:
+        arrays |= {"logits": _two_token_logits(logp), "logits_ref": _two_token_logits(logp_ref)}
+    value = function(arrays)
+    return derivative(value if value.ndim == 1 else value[mask], logp)
+
+
 def evaluate_pulls_in_pairs(function: UserFunction, logp: Rows, logp_ref: Rows) -> RowPulls:
     """Return the same for a function that mixes a batch: every row is called with one partner."""
     partner = torch.full_like(logp[:1], PARTNER_LOGP)

@@ -92,6 +92,17 @@ def early_end_set() -> WorldSet:
 
 
 @cache
+def unequal_length_set() -> WorldSet:
+    """Return worlds whose completions end early, for averages over each completion's length."""
+    return _completion_set(
+        [
+            make_world("eos", seed=3, drift=1.2, ends_early=True),
+            make_world("shared eos", seed=6, drift=1.0, shared=True, ends_early=True),
+        ]
+    )
+
+
+@cache
 def pair_set() -> WorldSet:
     """Return worlds with all pairs, for functions that mix the completions of a batch.
 
