@@ -65,7 +65,7 @@ def test_the_estimator_exact_as_advised():
     ("name", "form"),
     [
         ("half_mse", "the token ratio"),
-        ("with_a_constant_pull", "the token ratio"),
+        ("straight_through", "the token ratio"),
         ("to_go", "sequence importance sampling"),
         ("squared_total", "sequence importance sampling"),
         ("reinforce", "sequence importance sampling"),

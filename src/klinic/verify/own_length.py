@@ -75,7 +75,7 @@ def _evaluate_by_length(function: UserFunction, pairs: EnumeratedPairs) -> Float
         "logits_ref": world.prefix_logits(world.theta_ref)[completions.state],
         "tokens": completions.token,
     }
-    values: Tensor = torch.zeros_like(inputs.logp)
+    values: Tensor = 0 * inputs.logp  # part of the graph, for a detached function too
     for length in sorted(set(lengths.tolist())):
         index = starts[lengths == length][:, None] + torch.arange(length)
         result = function({name: array[index] for name, array in by_token.items()})
