@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunParts:
-    """What a recipe was assembled into; none of it is replaced during a run."""
+    """The parts that a recipe was assembled into; none of them is replaced during a run."""
 
     recipe: Recipe
     folder: Path

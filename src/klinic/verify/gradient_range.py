@@ -125,7 +125,7 @@ class PullScan:
     identity: GradientIdentity
     input_dtype: torch.dtype
     compute_dtype: torch.dtype
-    """What the function computes in: sets the tolerance."""
+    """Dtype in which the function computes: sets the tolerance."""
     in_pairs: bool = False
     """Whether it is called on pairs of completions."""
 

@@ -108,7 +108,7 @@ def _is_corrected(identity: GradientIdentity) -> bool:
 
 
 def _form(function: UserFunction, identity: GradientIdentity) -> Form:
-    """Tell the ratios apart by the effect of the last token's ratio on the first token's pull."""
+    """Distinguish the ratios by the effect of the last token's ratio on the first token's pull."""
     if identity.target in {"reverse_token_off_policy", "bucket_token_off_policy"}:
         return "token"
     logp, logp_ref = _row()
