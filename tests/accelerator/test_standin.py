@@ -180,6 +180,26 @@ print(refused(optimizer.step))
     assert "same device" in printed[4]
 
 
+def test_the_comparison_with_the_cpu_finds_what_a_device_computes_wrongly(tmp_path):
+    tests = Path(__file__).parents[1]
+    env = environment(standin=True)
+    env["PYTHONPATH"] += f"{os.pathsep}{tests}"
+    done = subprocess.run(
+        [sys.executable, str(tests / "accelerator" / "device_faults.py")],
+        env=env,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    (healthy, text), *faults = json.loads(done.stdout).values()
+    assert healthy, text
+    assert len(faults) == 5
+    for ok, text in faults:
+        assert not ok, text
+
+
 def test_a_device_that_is_not_there_is_refused_with_what_is(tmp_path):
     code = """
 from klinic.errors import ConfigError

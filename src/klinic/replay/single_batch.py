@@ -18,10 +18,12 @@ from klinic.doctor.diagnosis import Diagnosis, Examination
 from klinic.evidence.metrics import mean_k1
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import read_run_facts
+from klinic.learner.local import LocalLearner
 from klinic.learner.protocol import LossScales
 from klinic.model.adapter_files import is_adapter
 from klinic.model.loading import load_merged_policy, num_parameters
 from klinic.recipe.recipe import Recipe
+from klinic.replay.device_check import MAX_PARAMETERS, compare_with_cpu
 from klinic.training.run import Run
 from klinic.training.run_folder import START_FOLDER
 from klinic.training.source import PythonInputs, TaskData, load_task_data
@@ -139,11 +141,33 @@ def _run_checks(
     examination.add_case(cases.next_case(add_update_facts(done, first), run.probe_results, first))
     report("a non-finite gradient")
     _check_non_finite(run, done, result)
+    report("the same batch on the CPU")
+    _check_device(run, done, result)
     report("the second batch: the KL term, now that the policy has moved")
     done, state = run_step(run, state)
     second = run.collect_metrics(done)
     examination.add_case(cases.next_case(add_update_facts(done, second), run.probe_results, second))
     result.diagnosis = examination.conclude()
+
+
+def _check_device(run: Run, done: CompletedStep, result: CheckReport) -> None:
+    """Compare a learner on an accelerator with a copy on the CPU."""
+    learner, policy = run.learner, run.parts.policy
+    if policy.scorer.device.type == "cpu" or not isinstance(learner, LocalLearner):
+        return
+    if (num := num_parameters(policy.lm)["num_parameters"]) > MAX_PARAMETERS:
+        result.add_component(
+            "device", f"not compared with the CPU: {num:,} parameters. Check a smaller model too."
+        )
+        return
+    kl = run.recipe.kl
+    compared = compare_with_cpu(
+        learner,
+        done.record,
+        kl_coef=0.0 if kl is None else kl.coef,
+        dtype=run.recipe.model.dtype,
+    )
+    result.add_component("device", compared.describe(), ok=compared.ok)
 
 
 def _add_components(
