@@ -36,7 +36,7 @@ def recipe_fields() -> dict[str, FieldInfo]:
     """Return every key that takes a value, by dotted name, in recipe order.
 
     >>> list(recipe_fields())[:4]
-    ['seed', 'threads', 'model.name', 'model.dtype']
+    ['seed', 'threads', 'model.name', 'model.device']
     """
     return dict(_iter_fields())
 
