@@ -50,6 +50,7 @@ if not HAS_TORCH:
     collect_ignore += [f"src/klinic/{part}" for part in NEED_TORCH]
     collect_ignore += [f"tests/{part}" for part in NEED_TORCH]
     collect_ignore += ["src/klinic/cli/verify_tables.py", "tests/tiny_policies.py"]
+    collect_ignore += ["tests/accelerator"]
     collect_ignore += ["tests/doctor/test_live.py"]
 elif find_spec("ray") is None:
     collect_ignore += ["src/klinic/cluster", "tests/cluster"]
@@ -72,6 +73,7 @@ WHOLE = (
         "test_proofs_that_fail.py",
     ),
     *("test_fsdp.py", "test_learner_processes.py", "test_vllm.py", "test_ray_runs.py"),
+    "test_standin.py",
 )
 
 

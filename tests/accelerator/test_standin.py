@@ -180,20 +180,38 @@ print(refused(optimizer.step))
     assert "same device" in printed[4]
 
 
-def test_the_comparison_with_the_cpu_finds_what_a_device_computes_wrongly(tmp_path):
+def run_script(name, *arguments, cwd):
     tests = Path(__file__).parents[1]
     env = environment(standin=True)
     env["PYTHONPATH"] += f"{os.pathsep}{tests}"
     done = subprocess.run(
-        [sys.executable, str(tests / "accelerator" / "device_faults.py")],
+        [sys.executable, str(tests / "accelerator" / name), *arguments],
         env=env,
-        cwd=tmp_path,
+        cwd=cwd,
         capture_output=True,
         text=True,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    (healthy, text), *faults = json.loads(done.stdout).values()
+    return json.loads(done.stdout)
+
+
+ESTIMATORS = ("unbiased", "exact", "topk", "k1", "k2", "k3", "k3_plus", "k3_ratio")
+WAITS_PER_STEP = 6
+
+
+def test_the_host_waits_for_the_device_six_times_a_step(tmp_path):
+    """Besides, transformers reads a number in every pass, of policy and reference."""
+    for estimator, counted in run_script("count_waits.py", *ESTIMATORS, cwd=tmp_path).items():
+        of_passes = {k: v for k, v in counted["waits"].items() if k.startswith("model/scorer.py")}
+        own = {k: v for k, v in counted["waits"].items() if k not in of_passes}
+        assert sum(own.values()) <= WAITS_PER_STEP, (estimator, own)
+        assert sum(of_passes.values()) <= 2 * counted["batches"], (estimator, of_passes)
+        assert counted["kernels"] > 100
+
+
+def test_the_comparison_with_the_cpu_finds_what_a_device_computes_wrongly(tmp_path):
+    (healthy, text), *faults = run_script("device_faults.py", cwd=tmp_path).values()
     assert healthy, text
     assert len(faults) == 5
     for ok, text in faults:

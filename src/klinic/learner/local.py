@@ -70,6 +70,18 @@ class _MicroBatchLoss:
         return self.to_scalar(loss_terms(scores, self.targets.slice_tokens(tokens), self.objective))
 
 
+def _read_sums(terms_by_batch: list[LossTerms]) -> list[float]:
+    """Return the sums of policy term, KL term and saturated tokens; the host waits once."""
+    columns = [
+        [terms.policy for terms in terms_by_batch],
+        [terms.kl for terms in terms_by_batch if terms.kl is not None],
+        [terms.num_saturated for terms in terms_by_batch],
+    ]
+    numbers = torch.stack([value.detach().double() for column in columns for value in column])
+    read = iter(numbers.tolist())
+    return [sum((next(read) for _ in column), 0.0) for column in columns]
+
+
 def _kl_sum(terms: LossTerms) -> Tensor:
     return 0 * terms.policy if terms.kl is None else terms.kl
 
@@ -275,15 +287,15 @@ class LocalLearner:
         kl_coef: float,
         kl_metrics: dict[str, float],
     ) -> PreparedUpdate:
-        policy_loss = self._sum_over_ranks(sum(float(p.policy) for p in terms_by_batch))
+        policy_loss, kl_loss, saturated = (
+            self._sum_over_ranks(total) for total in _read_sums(terms_by_batch)
+        )
         metrics = {
             "policy_loss": policy_loss,
             "grad_norm": self._grad_norm,
             "kl_coef": kl_coef,
-            "kl/num_saturated": self._sum_over_ranks(
-                float(sum(p.num_saturated for p in terms_by_batch))
-            ),
-            **self._kl_loss(terms_by_batch),
+            "kl/num_saturated": saturated,
+            **({} if terms_by_batch[0].kl is None else {"kl_loss": kl_loss}),
             **kl_metrics,
         }
         facts = self._step_facts(scored, kl_coef) | kl_gradient_facts(kl_metrics)
@@ -295,21 +307,17 @@ class LocalLearner:
         finite = finite_at(record, loss=policy_loss, grad_norm=self._grad_norm)
         return PreparedUpdate(record=record, metrics=metrics, finite_at=finite)
 
-    def _kl_loss(self, terms_by_batch: list[LossTerms]) -> dict[str, float]:
-        """Return the KL term of the loss, without its coefficient."""
-        terms = [terms.kl for terms in terms_by_batch if terms.kl is not None]
-        if not terms:
-            return {}
-        return {"kl_loss": self._sum_over_ranks(sum(float(term) for term in terms))}
-
     def _sum_over_ranks(self, value: float) -> float:
         """Return the all-reduced sum of a number."""
+        if self.group.size == 1:
+            return value
         summed = torch.tensor(value, dtype=torch.float64, device=self.scorer.device)
         return float(self.group.all_reduce_sum(summed))
 
     def _step_facts(self, scored: ScoredBatch, kl_coef: float) -> dict[str, Any]:
-        counted = [batch.tokens for batch in scored.batches if batch.is_counted]
-        empty = sum(not bool(scored.targets.loss_mask[tokens].any()) for tokens in counted)
+        counted = [batch for batch in scored.batches if batch.is_counted]
+        masks = np.split(scored.record.loss_mask, scored.record.row_offsets[1:-1])
+        empty = sum(not any(masks[row].any() for row in batch.rows) for batch in counted)
         return {
             "kl_coef": kl_coef,
             "learner_version": self._num_updates,

@@ -116,7 +116,7 @@ class LossTerms:
 
     policy: Tensor
     kl: Tensor | None
-    num_saturated: int
+    num_saturated: Tensor
 
     def total_loss(self, kl_coef: float) -> Tensor:
         """Return the loss to minimise."""
@@ -193,7 +193,8 @@ def loss_terms(scores: TokenScores, targets: LossTargets, objective: Objective) 
         )
     policy = weighted_sum(policy_terms, weight)
     if objective.estimator is None or targets.logp_ref is None:
-        return LossTerms(policy=policy, kl=None, num_saturated=0)
+        none = torch.zeros((), dtype=torch.int64, device=policy.device)
+        return LossTerms(policy=policy, kl=None, num_saturated=none)
     inputs = kl_inputs(scores, targets, targets.logp_ref, objective)
     kl_terms = kl_term(objective.estimator, inputs, aggregation=surrogate.aggregation)
     kl = weighted_sum(kl_terms, targets.kl_weight)

@@ -1,5 +1,6 @@
 """Per-token results of a step as record columns, and metrics derived from them."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,25 +45,29 @@ def complete_record(
 ) -> StepRecord:
     """Return the record with the learner's per-token results."""
 
-    def token_column(name: str) -> Any:
+    def token_column(name: str) -> Tensor | None:
         values = [getattr(scores, name) for scores in scores_by_batch]
         if values[0] is None:
             return None
-        return gather_tokens(values, batches, record.num_tokens, group).cpu().numpy()
+        return gather_tokens(values, batches, record.num_tokens, group)
 
-    def to_array(tensor: Tensor | None) -> Any:
-        return None if tensor is None else tensor.cpu().numpy()
+    columns = {name: token_column(name) for name in ("logp", "entropy", "rank", "kl_exact")}
+    columns |= {"logp_old": targets.logp_old, "logp_ref": targets.logp_ref}
+    arrays = _copy_to_host(columns)
+    if targets.logp_old is None:
+        arrays["logp_old"] = arrays["logp"]
+    return replace(record, **arrays)
 
-    logp = token_column("logp")
-    return replace(
-        record,
-        logp=logp,
-        logp_old=logp if targets.logp_old is None else to_array(targets.logp_old),
-        logp_ref=to_array(targets.logp_ref),
-        entropy=token_column("entropy"),
-        rank=token_column("rank"),
-        kl_exact=token_column("kl_exact"),
-    )
+
+def _copy_to_host(columns: Mapping[str, Tensor | None]) -> dict[str, Any]:
+    """Return tensors of one length as arrays, with one copy per dtype: the host waits for each."""
+    arrays: dict[str, Any] = dict.fromkeys(columns)
+    given = {name: column for name, column in columns.items() if column is not None}
+    for dtype in {column.dtype for column in given.values()}:
+        names = [name for name, column in given.items() if column.dtype == dtype]
+        together = torch.stack([given[name].detach() for name in names]).cpu().numpy()
+        arrays |= dict(zip(names, together, strict=True))
+    return arrays
 
 
 def finite_at(record: StepRecord, *, loss: float, grad_norm: float) -> dict[str, bool]:
@@ -96,6 +101,7 @@ def kl_to_start(record: StepRecord, logp_start: Tensor | None) -> dict[str, floa
 
 def loss_denominator(weights: Tensor) -> float:
     """Return the effective divisor of the summed loss: 1 / mean weight of a trained token."""
+    weights = weights.cpu()
     used = weights[weights != 0]
     return float(len(used) / used.sum()) if len(used) else 0.0
 

@@ -8,7 +8,7 @@ import sys
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 
 from klinic.errors import ShapeError
 
@@ -62,7 +62,26 @@ def segment_count(segment: Int[Any, "K"], num_segments: int) -> Int[Any, "S"]:
     >>> segment_count(np.array([0, 2, 0]), 3)
     array([2, 0, 1])
     """
-    return array_namespace(segment).bincount(segment, minlength=num_segments)
+    xp = array_namespace(segment)
+    if xp is np:
+        return xp.bincount(segment, minlength=num_segments)
+    # torch's bincount reads the largest id, for which the host would wait
+    counts = xp.zeros(num_segments, dtype=xp.int64, device=segment.device)
+    return counts.index_add(0, segment, xp.ones_like(segment, dtype=xp.int64))
+
+
+def masked_count(mask: Bool[Any, "K"], segment: Int[Any, "K"], num_segments: int) -> Int[Any, "S"]:
+    """Return the number of entries of each segment inside the mask.
+
+    >>> masked_count(np.array([True, False, True]), np.array([0, 0, 2]), 3)
+    array([1, 0, 1])
+    """
+    xp = array_namespace(segment)
+    if xp is np:
+        return segment_count(segment[mask], num_segments)
+    # a masked index has a size that the host would wait for
+    counts = xp.zeros(num_segments, dtype=xp.int64, device=segment.device)
+    return counts.index_add(0, segment, mask.to(xp.int64))
 
 
 def dense_ids(group: Int[Any, "B"]) -> Int[Any, "B"]:
@@ -134,14 +153,17 @@ def fill_last(x: Float[Any, "*shape V"], index: Int[Any, "*shape K"], value: flo
     return x.scatter(-1, index, value)
 
 
-def row_of_token(row_offsets: RowOffsets) -> Int[Any, "N"]:
+def row_of_token(row_offsets: RowOffsets, num_tokens: int | None = None) -> Int[Any, "N"]:
     """Return the row number of every token. Rows may be empty.
+
+    `num_tokens`, where the caller knows it, saves the host from waiting for the last offset.
 
     >>> row_of_token(np.array([0, 2, 2, 3]))
     array([0, 0, 2])
     """
     xp = array_namespace(row_offsets)
-    tokens = xp.arange(int(row_offsets[-1]), device=row_offsets.device)
+    num_tokens = int(row_offsets[-1]) if num_tokens is None else num_tokens
+    tokens = xp.arange(num_tokens, device=row_offsets.device)
     # searchsorted: repeat and repeat_interleave differ in names and arguments
     return xp.searchsorted(row_offsets[1:], tokens, side="right")
 
@@ -155,7 +177,7 @@ def sum_to_go(values: Float[Any, "N"], row_offsets: RowOffsets) -> Float[Any, "N
     >>> sum_to_go(np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 3, 4]))
     array([7., 6., 4., 8.])
     """
-    xp, row = array_namespace(values), row_of_token(row_offsets)
+    xp, row = array_namespace(values), row_of_token(row_offsets, len(values))
     longest = int((row_offsets[1:] - row_offsets[:-1]).max()) if len(values) else 0
     total, offset = values, 1
     while offset < longest:
@@ -171,7 +193,7 @@ def sum_after(values: Float[Any, "N"], row_offsets: RowOffsets) -> Float[Any, "N
     >>> sum_after(np.array([1.0, 2.0, 4.0, 8.0]), np.array([0, 3, 4]))
     array([6., 4., 0., 0.])
     """
-    xp, row = array_namespace(values), row_of_token(row_offsets)
+    xp, row = array_namespace(values), row_of_token(row_offsets, len(values))
     next_values = xp.where(row[:-1] == row[1:], values[1:], 0.0)
     # shift before the sum: subtracting a large own value would cancel small later ones
     return sum_to_go(xp.concatenate([next_values, xp.zeros_like(values[-1:])]), row_offsets)
@@ -203,7 +225,12 @@ def check_rows(row_offsets: Any, **arrays_of_tokens: Any) -> None:
         ...
     klinic.errors.ShapeError: `logp` has 3 tokens, but `row_offsets` ends at 2. Concatenate the \
 same rows in every token array.
+
+    On an accelerator only the lengths are compared: to read the offsets the host would wait.
     """
+    if not is_on_host(row_offsets):
+        _check_equal_lengths(arrays_of_tokens)
+        return
     num_tokens = int(row_offsets[-1])
     if int(row_offsets[0]) != 0 or bool((row_offsets[1:] < row_offsets[:-1]).any()):
         raise ShapeError(
@@ -216,3 +243,17 @@ same rows in every token array.
                 f"`{name}` has {'x'.join(map(str, array.shape))} tokens, but `row_offsets` ends at "
                 f"{num_tokens}. Concatenate the same rows in every token array."
             )
+
+
+def is_on_host(array: Any) -> bool:
+    """Whether the host can read an array without waiting for a device."""
+    return array_namespace(array) is np or array.device.type == "cpu"
+
+
+def _check_equal_lengths(arrays_of_tokens: dict[str, Any]) -> None:
+    shapes = {n: tuple(x.shape) for n, x in arrays_of_tokens.items() if x is not None}
+    if len(set(shapes.values())) > 1 or any(len(shape) != 1 for shape in shapes.values()):
+        raise ShapeError(
+            f"the token arrays have different shapes: {shapes}. Concatenate the same rows in every "
+            "token array."
+        )

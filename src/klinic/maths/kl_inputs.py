@@ -91,13 +91,13 @@ class KLInputs:
         return kl.k1(logp_p=self.logp_old, logp_q=self.logp_ref)
 
 
-def num_saturated(inputs: KLInputs) -> int:
-    """Return the number of trained tokens whose weight is above the cap.
+def num_saturated(inputs: KLInputs) -> Int[Any, ""]:
+    """Return the number of trained tokens whose weight is above the cap, where the inputs are.
 
     >>> import numpy as np
     >>> args = {k: np.zeros(1) for k in ("logp", "logp_old", "logp_ref")}
-    >>> num_saturated(KLInputs(group=np.array([0]), row_offsets=np.array([0, 1]), **args,
-    ...     logp_sampler=np.array([-3.0]), loss_mask=np.array([True])))
+    >>> int(num_saturated(KLInputs(group=np.array([0]), row_offsets=np.array([0, 1]), **args,
+    ...     logp_sampler=np.array([-3.0]), loss_mask=np.array([True]))))
     1
     """
-    return int(inputs.is_above_cap.sum())
+    return inputs.is_above_cap.sum()

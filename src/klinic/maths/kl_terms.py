@@ -293,7 +293,7 @@ def exp_k1_reward(inputs: KLInputs) -> Terms:
     array([1.3863])
     """
     value = array_namespace(inputs.logp).exp(inputs.k1_old) * inputs.k1_old
-    row = row_of_token(inputs.row_offsets)
+    row = row_of_token(inputs.row_offsets, len(inputs.logp))
     cost = segment_sum(value, row, len(inputs.group))[row]
     return score_term(inputs.importance_weight * cost, logp=inputs.logp, value=value)
 
@@ -314,7 +314,7 @@ def leave_one_out_baseline(
     array([5., 0., 1.])
     """
     check_rows(row_offsets, values=values)
-    xp, row = array_namespace(values), row_of_token(row_offsets)
+    xp, row = array_namespace(values), row_of_token(row_offsets, len(values))
     position = xp.arange(len(values), device=values.device) - row_offsets[row]
     # renumber: group ids may be large, and most (group, position) pairs do not occur
     group = dense_ids(group)

@@ -18,7 +18,7 @@ from typing import Any, Literal, assert_never
 from jaxtyping import Bool, Float, Int
 
 from klinic.errors import ConfigError
-from klinic.maths.arrays import RowOffsets, array_namespace, check_rows, row_of_token, segment_count
+from klinic.maths.arrays import RowOffsets, array_namespace, check_rows, masked_count, row_of_token
 
 FloatDType = Any
 Aggregation = Literal["token_mean", "sequence_mean", "constant"]
@@ -85,7 +85,7 @@ def sequence_mean(
     array([0.25, 0.25, 0.5 ])
     """
     length, num_rows = _count_trained_tokens(loss_mask, row_offsets, dtype)
-    row = row_of_token(row_offsets)
+    row = row_of_token(row_offsets, len(loss_mask))
     return _cast_to(loss_mask, dtype) / length.clip(min=1)[row] / num_rows
 
 
@@ -160,13 +160,14 @@ def exclude_rows(
     array([ True,  True, False])
     """
     check_rows(row_offsets, loss_mask=loss_mask)
-    return loss_mask & ~dropped[row_of_token(row_offsets)]
+    return loss_mask & ~dropped[row_of_token(row_offsets, len(loss_mask))]
 
 
 def _count_trained_tokens(loss_mask: Any, row_offsets: Any, dtype: FloatDType) -> tuple[Any, Any]:
     """Return the number of trained tokens of each row, and the number of rows with any."""
     check_rows(row_offsets, loss_mask=loss_mask)
-    length = segment_count(row_of_token(row_offsets)[loss_mask], len(row_offsets) - 1)
+    row = row_of_token(row_offsets, len(loss_mask))
+    length = masked_count(loss_mask, row, len(row_offsets) - 1)
     return _cast_to(length, dtype), _cast_to((length > 0).sum().clip(min=1), dtype)
 
 

@@ -16,8 +16,8 @@ from klinic.maths.arrays import (
     RowOffsets,
     array_namespace,
     check_rows,
+    masked_count,
     row_of_token,
-    segment_count,
     segment_sum,
 )
 from klinic.maths.masked import apply_mask
@@ -89,8 +89,8 @@ def sequence_log_ratio(
     total = row_log_ratio(
         logp=logp, logp_old=logp_old, loss_mask=loss_mask, row_offsets=row_offsets
     )
-    row, num_rows = row_of_token(row_offsets), len(row_offsets) - 1
-    length = segment_count(row[loss_mask], num_rows).clip(min=1)
+    row, num_rows = row_of_token(row_offsets, len(logp)), len(row_offsets) - 1
+    length = masked_count(loss_mask, row, num_rows).clip(min=1)
     return total / length[row]
 
 
@@ -115,7 +115,7 @@ def row_log_ratio(
     array([0.4, 0.4])
     """
     check_rows(row_offsets, logp=logp, logp_old=logp_old, loss_mask=loss_mask)
-    row, num_rows = row_of_token(row_offsets), len(row_offsets) - 1
+    row, num_rows = row_of_token(row_offsets, len(logp)), len(row_offsets) - 1
     log_ratio = apply_mask(logp, loss_mask) - apply_mask(logp_old, loss_mask)
     return segment_sum(log_ratio, row, num_rows)[row]
 

@@ -56,7 +56,7 @@ class PolicyInputs:
 
     def masked_token_arrays(self) -> tuple[Any, Any, Any]:
         """Return logp, logp_old and advantage per token, each 0 outside the mask."""
-        advantage = self.advantage[row_of_token(self.row_offsets)]
+        advantage = self.advantage[row_of_token(self.row_offsets, len(self.logp))]
         return tuple(apply_mask(x, self.loss_mask) for x in (self.logp, self.logp_old, advantage))
 
 
