@@ -126,7 +126,7 @@ def test_a_failing_identity_is_exit_code_1(monkeypatch, capsys):
     from klinic.verify import proof
 
     wrong = proof.IdentityCheck(name="a", statement="two and two are five", error=1.0)
-    broken = proof.Proof(rows=[], checks=[wrong], aggregation=[], advantage=[])
+    broken = proof.Proof(rows=[], checks=[wrong], aggregation=[], advantage=[], correction=[])
     monkeypatch.setattr(proof, "prove", lambda _: broken)
     with pytest.raises(typer.Exit) as exit_:
         verify()

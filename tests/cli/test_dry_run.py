@@ -192,7 +192,7 @@ def test_a_config_alone_is_enough_and_what_is_assumed_is_said(shallow):
 def test_what_does_not_fit_is_said(shallow):
     text = dry_run(f"model.name={shallow}", "--gpu-memory", "8")
     assert "It does not fit" in text
-    assert "gpu_memory_utilization" not in text
+    assert "vLLM on the same GPU" not in text
 
 
 @pytest.mark.torch

@@ -380,8 +380,8 @@ MUTANTS = (
     Mutant(
         name="all tokens for trained ones",
         file="ratio.py",
-        right="segment_count(row[loss_mask], num_rows)",
-        wrong="segment_count(row, num_rows)",
+        right="masked_count(loss_mask, row, num_rows)",
+        wrong="masked_count(loss_mask | True, row, num_rows)",
         caught_by="test_ratio.py::test_the_sequence_ratio_is_a_geometric_mean_over_trained_tokens",
     ),
     Mutant(
