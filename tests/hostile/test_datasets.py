@@ -37,7 +37,7 @@ def outcome(case, path):
 
 
 def comparable(rows):
-    """Return rows whose nested fields are sorted: older versions of pyarrow sort them on writing."""
+    """Return rows with sorted nested fields: older versions of pyarrow sort them on writing."""
     return [{name: sorted_fields(value) for name, value in row.items()} for row in rows]
 
 
