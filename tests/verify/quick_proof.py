@@ -5,7 +5,7 @@ import sys
 import torch
 
 from klinic.verify.coefficient_meaning import measure_aggregations
-from klinic.verify.correction import check_corrections
+from klinic.verify.correction import check_corrections, measure_uncapped_biases
 from klinic.verify.estimators import WorldSet
 from klinic.verify.identities import check_identities
 from klinic.verify.toy_policies import make_world
@@ -19,7 +19,7 @@ def broken() -> list[str]:
     off_policy = WorldSet.from_worlds([stale])
     found = [
         *check_identities(WorldSet.from_worlds([fresh]), off_policy, measure_aggregations()),
-        *check_corrections(off_policy),
+        *check_corrections(off_policy, measure_uncapped_biases(off_policy)),
     ]
     return [check.name for check in found if not check.ok]
 

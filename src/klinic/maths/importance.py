@@ -13,7 +13,7 @@ visited as often as the sampler visits them. Sequence weights correct both, with
 grows with the length of completions. A cap adds a bias; `klinic verify` measures it for each mode.
 
 Sources: truncated weights, E. Ionides, "Truncated Importance Sampling" (2008); the modes, TRL's
-`vllm_importance_sampling_mode` (1.16) and verl's `rollout_is` (0.7).
+`vllm_importance_sampling_mode` (1.16) and verl's `rollout_is` (0.9.1).
 """
 
 import math

@@ -69,14 +69,10 @@ class KLInputs:
     @property
     def importance_weight(self) -> Any:
         """Weight of each token, by mode and cap."""
-        return importance_weight(self.importance_sampling, **self._sampled_arrays())
+        return importance_weight(self.importance_sampling, **self.sampled_arrays())
 
-    @property
-    def is_above_cap(self) -> Any:
-        """Which trained tokens have a weight above the cap."""
-        return above_cap(self.importance_sampling, **self._sampled_arrays())
-
-    def _sampled_arrays(self) -> dict[str, Any]:
+    def sampled_arrays(self) -> dict[str, Any]:
+        """Keyword arguments of the functions of `importance`."""
         names = ("logp", "logp_sampler", "loss_mask", "row_offsets")
         return {name: getattr(self, name) for name in names}
 
@@ -100,4 +96,4 @@ def num_saturated(inputs: KLInputs) -> Int[Any, ""]:
     ...     logp_sampler=np.array([-3.0]), loss_mask=np.array([True]))))
     1
     """
-    return inputs.is_above_cap.sum()
+    return above_cap(inputs.importance_sampling, **inputs.sampled_arrays()).sum()

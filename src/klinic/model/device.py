@@ -11,8 +11,10 @@ NO_FLOAT64 = "mps"  # sampling and the comparisons of gradients need float64
 
 def resolve_device(name: str) -> torch.device:
     """Return the device that a recipe's `model.device` names."""
+    found = _find_accelerator()
     if name == "auto":
-        return _accelerator() or torch.device("cpu")
+        lacks_float64 = found is not None and found.type == NO_FLOAT64
+        return torch.device("cpu") if found is None or lacks_float64 else found
     device = torch.device(name)
     if device.type == "cpu":
         return device
@@ -21,7 +23,6 @@ def resolve_device(name: str) -> torch.device:
             f"model.device is {name}: Apple's GPU has no float64, which sampling needs. Set "
             "model.device: cpu."
         )
-    found = _accelerator()
     if found is None or found.type != device.type:
         available = "none" if found is None else f"a device of type {found.type}"
         raise ConfigError(
@@ -61,12 +62,10 @@ def device_name(device: torch.device) -> str:
 
 def unused_accelerator(device: torch.device) -> str | None:
     """Return the type of an accelerator of this machine that a run on `device` does not use."""
-    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    found = _find_accelerator()
     return found.type if found is not None and found.type != device.type else None
 
 
-def _accelerator() -> torch.device | None:
-    if not torch.accelerator.is_available():
-        return None
-    found = torch.accelerator.current_accelerator()
-    return None if found is None or found.type == NO_FLOAT64 else found
+def _find_accelerator() -> torch.device | None:
+    is_available = torch.accelerator.is_available()
+    return torch.accelerator.current_accelerator() if is_available else None

@@ -22,7 +22,7 @@ def host_sampler(*, recipe: dict[str, Any], where: str, log: str) -> HostedSampl
     """Return a sampler worker with its own copy of the start policy."""
     parsed_recipe = Recipe.model_validate(recipe)
     make_deterministic(parsed_recipe)
-    # beside an engine the copy only receives weights
+    # with an engine, this copy is only a buffer for weights
     device = "cpu" if parsed_recipe.sampler.type == "vllm" else parsed_recipe.model.device
     section = parsed_recipe.model.model_copy(update={"name": where, "device": device})
     policy = load_policy(

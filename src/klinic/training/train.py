@@ -151,7 +151,7 @@ def _train_in(
 
 
 def device_lines(recipe: Recipe, policy: Policy) -> list[str]:
-    """Say where a run computes, and name an accelerator that it leaves unused."""
+    """Return lines with the device of a run, and an accelerator that it leaves unused."""
     if recipe.learner.shards > 1 or recipe.cluster is not None:
         return []  # several processes, each with its device
     device = policy.scorer.device

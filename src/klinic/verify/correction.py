@@ -30,7 +30,6 @@ from klinic.verify.identities import IdentityCheck
 from klinic.verify.toy_policies import World
 
 MODES: tuple[Mode, ...] = get_args(Mode)
-SEQUENCE_MODES: tuple[Mode, ...] = ("sequence_truncate", "sequence_mask")
 POLICY = "policy"
 KL_TARGETS = {
     "unbiased": "reverse_token",
@@ -39,6 +38,12 @@ KL_TARGETS = {
     "sequence": "reverse_sequence",
 }
 """The gradient of each offered KL term on policy."""
+SETTINGS: tuple[tuple[Mode | None, str], ...] = (
+    (None, POLICY),
+    *((mode, term) for mode in MODES for term in (POLICY, *KL_TARGETS)),
+)
+"""Modes with the terms that they weight; None leaves the policy term without weights."""
+UncappedBiases = dict[tuple[Mode | None, str], float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,27 +71,27 @@ class CorrectionRow:
     by_drift: tuple[DriftedGradient, ...]
 
 
-def measure_corrections(off_policy: WorldSet) -> list[CorrectionRow]:
+def measure_uncapped_biases(off_policy: WorldSet) -> UncappedBiases:
+    """Return the largest bias over the worlds, without a cap, of every term under every mode."""
+    return {(mode, term): _uncapped_bias(off_policy, term, mode) for mode, term in SETTINGS}
+
+
+def measure_corrections(uncapped_biases: UncappedBiases) -> list[CorrectionRow]:
     """Return every term of the loss under every mode."""
     drifted = WorldSet.from_worlds([drifted_world(drift) for drift in SAMPLER_DRIFTS])
-    terms = (POLICY, *KL_TARGETS)
-    settings: list[tuple[Mode | None, str]] = [
-        (None, POLICY),
-        *((mode, term) for mode in MODES for term in terms),
-    ]
     return [
         CorrectionRow(
             mode=mode or "none",
             term=term,
-            uncapped_bias=uncapped_bias(off_policy, term, mode),
+            uncapped_bias=bias,
             by_drift=_measure_drifts(drifted, term, mode),
         )
-        for mode, term in settings
+        for (mode, term), bias in uncapped_biases.items()
     ]
 
 
-def check_corrections(off_policy: WorldSet) -> list[IdentityCheck]:
-    """Return what uncapped weights must reach: with sequence weights the gradient on policy."""
+def check_corrections(off_policy: WorldSet, uncapped_biases: UncappedBiases) -> list[IdentityCheck]:
+    """Return the identities of uncapped weights: sequence weights reach the gradient on policy."""
     token_errors = [
         float((gradient - target).norm() / target.norm())
         for pairs in off_policy.world_pairs
@@ -98,10 +103,10 @@ def check_corrections(off_policy: WorldSet) -> list[IdentityCheck]:
             IdentityCheck(
                 name=f"{term} under {mode}",
                 statement=f"without a cap, {mode} gives the {term} term its gradient on policy",
-                error=uncapped_bias(off_policy, term, mode),
+                error=bias,
             )
-            for mode in SEQUENCE_MODES
-            for term in (POLICY, *KL_TARGETS)
+            for (mode, term), bias in uncapped_biases.items()
+            if mode is not None and ImportanceSampling(mode=mode).by_sequence
         ),
         IdentityCheck(
             name="policy under token_truncate",
@@ -111,8 +116,7 @@ def check_corrections(off_policy: WorldSet) -> list[IdentityCheck]:
     ]
 
 
-def uncapped_bias(off_policy: WorldSet, term: str, mode: Mode | None) -> float:
-    """Return the largest bias of a term over the worlds, without a cap."""
+def _uncapped_bias(off_policy: WorldSet, term: str, mode: Mode | None) -> float:
     sampling = None if mode is None else ImportanceSampling(mode=mode, cap=math.inf)
     return worst_error(
         _bias_and_variance(pairs, targets, term, sampling)[0]

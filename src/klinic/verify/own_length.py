@@ -16,7 +16,7 @@ from klinic.maths.score import score_term
 from klinic.verify.expectation import EnumeratedPairs
 from klinic.verify.identify import worst_error
 from klinic.verify.loading import UserFunction
-from klinic.verify.user_worlds import unequal_length_set
+from klinic.verify.user_worlds import token_arrays, unequal_length_set
 
 MULTIPLE_TOLERANCE = 1e-4
 
@@ -65,17 +65,9 @@ def _mean_gradient(pairs: EnumeratedPairs, terms: Float[Tensor, "N"]) -> Vector:
 
 def _evaluate_by_length(function: UserFunction, pairs: EnumeratedPairs) -> Float[Tensor, "N"]:
     """Return the value of each token, from one call for all completions of a length."""
-    world, completions, inputs = pairs.world, pairs.world.completion_pairs, pairs.inputs
+    completions, by_token = pairs.world.completion_pairs, token_arrays(pairs)
     lengths, starts = completions.row_offsets.diff(), completions.row_offsets[:-1]
-    by_token = {
-        "logp": inputs.logp,
-        "logp_ref": inputs.logp_ref,
-        "logp_old": inputs.logp_old,
-        "logits": pairs.leaf_logits,
-        "logits_ref": world.prefix_logits(world.theta_ref)[completions.state],
-        "tokens": completions.token,
-    }
-    values: Tensor = 0 * inputs.logp  # part of the graph, for a detached function too
+    values: Tensor = 0 * pairs.inputs.logp  # part of the graph, for a detached function too
     for length in sorted(set(lengths.tolist())):
         index = starts[lengths == length][:, None] + torch.arange(length)
         result = function({name: array[index] for name, array in by_token.items()})

@@ -10,7 +10,12 @@ from klinic.verify.coefficient_meaning import (
     measure_advantages,
     measure_aggregations,
 )
-from klinic.verify.correction import CorrectionRow, check_corrections, measure_corrections
+from klinic.verify.correction import (
+    CorrectionRow,
+    check_corrections,
+    measure_corrections,
+    measure_uncapped_biases,
+)
 from klinic.verify.estimators import EstimatorRow, WorldSet, measure_estimator
 from klinic.verify.identify import TOLERANCE, worst_error
 from klinic.verify.identities import IdentityCheck, check_identities
@@ -55,14 +60,14 @@ def prove(progress: Callable[[str], None] = lambda _: None) -> Proof:
     progress("averages and advantages")
     aggregations = measure_aggregations()
     progress("importance weights")
-    corrections = measure_corrections(off_policy)
+    uncapped_biases = measure_uncapped_biases(off_policy)
     return Proof(
         rows=rows,
         checks=[
             *check_identities(on_policy, off_policy, aggregations),
-            *check_corrections(off_policy),
+            *check_corrections(off_policy, uncapped_biases),
         ],
         aggregation=aggregations,
         advantage=measure_advantages(),
-        correction=corrections,
+        correction=measure_corrections(uncapped_biases),
     )

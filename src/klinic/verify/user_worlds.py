@@ -177,11 +177,10 @@ def evaluate_pairs(
     return torch.cat([function(dict(zip(arrays, pair, strict=True))) for pair in by_pair])
 
 
-def _padded_arrays(pairs: EnumeratedPairs) -> dict[str, Tensor]:
+def token_arrays(pairs: EnumeratedPairs) -> dict[str, Tensor]:
+    """Return the arguments of a user's function by role, one entry per token."""
     inputs, world, completions = pairs.inputs, pairs.world, pairs.world.completion_pairs
-    lengths = completions.row_offsets.diff()
-    mask = torch.arange(COMPLETION_LENGTH) < lengths[:, None]
-    by_token = {
+    return {
         "logp": inputs.logp,
         "logp_ref": inputs.logp_ref,
         "logp_old": inputs.logp_old,
@@ -190,13 +189,20 @@ def _padded_arrays(pairs: EnumeratedPairs) -> dict[str, Tensor]:
         "tokens": completions.token,
     }
 
+
+def _padded_arrays(pairs: EnumeratedPairs) -> dict[str, Tensor]:
+    completions = pairs.world.completion_pairs
+    lengths = completions.row_offsets.diff()
+    mask = torch.arange(COMPLETION_LENGTH) < lengths[:, None]
+
     def pad_rows(name: str, values: Tensor) -> Tensor:
         first = values[completions.row_offsets[:-1]] * PADDING.get(name, 1)
         padded = torch.stack([first] * COMPLETION_LENGTH, dim=1)
         padded[mask] = values
         return padded
 
-    return {name: pad_rows(name, values) for name, values in by_token.items()} | {"mask": mask}
+    padded = {name: pad_rows(name, values) for name, values in token_arrays(pairs).items()}
+    return padded | {"mask": mask}
 
 
 def function_terms(
