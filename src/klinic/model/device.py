@@ -24,10 +24,10 @@ def resolve_device(name: str) -> torch.device:
             "model.device: cpu."
         )
     if found is None or found.type != device.type:
-        available = "none" if found is None else f"a device of type {found.type}"
+        available = "no accelerator" if found is None else f"only a device of type {found.type}"
         raise ConfigError(
-            f"model.device is {name}: torch {torch.__version__} finds no such device here, but "
-            f"{available}. Install a torch built for it, or set model.device: auto."
+            f"model.device is {name}: torch {torch.__version__} finds {available} here. Install a "
+            "torch built for it, or set model.device: auto."
         )
     if (device.index or 0) >= (num := torch.accelerator.device_count()):
         raise ConfigError(
