@@ -41,21 +41,25 @@ if find_spec("trl") is not None:
     import_module("trl.import_utils").is_vllm_available = lambda *_, **__: False
 
 # how long an example takes says nothing here: shapes are checked, cores are shared
-hypothesis.settings.register_profile("klinic", deadline=None)
+# the same examples everywhere: a change that passes here passes where it is judged
+hypothesis.settings.register_profile("klinic", deadline=None, derandomize=True)
 hypothesis.settings.load_profile("klinic")
 
 # for vLLM to import, in its own process
 collect_ignore = ["src/klinic/sampler/vllm/weight_receiver.py"]
+# programs of verl's own environment
+collect_ignore += ["tests/integrations/verl_runs"]
 if not HAS_TORCH:
     collect_ignore += [f"src/klinic/{part}" for part in NEED_TORCH]
     collect_ignore += [f"tests/{part}" for part in NEED_TORCH]
     collect_ignore += ["src/klinic/cli/verify_tables.py", "tests/tiny_policies.py"]
+    collect_ignore += ["tests/allocated_memory.py"]
     collect_ignore += ["tests/accelerator"]
     collect_ignore += ["tests/doctor/test_live.py"]
 elif find_spec("ray") is None:
     collect_ignore += ["src/klinic/cluster", "tests/cluster"]
 if find_spec("matplotlib") is None:
-    collect_ignore += ["src/klinic/report/pictures.py", "src/klinic/report/page.py"]
+    collect_ignore += ["src/klinic/report/page.py"]
     collect_ignore += ["src/klinic/report/serving.py"]
     collect_ignore += [f"tests/report/test_{name}.py" for name in ("page", "serving", "fuzz")]
 if find_spec("chess") is None:
@@ -72,8 +76,14 @@ WHOLE = (
         "test_replayed_causes.py",
         "test_proofs_that_fail.py",
     ),
-    *("test_fsdp.py", "test_learner_processes.py", "test_vllm.py", "test_ray_runs.py"),
-    "test_standin.py",
+    *(
+        "test_fsdp.py",
+        "test_learner_processes.py",
+        "test_trl_processes.py",
+        "test_vllm.py",
+        "test_ray_runs.py",
+    ),
+    *("test_standin.py", "test_fake_cuda.py", "test_notebook.py"),
 )
 
 
@@ -121,7 +131,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def run_console(example: Example) -> str | None:
     """Run every `$` line of a console block and compare what it prints with what stands there."""
-    folder = example.namespace["folder"]
+    folder = example.namespace["_page_folder"]
     for command, shown in re.findall(r"^\$ (.*)\n((?:(?!\$ ).*\n?)*)", example.parsed, re.M):
         printed = run_command(command, Path(folder.name))
         if not doctest.OutputChecker().check_output(shown, printed, AS_SHOWN):
@@ -166,25 +176,28 @@ class SavedPython(PythonCodeBlockParser):
 
 def saving(name: str, evaluator: Any) -> Any:
     def evaluate(example: Example) -> Any:
-        Path(example.namespace["folder"].name, name).write_text(str(example.parsed))
+        Path(example.namespace["_page_folder"].name, name).write_text(str(example.parsed))
         return evaluator(example)
 
     return evaluate
 
 
 def open_page(namespace: dict[str, Any]) -> None:
-    """Give a page a folder to work in, with the recipes that a clone has."""
+    """Give a page a folder to work in, with recipes, and files of other trainers as `samples`."""
     folder = tempfile.TemporaryDirectory()
-    Path(folder.name, "recipes").symlink_to(Path(__file__).parent / "recipes")
+    root = Path(__file__).parent
+    Path(folder.name, "recipes").symlink_to(root / "recipes")
+    Path(folder.name, "samples").symlink_to(root / "tests/evidence/readers/own_writers")
     sys.path.insert(0, folder.name)  # what a page saves, it may import
-    namespace.update(folder=folder, path_before=sys.path[1:], before=Path.cwd())
+    # names that no example uses
+    namespace.update(_page_folder=folder, _path_before=sys.path[1:], _before=Path.cwd())
     os.chdir(folder.name)
 
 
 def close_page(namespace: dict[str, Any]) -> None:
-    os.chdir(namespace["before"])
-    sys.path[:] = namespace["path_before"]
-    namespace["folder"].cleanup()
+    os.chdir(namespace["_before"])
+    sys.path[:] = namespace["_path_before"]
+    namespace["_page_folder"].cleanup()
 
 
 pytest_collect_file = Sybil(

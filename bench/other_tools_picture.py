@@ -11,7 +11,7 @@ import matplotlib.style
 from matplotlib.figure import Figure
 
 from bench.other_tools import SPEAKERS, by_chance, summary
-from klinic.report.pictures import STYLE
+from klinic.lab.ablation.plots import STYLE
 
 PARTS = {
     "first": ("right, said first", "#2a6f4e"),

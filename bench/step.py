@@ -187,7 +187,7 @@ def timed_hooks() -> Iterator[Inside]:
     overheard = sampled_logprobs.RecordedScores
     told = staticmethod(clock.added(overheard.__torch_function__))
     with (
-        clock.adding(*ends, (sampled_logprobs.LogitsRecorder, "scores")),
+        clock.adding(*ends, (sampled_logprobs.LogitsRecorder, "record_scores")),
         patch.object(overheard, "__torch_function__", told),
         patch.object(
             sampled_logprobs,

@@ -4,18 +4,24 @@ A page is text by hand with tables between `<!-- table: NAME -->` and `<!-- end 
 where a table is not what the source says.
 """
 
+import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args, get_origin
 
 import pyarrow.parquet as pq
+import python_api
 import typer
 
 from klinic.checks import CHECKS
 from klinic.cli.app import app
 from klinic.cli.explain import markdown_sections
+from klinic.cli.help_page import EXAMPLES as COMMAND_LINES
+from klinic.cli.help_page import parameter_rows
+from klinic.doctor.recorder import Recorder
+from klinic.doctor.recorder_settings import RecorderSettings
 from klinic.doctor.scalars.examine import SIGNS
 from klinic.evidence.readers.names import KLINIC, TRAINERS
 from klinic.lab.ablation.intervals import Difference, Interval
@@ -30,14 +36,20 @@ from klinic.lab.ablation.verdict import (
 )
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.recipe.aliases import ALIASES, REFUSED, resolve_alias
+from klinic.recipe.section import Section
+from klinic.recipe.sections import KLSection, RecoverySection
 
 DOCS = Path(__file__).parent
 EXAMPLES: dict[str, Any] = {
+    "vllm_enable_sleep_mode": True,
+    "free_cache_engine": True,
     "vllm_importance_sampling_correction": True,
     "rollout_is": "sequence",
     "tis_imp_ratio_cap": 2.0,
     "truncated_importance_sampling_ratio": 2.0,
     "use_cpu": True,
+    "flash_attn": True,
+    "flash_attention": True,
     "no_cuda": True,  # of the names whose meaning depends on the value
     "bf16": True,
     "clip_range": 0.2,
@@ -54,6 +66,15 @@ EXAMPLES: dict[str, Any] = {
     "use_vllm": True,
     "vllm_server_base_url": "http://127.0.0.1:8000",
 }
+RECORDER_OUTPUT = {
+    "folder": "Run folder, new or empty.",
+    "token_texts": "Text of each token id, such as `{5: 'the'}`: findings then show texts.",
+    "doctor": "`tell`: print a cause when it is found; `stop`: raise `RunStoppedError` as well, if "
+    "the cause is certain; `none`: record only.",
+    "processes": "Connects the recorders of several processes, such as `klinic.TorchProcesses()`; "
+    "None: one process.",
+    "console": "A rich console to print to; None: the terminal.",
+}
 MEASURED = ("accuracy", "retention", "KL per token")
 LARGEST = (("kl_max", 2), ("grad_norm_max", 1))  # with their digits
 TABLE = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -69,26 +90,20 @@ def commands() -> str:
             if command.rich_help_panel == panel:
                 lines += [f"### klinic {name}", "", command.help, ""]
                 lines += [*table(("", "meaning"), parameters(command, name)), ""]
+                lines += [
+                    "```sh",
+                    *(f"{line}  # {why}" for line, why in COMMAND_LINES[name]),
+                    "```",
+                    "",
+                ]
     return "\n".join(lines)
 
 
 def parameters(command: Any, name: str) -> Iterator[tuple[str, str]]:
     """Yield what a command takes, as its own help says it."""
     context = command.context_class(command, info_name=name)
-    for parameter in command.params:
-        record = parameter.get_help_record(context)
-        if record is not None and "--help" not in record[0]:
-            yield f"`{shortened(record[0])}`", " ".join(record[1].split())
-
-
-def shortened(written: str) -> str:
-    """Return a parameter with its type where that says anything.
-
-    >>> shortened("RECIPE <path>"), shortened("--num <int range>")
-    ('RECIPE', '--num INT')
-    """
-    name, _, kind = written.strip().partition(" <")
-    return f"{name} {kind.strip('>').split()[0].upper()}" if kind and name[0] == "-" else name
+    for label, text in parameter_rows(command, context):
+        yield f"`{label}`", text
 
 
 def estimators() -> str:
@@ -136,15 +151,16 @@ def signs() -> str:
 
 
 def names() -> str:
-    """Return what each trainer calls what klinic knows."""
-    trainers = (*(trainer for trainer in TRAINERS if trainer is not KLINIC), KLINIC)
-    known = dict.fromkeys(name for trainer in trainers for name in trainer.names.values())
-    rows = (
-        (f"`{name}`", *(listed(k for k, v in t.names.items() if v == name) for t in trainers[:-1]))
-        for name in known
-    )
-    heads = ("klinic", *(trainer.name for trainer in trainers[:-1]))
-    return "\n".join([*table(heads, rows), ""])
+    """Return a table per trainer: klinic's metric, and the trainer's names for it."""
+    sections: list[str] = []
+    for trainer in (t for t in TRAINERS if t is not KLINIC):
+        own = dict.fromkeys(trainer.names.values())
+        rows = (
+            (f"`{name}`", listed(k for k, v in trainer.names.items() if v == name)) for name in own
+        )
+        sections += [f"### Names of {trainer.name}", "", f"Read in {trainer.source}.", ""]
+        sections += [*table(("klinic", trainer.name), rows), ""]
+    return "\n".join(sections)
 
 
 def listed(words: Iterable[str]) -> str:
@@ -355,7 +371,73 @@ def cause_sections() -> str:
     return markdown_sections(CHECKS).strip() + "\n"
 
 
+def recorder_settings() -> str:
+    """Return every argument of `klinic.Recorder`, in the order of its signature."""
+    described = {n: setting_text(f) for n, f in RecorderSettings.model_fields.items()}
+    described |= RECORDER_OUTPUT
+    rows = (
+        (f"`{name}`", default_text(parameter.default), " ".join(described[name].split()))
+        for name, parameter in inspect.signature(Recorder).parameters.items()
+    )
+    return "\n".join([*table(("argument", "default", "meaning"), rows), ""])
+
+
+def setting_text(field: Any) -> str:
+    """Return the description of a setting, with the offered names that it does not explain."""
+    text = field.description or ""
+    offered = [word for kind in get_args(field.annotation) for word in offered_names(kind)]
+    if offered and not all(f"`{word}`" in text for word in offered):
+        text += f" One of {listed(offered)}."
+    return text
+
+
+def offered_names(kind: Any) -> tuple[str, ...]:
+    """Return the names of a literal type; empty for another."""
+    return get_args(kind) if get_origin(kind) is Literal else ()
+
+
+def default_text(default: Any) -> str:
+    """Return a default as the table shows it."""
+    if default is inspect.Parameter.empty:
+        return "required"
+    return "None" if default is None else f"`{default}`"
+
+
+def function_page(name: str) -> str:
+    """Return what a public function does, its arguments and its result."""
+    rows = table(("argument", "default", "meaning"), python_api.arguments(name))
+    result = f"Returns: {python_api.returns(name)}"
+    return "\n".join([python_api.introduction(name), "", *rows, "", result, ""])
+
+
+def class_members(name: str) -> str:
+    """Return the attributes and methods of a public class."""
+    rows = python_api.members(python_api.public(name))
+    return "\n".join([*table(("name", "meaning"), rows), ""])
+
+
+def section_keys(kind: type[Section]) -> str:
+    """Return the keys of a section of a recipe."""
+    return "\n".join([*table(("key", "default", "meaning"), python_api.keys(kind)), ""])
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "python-train": lambda: function_page("train"),
+    "python-attach": lambda: function_page("attach"),
+    "python-result": lambda: class_members("Result"),
+    "python-kl": lambda: section_keys(KLSection),
+    "python-recovery": lambda: section_keys(RecoverySection),
+    "python-rewards": lambda: "\n".join(
+        [*table(("name", "meaning"), python_api.reward_tools()), ""]
+    ),
+    "python-events": lambda: "\n".join([*table(("event", ""), python_api.events()), ""]),
+    "python-unused": lambda: "\n".join(
+        [*table(("argument", "why it has no effect"), python_api.unused()), ""]
+    ),
+    "python-unavailable": lambda: "\n".join(
+        [*table(("argument", "reason, or what to do"), python_api.unavailable()), ""]
+    ),
+    "recorder-settings": recorder_settings,
     "commands": commands,
     "estimators": estimators,
     "checks": checks,

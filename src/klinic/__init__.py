@@ -8,12 +8,24 @@ from importlib import import_module
 from typing import Any
 
 __version__ = "0.1.0.dev0"
-__all__ = ["KL", "Recovery", "__version__", "attach", "train"]
+__all__ = [
+    "KL",
+    "Recorder",
+    "Recovery",
+    "Result",
+    "TorchProcesses",
+    "__version__",
+    "attach",
+    "train",
+]
 
-# imported on demand: these need torch, which the rest of klinic does without
+# imported on demand: most need torch, which the rest of klinic does without
 LAZY = {
     "KL": "klinic.recipe.python_sections",
+    "Recorder": "klinic.doctor.recorder",
     "Recovery": "klinic.recipe.python_sections",
+    "Result": "klinic.training.result",
+    "TorchProcesses": "klinic.integrations.torch_processes",
     "attach": "klinic.integrations.trl.attach",
     "train": "klinic.training.api",
 }

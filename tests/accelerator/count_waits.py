@@ -29,7 +29,11 @@ if __name__ == "__main__":
             learner.commit()
         found[estimator] = {
             "batches": len(scored.batches),
-            "waits": dict(scoring.waits + preparing.waits + updating.waits),
+            "own": dict(scoring.own + preparing.own + updating.own),
+            "of_libraries": dict(
+                scoring.of_libraries + preparing.of_libraries + updating.of_libraries
+            ),
+            "uploads": dict(scoring.uploads + preparing.uploads + updating.uploads),
             "kernels": (scoring.kernels + preparing.kernels + updating.kernels).total(),
         }
     assert not any(np.isnan(p.detach().cpu().numpy()).any() for p in policy.lm.parameters())

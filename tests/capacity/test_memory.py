@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from torch.profiler import ProfilerActivity, profile
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from allocated_memory import allocated_peak_of
 from klinic.capacity.memory import Phase, memory_per_device, peak_by_phase
 from klinic.capacity.meta_policy import build_meta_policy, is_config_reachable, tensor_classifier
 from klinic.capacity.meta_tensors import CPU, META, MemoryMeter, MetaTensor, replace_by_meta_tensors
@@ -19,6 +19,7 @@ from klinic.recipe.sections import ModelSection
 from tiny_policies import batch_of, learner_of, own_reference, rollouts, small_model, small_policy
 
 BUFFER = {"fp32": 0, "bf16": 2**17}  # bytes that attention takes for itself, at any size
+GIB = 2**30
 SHAPES = Path(__file__).parents[2] / "recipes" / "shapes"
 
 
@@ -35,18 +36,6 @@ MODELS = {
     "qwen3": lambda: tiny_model(tiny_tokenizer(), seed=0),
     "llama": llama,
 }
-
-
-def allocated(act):
-    """Return by how much torch's allocator rose at the highest point of an act."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        result = act()
-    events = [e for e in found.profiler.kineto_results.events() if e.name() == "[memory]"]
-    live = highest = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        live += event.nbytes()
-        highest = max(highest, live)
-    return highest, result
 
 
 def step_of(policy, reference, taken):
@@ -79,7 +68,7 @@ def test_a_step_without_weights_takes_what_the_allocator_counts(architecture, se
         policy = small_policy(model=MODELS[architecture](), **section)
         return policy, own_reference(policy, "lora_rank" in section)
 
-    counted = step_of(*parts(), allocated)
+    counted = step_of(*parts(), allocated_peak_of)
     policy, reference = parts()
     meter = MemoryMeter(tensor_classifier(policy.lm))
     replace_by_meta_tensors(policy.lm, meter)
@@ -202,12 +191,20 @@ def test_the_highest_of_each_phase_stays():
     assert scoring.num_bytes == {"weights": 3}
 
 
-def test_devices_share_what_is_sharded_and_nothing_else():
-    updating = Phase(name="updating", num_bytes={"weights": 100, "optimiser": 60, "logits": 7})
-    sampling = Phase(name="sampling", num_bytes={"weights": 900})
-    how = {"memory": 100, "largest_layer": 3, "num_parameters": 25}
-    two = memory_per_device([updating, sampling], num=2, **how)
-    assert two.phase.total_bytes == 50 + 30 + 7 + 2 * 3
-    assert (two.free_bytes, two.sampler_fraction, two.sampler_weight_bytes) == (7, 0.07, 50)
-    one = memory_per_device([updating, sampling], num=1, **how)
-    assert (one.free_bytes, one.sampler_fraction) == (-67, 0.0)
+def test_what_no_tensor_shows_is_reserved():
+    updating = Phase(name="updating", num_bytes={"weights": 10 * GIB, "logits": 2 * GIB})
+    scoring = Phase(name="scoring", num_bytes={"weights": 10 * GIB})
+    how = {"memory": 16 * GIB, "num_parameters": 25, "engine_sleeps": False}
+    one = memory_per_device([updating, scoring], num=1, **how)
+    assert one.phase is updating
+    assert set(one.allowance) == {"CUDA context", "fragmentation"}
+    assert one.free_bytes == 16 * GIB - 12 * GIB - sum(one.allowance.values())
+    assert one.sampler_weight_bytes == 50
+    two = memory_per_device([updating, scoring], num=2, **how)
+    assert one.free_bytes - two.free_bytes == two.allowance["NCCL buffers"]
+    assert one.engine_bytes == one.free_bytes
+    asleep = memory_per_device([updating, scoring], num=1, **how | {"engine_sleeps": True})
+    assert asleep.engine_bytes - one.engine_bytes == 2 * GIB  # the logits are gone when it wakes
+    small = memory_per_device([updating], num=1, **how | {"memory": 8 * GIB})
+    assert small.free_bytes < 0
+    assert small.sampler_fraction == 0.0

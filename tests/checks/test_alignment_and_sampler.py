@@ -185,6 +185,30 @@ def test_rows_that_are_cut_off_are_no_fault():
     assert verdict(stop_token_fault, case) is Verdict.NO_DATA
 
 
+@pytest.mark.parametrize(
+    ("is_masked", "said"), [(True, Verdict.PASS), (False, Verdict.FAIL)], ids=["masked", "trained"]
+)
+def test_a_turn_that_an_environment_answers_outside_the_loss_may_end(is_masked, said):
+    found = record()
+    ids, mask, emitted = found.token_ids.copy(), found.loss_mask.copy(), found.emitted_by.copy()
+    ids[3] = 1
+    emitted[4] = EmittedBy.TOOL
+    mask[4] = not is_masked
+    turns = replace(found, token_ids=ids, loss_mask=mask, emitted_by=emitted)
+    assert verdict(stop_token_fault, turns) is said
+
+
+def test_ends_of_turns_that_are_masked_are_the_stop_token_s_fault_alone():
+    found = record()
+    ids, mask, emitted = found.token_ids.copy(), found.loss_mask.copy(), found.emitted_by.copy()
+    ids[1::LENGTH] = 1
+    emitted[2::LENGTH] = EmittedBy.TOOL
+    mask[1::LENGTH] = mask[2::LENGTH] = mask[LENGTH - 1 :: LENGTH] = False
+    turns = replace(found, token_ids=ids, loss_mask=mask, emitted_by=emitted)
+    assert verdict(stop_token_fault, turns) is Verdict.FAIL
+    assert verdict(wrong_loss_mask, turns) is Verdict.PASS
+
+
 END_OF_TURN = 7
 
 

@@ -14,6 +14,7 @@ from klinic.checks import (
     kl_sign_flipped,
     layout_changes_logp,
     loss_scaled_wrong,
+    policy_gradient_wrong,
 )
 
 PASS, FAIL, WARN, NO_DATA = Verdict.PASS, Verdict.FAIL, Verdict.WARN, Verdict.NO_DATA
@@ -84,6 +85,22 @@ def test_an_estimator_without_a_gradient_is_wrong_as_the_recipe_has_it():
     assert judged(kl_gradient_wrong, record(), answers=given, run={"estimator": "k2"}) is PASS
 
 
+@pytest.mark.parametrize(
+    ("ratio", "cosine", "like", "own", "stock"),
+    [
+        (1.0, 1.0, "unbiased", PASS, PASS),
+        (0.74, 0.996, "unbiased", PASS, FAIL),  # sums of tokens divided by rows
+        (6.0, 0.8, "k3", PASS, FAIL),  # another estimator, far from the reference
+        (2.6, 0.88, "k1", FAIL, FAIL),
+    ],
+)
+def test_an_own_loss_has_its_own_estimator_and_average(ratio, cosine, like, own, stock):
+    for overridden, expected in ((True, own), (False, stock)):
+        run = {"estimator": "unbiased", "loss": {"name": "grpo", "overridden": overridden}}
+        given = answer(ratio, cosine, like=like)
+        assert judged(kl_gradient_wrong, record(), answers=given, run=run) is expected
+
+
 def test_scoring_twice_must_agree():
     assert judged(dropout_in_scoring, record(), answers={"rescore": {"largest": 0.0}}) is PASS
     assert judged(dropout_in_scoring, record(), answers={"rescore": {"largest": 0.02}}) is FAIL
@@ -121,3 +138,28 @@ def test_no_wrong_scale_leaves_nothing_of_a_kl_term_and_one_may_leave_twice_of_i
     found = [judge(Case(record=record(), probe_results=said)) for said in (nothing, twice)]
     assert [f.verdict for f in found] == [FAIL, FAIL]
     assert [SCALE in f.excludes for f in found] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("cosine", "norm", "expected", "verdict"),
+    [
+        (1.0, 1.0, 1.0, PASS),
+        (0.7, 30.0, 1.0, PASS),  # another aggregation
+        (0.0, 0.0, 1.0, FAIL),
+        (-1.0, 1.0, 1.0, FAIL),
+        (0.05, 1.0, 1.0, FAIL),
+        (None, 0.0, 0.0, NO_DATA),
+        (float("nan"), float("nan"), 1.0, NO_DATA),
+    ],
+)
+def test_a_policy_term_follows_its_advantages(cosine, norm, expected, verdict):
+    given = {"ratio": None, "cosine": cosine, "norm": norm, "expected_norm": expected}
+    found = judged(policy_gradient_wrong, record(), answers={"policy_gradient": given})
+    assert found is verdict
+
+
+def test_a_gradient_of_0_as_a_whole_is_no_fault_of_the_policy_term_alone():
+    given = {"policy_gradient": {"cosine": 0.0, "norm": 0.0, "expected_norm": 1.0}}
+    still = replace(record(), facts={"grad_norm": 0.0})
+    assert judged(policy_gradient_wrong, still, answers=given) is PASS
+    assert judged(policy_gradient_wrong, record(), answers=given) is FAIL

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from checks.exact_records import GROUP, LENGTH, ROWS, VOCABULARY, case, judged, moved, record
+from evidence.records import full_record
 from klinic.checks import (
     Verdict,
     broken_reward,
@@ -18,6 +19,7 @@ from klinic.checks import (
     policy_does_not_move,
     prompt_mismatch,
     random_weights,
+    ratio_not_applied,
     retokenised,
     reward_hacking,
     step_too_big,
@@ -42,6 +44,29 @@ def test_a_gap_on_rows_that_do_not_survive_is_retokenisation():
     assert judged(retokenised, replace(found, logp_sampler=FIRST.logp_old)) is PASS
     assert judged(retokenised, replace(found, logp_sampler=FIRST.logp_old - 1.0)) is PASS
     assert judged(retokenised, FIRST) is PASS
+
+
+def with_facts(record, **facts):
+    return replace(record, facts={**record.facts, **facts})
+
+
+def test_rows_with_other_ids_than_were_sampled_are_retokenised_without_any_gap():
+    changed = with_facts(FIRST, num_changed_rows=9, num_reencoded_rows=1)
+    bare = replace(changed, logp_sampler=None, logp_old=None, round_trip=None)
+    assert judged(retokenised, changed) is FAIL
+    assert judged(retokenised, bare) is FAIL
+    assert judged(retokenised, with_facts(bare, num_reencoded_rows=0)) is NO_DATA
+    same = with_facts(bare, num_changed_rows=0, num_reencoded_rows=0)
+    assert judged(retokenised, same) is PASS
+    unknown = with_facts(bare, num_changed_rows=0, num_reencoded_rows=None)
+    assert judged(retokenised, unknown) is NO_DATA
+
+
+def test_one_changed_row_of_more_than_a_hundred_is_no_retokenisation():
+    rows = replace(full_record(lengths=(3,) * 101), round_trip=np.ones(101, bool))
+    found = with_facts(rows, num_changed_rows=1, num_reencoded_rows=1)
+    assert judged(retokenised, found) is PASS
+    assert judged(retokenised, with_facts(found, num_reencoded_rows=2)) is FAIL
 
 
 def test_one_prompt_that_differs_is_enough():
@@ -124,10 +149,93 @@ def pairs(reward):
     return replace(FIRST, token_ids=same, reward=reward)
 
 
+def graded(rewards_of, num=6):
+    """Return the last of several steps with pairs of equal completions, and the steps before."""
+    records = [replace(pairs(rewards_of(n)), step=n, token_ids=pair_ids(n)) for n in range(1, num)]
+    return records[-1], records[:-1]
+
+
+def pair_ids(seed):
+    """Return completions of which two and two are equal in every group."""
+    return np.repeat(record(seed).token_ids.reshape(ROWS, LENGTH)[::2], 2, axis=0).reshape(-1)
+
+
 def test_equal_completions_with_different_rewards_are_graded_by_nobody():
     random = np.random.default_rng(0)
-    assert judged(broken_reward, pairs(random.random(ROWS))) is FAIL
-    assert judged(broken_reward, pairs(np.repeat(random.random(ROWS // GROUP), GROUP))) is PASS
+    last, earlier = graded(lambda _: random.random(ROWS))
+    assert judged(broken_reward, last, earlier=earlier) is FAIL
+    assert judged(broken_reward, last) is PASS  # one step alone is chance
+    last, earlier = graded(lambda _: np.repeat(random.random(ROWS // 2), 2))
+    assert judged(broken_reward, last, earlier=earlier) is PASS
+
+
+def test_timeouts_that_count_as_wrong_are_noise_and_a_noisy_judge_is_none():
+    random = np.random.default_rng(1)
+
+    def right(_, share=0.9):
+        return np.repeat(random.random(ROWS // 2) < share, 2).astype(float)
+
+    last, earlier = graded(lambda n: right(n) * (random.random(ROWS) > 0.35), num=20)
+    finding = broken_reward.CHECK(case(last, earlier=earlier))
+    assert finding.verdict is FAIL
+    assert "equal completions" in finding.summary
+    for noisy in (
+        lambda n: right(n) + 0.1 * random.normal(size=ROWS),
+        lambda n: np.abs(right(n) - (random.random(ROWS) < 0.05)),
+        lambda n: np.abs(right(n, 0.99) - (random.random(ROWS) < 0.05)),  # mostly noise, and rare
+    ):
+        last, earlier = graded(noisy, num=20)
+        assert judged(broken_reward, last, earlier=earlier) is PASS
+
+
+def test_a_generation_that_is_recorded_twice_counts_once():
+    random = np.random.default_rng(3)
+    last, earlier = graded(lambda _: random.random(ROWS), num=3)
+    once = broken_reward.CHECK(case(last, earlier=earlier))
+    again = broken_reward.CHECK(case(last, earlier=[*earlier, *earlier, last, last]))
+    assert once.measured == again.measured
+
+
+def test_one_infinite_reward_is_enough_wherever_it_is():
+    low = np.where(np.arange(ROWS) == 3, -np.inf, 0.5)
+    assert judged(broken_reward, replace(FIRST, reward=low)) is FAIL
+    good = {"regrade": {"same": 1.0, "right_answers": 1.0, "wrong_completions": 0.2}}
+    assert judged(broken_reward, FIRST, answers=good) is PASS
+    part = replace(FIRST, reward_parts={"log": low})
+    assert judged(broken_reward, part, answers=good) is FAIL
+    told = {FIRST.step: {"reward": "-Infinity"}}
+    assert judged(broken_reward, FIRST, answers=good, metrics=told) is FAIL
+    lost = replace(FIRST, reward=np.where(np.arange(ROWS) == 3, np.nan, 0.5))
+    assert judged(broken_reward, lost, answers=good) is PASS
+
+
+def test_a_reward_that_only_the_prompt_decides():
+    random = np.random.default_rng(2)
+
+    def by_prompt(_):
+        return np.repeat(random.random(ROWS // GROUP) < 0.4, GROUP).astype(float)
+
+    last, earlier = graded(by_prompt, num=12)
+    finding = broken_reward.CHECK(case(last, earlier=earlier))
+    assert finding.verdict is FAIL
+    assert "prompt alone" in finding.summary
+    assert judged(broken_reward, last, earlier=earlier[-3:]) is PASS  # too few prompts
+    solved, before = graded(lambda _: np.ones(ROWS), num=12)
+    assert judged(broken_reward, solved, earlier=before) is PASS
+    mixed = replace(earlier[-1], reward=np.repeat(np.arange(ROWS // 2) % 2, 2).astype(float))
+    assert judged(broken_reward, last, earlier=[*earlier[:-1], mixed]) is PASS
+
+
+def paid(prompts, more, less):
+    facts = {"answer_prompts": prompts, "answer_paid_more": more, "answer_paid_less": less}
+    return replace(FIRST, facts={**FIRST.facts, **facts})
+
+
+def test_right_answers_that_are_never_paid_more():
+    assert judged(broken_reward, paid(16, 0, 0), earlier=[paid(16, 0, 0)]) is FAIL
+    assert judged(broken_reward, paid(16, 0, 16), earlier=[paid(16, 0, 16)]) is FAIL
+    assert judged(broken_reward, paid(16, 1, 0), earlier=[paid(16, 0, 0)]) is PASS
+    assert judged(broken_reward, paid(15, 0, 0), earlier=[paid(16, 0, 0)]) is NO_DATA
 
 
 def test_missing_rewards_and_those_that_are_others_when_asked_again():
@@ -164,7 +272,7 @@ def test_answers_that_cannot_be_read():
 def test_completions_that_are_cut_off_from_the_start_and_such_as_grew():
     cut = np.array(["length"] * ROWS, "<U6")
     ids = np.where(FIRST.token_ids == 1, 2, FIRST.token_ids)
-    two = steps(2, finish_reason=cut, token_ids=ids)
+    two = steps(2, finish_reason=cut, token_ids=ids, reward=np.zeros(ROWS))
     assert judged(context_truncated, two[1], earlier=two[:1], start=two[0]) is FAIL
     assert judged(context_truncated, two[1], earlier=two[:1], start=FIRST) is PASS
     assert judged(context_truncated, FIRST, earlier=[FIRST], start=FIRST) is PASS
@@ -176,6 +284,9 @@ def test_a_policy_without_preferences_has_random_weights():
     assert judged(random_weights, replace(FIRST, entropy=even / 2)) is PASS
     later = replace(FIRST, entropy=even, facts={"learner_version": 3})
     assert judged(random_weights, later) is NO_DATA
+
+
+FIRST_STEP = replace(FIRST, reward=(np.arange(ROWS) % 10 < 3).astype(float))
 
 
 def ran_away(reward):
@@ -191,14 +302,36 @@ def test_a_policy_that_runs_away_and_earns_less_stepped_too_far():
 
 
 def test_a_policy_that_goes_far_and_gains_nothing_stepped_too_far():
-    same = [replace(ran_away(0.0), step=n, reward=FIRST.reward) for n in (2, 3, 4)]
-    # 1.0 is not above
-    assert judged(step_too_big, same[-1], earlier=same[:-1], start=FIRST) is PASS
-    far = [replace(r, logp_old=r.logp_old + 0.5) for r in same]
-    assert judged(step_too_big, far[-1], earlier=far[:-1], start=FIRST) is FAIL
-    assert judged(step_too_big, far[-1], earlier=far[:1], start=FIRST) is PASS
-    better = [replace(r, reward=FIRST.reward + 1) for r in far]
-    assert judged(step_too_big, better[-1], earlier=better[:-1], start=FIRST) is PASS
+    def judged_at(k1, change):
+        """Return the verdict on three steps at a KL whose rewards changed by less than 4 errors."""
+        steps = [replace(ran_away(0.0), step=n, reward=FIRST.reward + change) for n in (2, 3, 4)]
+        far = [replace(r, logp_old=r.logp_ref + k1) for r in steps]
+        return judged(step_too_big, far[-1], earlier=far[:-1], start=FIRST)
+
+    assert judged_at(1.5, -0.3) is FAIL
+    assert judged_at(1.0, -0.3) is PASS  # 1.0 is not above
+    assert judged_at(1.5, 1.0) is PASS
+    assert judged_at(1.5, 0.0) is PASS  # 6 groups a step: a gain may be hidden by chance
+
+
+def test_a_slow_gain_far_from_the_reference_is_learning_and_a_late_fall_is_not():
+    random = np.random.default_rng(4)
+    course = [
+        replace(
+            moved(record(n), 0.0),
+            step=n,
+            logp_old=record(n).logp_ref + min(0.1 * n, 2.0),
+            reward=(random.random(ROWS) < 0.3 + 0.01 * n).astype(float),
+        )
+        for n in range(2, 22)
+    ]
+    for end in range(1, len(course)):
+        verdict = judged(step_too_big, course[end], earlier=course[:end], start=FIRST_STEP)
+        assert verdict is PASS
+    fallen = [replace(course[-1], step=n, reward=np.zeros(ROWS)) for n in (22, 23, 24)]
+    assert (
+        judged(step_too_big, fallen[-1], earlier=[*course, *fallen[:2]], start=FIRST_STEP) is FAIL
+    )
 
 
 def test_weights_that_stay_where_they_were():
@@ -214,9 +347,57 @@ def test_weights_that_stay_where_they_were():
     warming = {1: {"reward_scale": 0.0}}
     assert judged(policy_does_not_move, cut, metrics=warming) is NO_DATA
     rounded = replace(FIRST, facts={**FIRST.facts, "unchanged_share": 0.99})
+    warming_up = replace(rounded, facts={**rounded.facts, "learning_rate": 0.0})
+    assert judged(policy_does_not_move, warming_up) is not FAIL
     assert judged(policy_does_not_move, rounded) is FAIL
     nothing = replace(cut, advantage=np.zeros(ROWS))
     assert judged(policy_does_not_move, nothing) is NO_DATA
+
+
+def test_a_policy_that_is_where_it_started_after_many_updates():
+    def at(step, distance):
+        facts = {**FIRST.facts, "learner_version": step - 1, "weights_published": f"w{step}"}
+        return replace(moved(record(step), distance), step=step, facts=facts)
+
+    def verdict(distance, *, last=10, **columns):
+        window = [at(step, 0.0) for step in range(1, last)]
+        return judged(
+            policy_does_not_move,
+            replace(at(last, distance), **columns),
+            earlier=window,
+            start=window[0],
+        )
+
+    assert verdict(1e-6) is FAIL
+    assert verdict(1e-6, advantage=np.zeros(ROWS)) is FAIL  # an equal group hides nothing
+    assert verdict(1e-3) is PASS
+    assert verdict(1e-6, last=5) is PASS  # the first steps of a warm-up
+    other = {**at(10, 0.0).facts, "reference_fingerprint": "moved"}
+    assert verdict(0.0, facts=other) is PASS
+
+
+def test_later_updates_on_a_generation_whose_ratio_is_1():
+    lag = {"sampler": {"max_version_lag": 3}}
+
+    def update(size, **columns):
+        """Return a second update on the completions of the first, by a policy that has moved."""
+        later = moved(FIRST, size)
+        old = {"logp_old": FIRST.logp, "weight_version": FIRST.weight_version}
+        return replace(later, **{**old, **columns})
+
+    def verdict(found, earlier=(FIRST,)):
+        return judged(ratio_not_applied, found, earlier=earlier, run=lag)
+
+    dropped = update(0.2)
+    assert verdict(replace(dropped, logp_old=dropped.logp)) is FAIL
+    assert verdict(dropped) is PASS
+    still = update(1e-5)
+    assert verdict(replace(still, logp_old=still.logp)) is NO_DATA
+    # a new generation that says the same
+    again = replace(dropped, logp_old=dropped.logp, weight_version=FIRST.weight_version + 3)
+    assert verdict(again) is NO_DATA
+    assert verdict(record(1)) is NO_DATA
+    assert judged(ratio_not_applied, record(1), earlier=[FIRST]) is PASS
 
 
 def course(rewards, accuracies):
@@ -250,9 +431,9 @@ def test_a_smaller_rise_is_enough_where_most_of_the_skill_is_gone():
 
 
 def test_a_policy_that_ran_away_and_is_paid_for_it_in_the_end_hacks_its_reward():
-    """The reward rose, accuracy fell, and on the way the policy was far off for nothing."""
+    """The reward rose, accuracy fell, and on the way the policy was far off for less."""
     far = moved(record(1), 0.0)
-    far = replace(far, logp_ref=far.logp_old - 2.0, reward=far.reward)
+    far = replace(far, logp_ref=far.logp_old - 2.0, reward=far.reward - 0.3)
     window = [replace(far, step=step) for step in (2, 3, 4)]
     later = case(
         far, start=FIRST, earlier=window, metrics=course(np.linspace(0, 1, 20), (0.8, 0.3))

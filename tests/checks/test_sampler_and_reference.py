@@ -128,6 +128,36 @@ def test_noise_before_the_first_update_is_imprecise_and_that_of_bf16_is_not():
     assert judged(misaligned_logp, record(noise=0.15)) is PASS
 
 
+def as_bf16(values):
+    """Return values with the bits of a bfloat16."""
+    bits = np.asarray(values, np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32)
+
+
+def judge_logged_kl(kl_logged, *, policy=as_bf16, shift=-0.03, changed=0.5, **columns):
+    """Judge a step whose reference differs from the policy in a fraction of the tokens."""
+    later = record(1)
+    differs = np.random.default_rng(3).random(later.num_tokens) < changed
+    old = policy(later.logp_old)
+    found = replace(
+        later,
+        logp_old=old,
+        logp_ref=policy(old + np.where(differs, shift, 0.0)),
+        facts={**later.facts, "kl_logged": kl_logged},
+    )
+    return judged(imprecise_logp, replace(found, **columns), start=FIRST)
+
+
+def test_a_kl_that_bf16_rounds_to_0_is_imprecise():
+    assert judge_logged_kl(0.0) is FAIL
+    assert judge_logged_kl(0.0, logp_sampler=None) is FAIL
+    assert judge_logged_kl(1e-6) is PASS
+    assert judge_logged_kl(None) is PASS
+    assert judge_logged_kl(0.0, policy=np.float32) is PASS  # not a matter of rounding
+    assert judge_logged_kl(0.0, changed=0.0) is PASS  # no difference, so 0 is right
+    assert judge_logged_kl(0.0, logp_ref=None) is PASS
+
+
 def test_noise_in_some_rows_only_is_not_rounding():
     found = record()
     noise = np.zeros((ROWS, LENGTH))

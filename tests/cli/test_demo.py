@@ -2,11 +2,13 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +41,66 @@ def test_a_name_that_is_nearly_right_is_guessed(demo, tmp_path):
     assert done.returncode == 2
     assert "Did you mean stale-sampler?" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_the_recorded_run_is_diagnosed_and_left_for_other_commands(demo, tmp_path):
+    done = demo("--recorded")
+    assert done.returncode == 0, done.stderr
+    for shown in (
+        "KL, nats per token ",
+        "Cause: stale-sampler",
+        "first seen in step 2",
+        "The bug in the script: completions come from a second model that is never updated.",
+        "klinic diagnose runs/sick ",
+    ):
+        assert shown in done.stdout
+    assert klinic("diagnose", "runs/sick", cwd=tmp_path, timeout=60).returncode == 1
+    again = json.loads(demo("--recorded", "--json").stdout)
+    assert (again["ok"], again["cause"], again["folder"]) == (True, "stale-sampler", "runs/sick-2")
+
+
+def test_the_recorded_run_needs_no_torch(tmp_path):
+    program = (
+        "import sys; sys.modules.update(dict.fromkeys(['torch', 'transformers', 'trl']));"
+        "sys.argv[1:] = ['demo', '--recorded']; from klinic.cli import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Cause: stale-sampler" in done.stdout
+
+
+def test_the_recorded_run_is_small_and_named_by_its_records(tmp_path):
+    from klinic.lab.demo import recorded
+
+    shipped = Path(recorded.__file__).parent / recorded.SHIPPED
+    assert sum(file.stat().st_size for file in shipped.rglob("*")) < 300_000
+    run = recorded.copy_recorded_run(tmp_path / "run")
+    for step in range(2, 17):  # only the first step is left: before the first update
+        shutil.rmtree(run / "records" / f"step={step:06d}")
+    assert klinic("diagnose", "run", cwd=tmp_path, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("also", ["seed=2", "--fault=stale-sampler"])
+def test_a_recorded_run_takes_no_settings(demo, tmp_path, also):
+    done = demo("--recorded", also)
+    assert done.returncode == 2
+    assert "ConfigError: --recorded is given with " in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_recorded_run_overwrites_nothing(demo, tmp_path):
+    (tmp_path / "thesis.txt").write_text("mine")
+    done = demo("--recorded", "--out", ".")
+    assert done.returncode == 2
+    assert "ConfigError: --out is ., which is not empty" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
 
 
 @pytest.mark.skipif(find_spec("torch") is not None, reason="torch is installed here")
@@ -81,7 +143,8 @@ def test_a_fault_is_named_proved_and_reported(demo, tmp_path):
         "Injected fault: temperature-on-one-side\n"
         "  the sampler reports log-probs of the unscaled logits",
         "Step 1 | Cause: temperature-on-one-side (",
-        "Cause: temperature-on-one-side, first seen in step 1\nFix: ",
+        "Cause: temperature-on-one-side, first seen in step 1\n\nEvidence:\n  ✗ ",
+        "\nFix:\n  1. Divide the logits",
         "Proof: confirmed.",
         "klinic diagnose sick",
         "klinic explain temperature-on-one-side",

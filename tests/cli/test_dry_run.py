@@ -59,7 +59,7 @@ def test_the_recipe_is_read_as_a_run_reads_it_and_nothing_is_written(folder):
     assert "kl: coef=0.5" in text
     assert "Sizes: 2 prompts x 3 completions = 6 per step, 2 micro-batches of 3" in text
     assert "Longest prompt: 5 tokens (counted)" in text
-    assert "while updating" in text
+    assert "while committing" in text
     assert [path for path in sorted(folder.rglob("*")) if "__pycache__" not in str(path)] == before
 
 
@@ -86,7 +86,7 @@ def test_json_says_the_same(folder):
 def test_a_step_is_counted_beside_its_memory(folder):
     from klinic.learner.diagnostics import diagnostic_fraction
 
-    told = answer("--gpus", "8", "--gpu-memory", "80", "learner.shards=2")
+    told = answer("learner.shards=2")
     step, phases = told["step"], told["memory"]["phases"]
     # 2 prompts of up to 5 tokens, 3 completions of 5 each; 4 layers, 2 heads of 32 numbers
     assert step["num_tokens"] == 30
@@ -106,7 +106,22 @@ def test_a_step_is_counted_beside_its_memory(folder):
     )
     for kind in ("weights", "reference", "optimiser"):
         assert phases["updating"][kind] == pytest.approx(held[kind], rel=1e-3), kind
-    split = told["device"]["split"]
+
+
+@pytest.mark.torch
+def test_a_rank_of_several_gpus_holds_a_shard(folder):
+    whole, shard = answer(), answer("--gpus", "8", "--gpu-memory", "80")
+    assert list(shard["memory"]["phases"]) == ["scoring", "updating", "committing"]
+    assert shard["memory"]["overhead"] == 0
+    before, after = (told["memory"]["phases"]["updating"] for told in (whole, shard))
+    for kind in ("weights", "reference", "optimiser"):
+        # the last shard of a tensor is padded to the size of the others
+        assert before[kind] / 8 <= after[kind] < before[kind] / 7, kind
+    assert after["gathered layers"] > 0
+    device = shard["device"]
+    assert (device["phase"], device["fit"]) == (shard["memory"]["peak"]["phase"], None)
+    assert set(device["allowance"]) == {"CUDA context", "NCCL buffers", "fragmentation"}
+    split = device["split"]
     assert split["samplers"] + split["learners"] == 8
 
 
@@ -183,16 +198,31 @@ def test_a_config_alone_is_enough_and_what_is_assumed_is_said(shallow):
     ends, layer, adapter = 2 * 152064 * 3584 + 3584, 233_057_792, 1_441_792
     assert f"Parameters: {ends + layer + adapter:,}, of which {adapter:,} are trained" in text
     assert "assumed: a token for every 3 characters, since the model has no tokenizer" in text
-    assert "By arithmetic, not measured: 2 x 80.0 GB" in text
-    assert "as by FSDP's full shard" in text
+    assert "On each of 2 GPUs, traced with tensors without data" in text
+    assert "assumed and not measured: CUDA context 512 MB, NCCL buffers 512 MB" in text
+    assert "It fits: " in text
     assert "gpu_memory_utilization=0." in text
 
 
 @pytest.mark.torch
 def test_what_does_not_fit_is_said(shallow):
     text = dry_run(f"model.name={shallow}", "--gpu-memory", "8")
-    assert "It does not fit" in text
-    assert "vLLM on the same GPU" not in text
+    assert "It does not fit 8.0 GB" in text
+    assert "It fits with these changes (peak" in text
+    for change in (
+        "model.gradient_checkpointing: false -> true",
+        "learner.micro_batch_size: 2 -> 1",
+        "model.dtype: fp32 -> bf16",
+        "model.lora_rank: null -> 16",
+    ):
+        assert f"  {change}\n" in text
+    changes = ("model.dtype=bf16", "model.lora_rank=16", "model.gradient_checkpointing=true")
+    changed = dry_run(f"model.name={shallow}", "--gpu-memory", "8", *changes)
+    assert "It fits: " in changed
+    least = dry_run(
+        f"model.name={shallow}", "--gpu-memory", "2", "learner.micro_batch_size=1", *changes
+    )
+    assert "No change of memory settings is left" in least
 
 
 @pytest.mark.torch

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import shlex
 import sys
 
 import pytest
@@ -74,6 +75,8 @@ def test_familiar_flags_are_taken_and_echoed(tmp_path):
     )
     done = train(tmp_path, "recipe.yaml", "--kl-beta", "0.02", "--num-generations", "3")
     assert done.returncode == 0, done.stderr
+    assert "kl: coef=0.02\n" in done.stdout
+    assert "null" not in done.stdout
     assert "kl_beta is written kl.coef here: 0.02" in done.stdout
     assert "Sizes: 1 prompt x 3 completions = 3 per step" in done.stdout
     assert "KL unbiased: The token-level gradient of KL(policy || reference)" in done.stdout
@@ -82,6 +85,26 @@ def test_familiar_flags_are_taken_and_echoed(tmp_path):
     assert parts == ["Step 1", "Loss", "Grad norm", "Reward", "KL", "KL penalty"]
     saved = (tmp_path / "out" / "recipe.yaml").read_text()
     assert "coef: 0.02" in saved
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_the_commands_at_the_end_work(tmp_path):
+    (tmp_path / "recipe.yaml").write_text(GOOD)
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a"}')
+    (tmp_path / "rewards.py").write_text(
+        "def one(prompts, completions, **_):\n    return [float(len(c)) for c in completions]\n"
+    )
+    done = train(tmp_path, "recipe.yaml")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.rpartition("\nNext:\n")[2].splitlines()
+    commands = [line.strip().split("  ")[0] for line in lines]
+    assert [command.split()[1] for command in commands] == ["report", "diagnose", "eval", "export"]
+    for command in commands:
+        program, *words = shlex.split(command)
+        assert program == "klinic"
+        ended = klinic(*words, cwd=tmp_path, timeout=100)
+        assert ended.returncode == 0, (command, ended.stdout, ended.stderr)
 
 
 @pytest.mark.skipif("torch" in sys.modules, reason="torch is installed here")

@@ -180,6 +180,19 @@ def test_a_screen_holds_what_fits(run, columns, lines):
         assert "\\x1b[2J\\x1b]0;owned" in shown
 
 
+def test_every_frame_begins_at_the_top(run):
+    with Writer(run) as writer, Terminal(*WATCH, str(run), columns=60, lines=12) as terminal:
+        for step in range(1, 5):
+            writer(f"step {step}")
+            terminal.until(f"step {step} of 9")
+        terminal.read(0.5)
+        painted = terminal.painted()
+        terminal.press(b"q")
+        assert terminal.ended() == 0
+    assert painted[0].startswith(" step 4 of 9 ")
+    assert len(painted) == 12
+
+
 @pytest.mark.parametrize("how", ["q", "ctrl-c", "SIGTERM", "SIGHUP", "end"])
 def test_whoever_leaves_finds_the_terminal_as_it_was(run, how):
     with Writer(run, max_steps=2) as writer:
@@ -199,7 +212,7 @@ def test_whoever_leaves_finds_the_terminal_as_it_was(run, how):
         assert terminal.text.rindex(given) > terminal.text.rindex(taken)
     assert terminal.text.rindex("\x1b[?7h") > terminal.text.rindex("\x1b[?7l")
     if how == "end":
-        assert "the run has ended, after step 2." in terminal.text
+        assert "the run has ended, after step 2." in " ".join(terminal.text.split())
 
 
 def test_whoever_puts_it_aside_finds_the_terminal_as_it_was_and_comes_back(run):

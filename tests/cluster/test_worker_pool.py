@@ -16,7 +16,7 @@ from klinic.cluster.worker_pool import (
     split_evenly,
 )
 
-HERE = WorkerPlacement(kind="sampler", number=0, cpus=1, gpus=0)
+HERE = WorkerPlacement(kind="sampler", number=0, cpus=1, gpus=0, bundle=0)
 
 
 class Pretend(WorkerPool):

@@ -121,10 +121,10 @@ def test_the_familiar_command_runs_on_a_local_folder(tmp_path):
         "--loss-type", "dr_grpo", "--batch-size", "8", "--num-generations", "8",
         "--max-steps", "1", "--learning-rate", "1e-5", "--output-dir", tmp_path / "run",
         "model.name=tiny", "model.dtype=fp32", "max_new_tokens=4",
-        f"data.map={ROOT / 'recipes' / 'musique.py'}:row",
-        f"reward_funcs={ROOT / 'recipes' / 'musique.py'}:f1",
+        "data.map=klinic.tasks.multihop.musique:row",
+        "reward_funcs=klinic.tasks.multihop.rewards:f1",
         f"eval={tmp_path / 'musique-mini'},answerable,validation",
-        f"eval.rewards={ROOT / 'recipes' / 'musique.py'}:exact",
+        "eval.rewards=klinic.tasks.multihop.rewards:exact",
     ]  # fmt: skip
     ran = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert ran.returncode == 0, ran.stderr

@@ -12,7 +12,8 @@ from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = [*sorted(DOCS.rglob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES = [*sorted(DOCS.rglob("*.md")), *sorted(ROOT.glob("*.md"))]
+ELSEWHERE = r"\w+:|\.\./\.\./actions/"  # of the repository's host, not of the repository
 MARKDOWN = MarkdownIt("commonmark").enable("table")
 
 
@@ -26,7 +27,7 @@ def tokens(path):
 def links(path):
     """Return where a page's links and pictures lead, but for those to elsewhere."""
     found = [token.attrs.get("href") or token.attrs.get("src") for token in tokens(path)]
-    return [unquote(link) for link in found if link and not re.match(r"\w+:", link)]
+    return [unquote(link) for link in found if link and not re.match(ELSEWHERE, link)]
 
 
 @cache

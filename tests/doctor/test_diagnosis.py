@@ -1,4 +1,4 @@
-"""Triage, ranking and abstention, with checks that are pretended."""
+"""How findings become causes and a verdict, with pretended checks."""
 
 from dataclasses import replace
 
@@ -14,8 +14,9 @@ from klinic.checks.base import (
     passed_finding,
     warning_finding,
 )
-from klinic.doctor.diagnosis import Status, diagnose
-from klinic.evidence.verdict import Verdict
+from klinic.doctor.diagnosis import diagnose
+from klinic.doctor.hypothesis import Status
+from klinic.evidence.verdict import RunVerdict, Verdict
 
 
 def check(name, stage, says=passed_finding, **more):
@@ -34,14 +35,47 @@ def cases(num=3):
     return [Case(record=full_record(step=step)) for step in range(1, num + 1)]
 
 
-def test_the_earliest_stage_is_the_cause():
+def test_two_faults_of_which_none_explains_the_other_are_both_named():
     checks = [
         check("late", Stage.DYNAMICS, failed_finding),
         check("early", Stage.ALIGNMENT, failed_finding),
     ]
     found = diagnose(cases(), checks)
     assert (found.cause, found.first_step, found.fix) == ("early", 1, "Mend early.")
+    assert [cause.name for cause in found.causes] == ["early", "late"]
     assert {h.check.name for h in found.with_status(Status.CONFIRMED)} == {"late", "early"}
+    assert "Also: late" in found.sentence
+
+
+def test_a_second_fault_is_named_beside_the_effects_of_the_first():
+    found = diagnose(
+        cases(),
+        [
+            check("cause", Stage.SAMPLER, failed_finding, explains=("effect",)),
+            check("effect", Stage.DYNAMICS, failed_finding),
+            check("second", Stage.WIRING, failed_finding),
+        ],
+    )
+    assert [cause.name for cause in found.causes] == ["cause", "second"]
+    assert [h.check.name for h in found.with_status(Status.EXPLAINED)] == ["effect"]
+
+
+def test_of_two_causes_the_one_that_explains_more_is_named():
+    explains_one = check("one", Stage.ALIGNMENT, failed_finding, explains=("first",))
+    explains_both = check("both", Stage.SAMPLER, failed_finding, explains=("one", "first", "other"))
+    effects = [check(name, Stage.DYNAMICS, failed_finding) for name in ("first", "other")]
+    found = diagnose(cases(), [explains_one, explains_both, *effects])
+    assert [cause.name for cause in found.causes] == ["both"]
+
+
+def test_of_two_causes_that_explain_each_other_the_earlier_is_likely_and_both_are_shown():
+    upper = check("upper", Stage.ALIGNMENT, failed_finding, explains=("lower",))
+    lower = check("lower", Stage.SAMPLER, failed_finding, explains=("upper",))
+    found = diagnose(cases(), [lower, upper])
+    assert (found.cause, found.verdict) == ("upper", RunVerdict.LIKELY)
+    assert found.causes[0].explains == ("upper", "lower")
+    assert [(rival.name, rival.fields) for rival in found.rivals] == [("lower", ())]
+    assert found.rivals_sentence == f"Not excluded: lower ({found.rivals[0].probability:.0%})"
 
 
 def test_what_a_cause_explains_is_not_another_one():
@@ -54,19 +88,62 @@ def test_what_a_cause_explains_is_not_another_one():
 
 def test_nothing_wrong_is_no_cause_with_everything_ruled_out():
     found = diagnose(cases(), [check("one", Stage.SAMPLER), check("two", Stage.DYNAMICS)])
-    assert (found.cause, found.confidence, found.missing) == (None, 1.0, ())
+    assert (found.cause, found.verdict, found.missing) == (None, RunVerdict.NONE, ())
     assert len(found.with_status(Status.RULED_OUT)) == 2
+    assert found.headline == "No fault found: all 2 checks passed."
 
 
-def test_a_cause_is_not_named_while_what_could_explain_it_was_not_looked_at():
-    blind = check("blind", Stage.SAMPLER, explains=("late",))
-    blind = replace(blind, needs=("record.logp_sampler",))
+def blind_check(name, **more):
+    """Return a check whose evidence `cases_without_sampler` do not have."""
+    return replace(check(name, Stage.SAMPLER, **more), needs=("record.logp_sampler",))
+
+
+def cases_without_sampler():
+    return [replace(c, record=replace(c.record, logp_sampler=None)) for c in cases()]
+
+
+def test_a_cause_is_only_likely_while_another_could_explain_it():
+    blind = blind_check("blind", explains=("late",))
     late = check("late", Stage.DYNAMICS, failed_finding)
-    bare = [replace(c, record=replace(c.record, logp_sampler=None)) for c in cases()]
-    found = diagnose(bare, [blind, late])
-    assert (found.cause, found.confidence) == (None, 0.0)
+    found = diagnose(cases_without_sampler(), [blind, late])
+    assert (found.cause, found.verdict) == ("late", RunVerdict.LIKELY)
     assert found.missing == ("record.logp_sampler",)
-    assert diagnose(cases(), [blind, late]).cause == "late"
+    assert [rival.name for rival in found.rivals] == ["blind"]
+    assert found.headline.startswith("Most likely cause: late (")
+    assert "blind (needs record.logp_sampler)" in found.rivals_sentence
+    decided = diagnose(cases(), [blind, late])
+    assert (decided.cause, decided.verdict, decided.rivals) == ("late", RunVerdict.CAUSE, ())
+
+
+def test_a_failed_check_is_not_hidden_behind_many_unrecorded_rivals():
+    rivals = [blind_check(f"rival {n}", explains=("late",)) for n in range(6)]
+    late = check("late", Stage.DYNAMICS, failed_finding)
+    found = diagnose(cases_without_sampler(), [*rivals, late])
+    assert (found.cause, found.verdict, found.sick) == ("late", RunVerdict.LIKELY, True)
+    assert found.confidence < 0.5
+    assert len(found.rivals) == 6
+    assert found.to_json()["cause"] is None
+    assert [cause["name"] for cause in found.to_json()["causes"]] == ["late"]
+
+
+def test_a_symptom_with_unrecorded_rivals_is_no_cause_and_the_run_is_sick():
+    rivals = [blind_check(f"rival {n}", explains=("late",)) for n in range(6)]
+    late = check("late", Stage.DYNAMICS, failed_finding, is_symptom=True)
+    found = diagnose(cases_without_sampler(), [*rivals, late])
+    assert (found.cause, found.verdict, found.sick) == (None, RunVerdict.NONE, True)
+    assert found.headline == "No cause found, but something is wrong. Failed: late"
+    assert found.unexplained == ("late",)
+
+
+def test_a_failure_of_one_step_in_many_is_less_certain():
+    once = replace(
+        check("once", Stage.SAMPLER),
+        judge=lambda case: (failed_finding if case.record.step == 7 else passed_finding)("s"),
+    )
+    short, long = (diagnose(cases(num), [once]) for num in (7, 100))
+    assert short.verdict is RunVerdict.CAUSE
+    assert long.verdict is not RunVerdict.CAUSE
+    assert long.sick
 
 
 def test_what_cannot_have_left_the_figures_neither_explains_them_nor_is_waited_for():
@@ -77,15 +154,17 @@ def test_what_cannot_have_left_the_figures_neither_explains_them_nor_is_waited_f
     other = check("other", Stage.WIRING, failed_finding, explains=("effect",))
     assert not diagnose(cases(), [effect, other]).with_status(Status.EXPLAINED)
     blind = replace(other, needs=("record.logp_sampler",))
-    bare = [replace(c, record=replace(c.record, logp_sampler=None)) for c in cases()]
-    assert diagnose(bare, [effect, blind]).cause == "effect"
-    assert diagnose(bare, [check("effect", Stage.DYNAMICS, failed_finding), blind]).cause is None
+    bare = cases_without_sampler()
+    assert diagnose(bare, [effect, blind]).verdict is RunVerdict.CAUSE
+    open_effect = check("effect", Stage.DYNAMICS, failed_finding)
+    assert diagnose(bare, [open_effect, blind]).verdict is RunVerdict.LIKELY
 
 
 def test_a_cause_that_rests_on_nothing_is_named_all_the_same():
-    blind = replace(check("blind", Stage.SAMPLER), needs=("record.logp_sampler",))
-    bare = [replace(c, record=replace(c.record, logp_sampler=None)) for c in cases()]
-    found = diagnose(bare, [blind, check("groups", Stage.ADVANTAGE, failed_finding)])
+    found = diagnose(
+        cases_without_sampler(),
+        [blind_check("blind"), check("groups", Stage.ADVANTAGE, failed_finding)],
+    )
     assert found.cause == "groups"
 
 
@@ -132,7 +211,7 @@ def test_a_cause_that_was_warned_of_is_undecided_and_the_warning_is_told(warns_i
     found = diagnose(cases(), [sometimes, check("other", Stage.SAMPLER)])
     assert found.hypotheses[0].status is Status.UNDECIDED
     assert found.hypotheses[0].finding.verdict is Verdict.WARN
-    assert (found.cause, found.confidence, found.missing) == (None, 0.5, ())
+    assert (found.cause, found.verdict, found.missing) == (None, RunVerdict.NONE, ())
 
 
 def test_a_cause_that_was_warned_of_and_failed_is_confirmed():

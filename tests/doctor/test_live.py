@@ -47,18 +47,24 @@ def events(folder, name):
     return [e for e in Journal(folder / "events.jsonl").entries() if e["event"] == name]
 
 
-def throw(_case):
-    raise ZeroDivisionError("in a check")
-
-
 def test_training_with_checks_that_all_throw_is_training_without_them(tmp_path, monkeypatch):
     calm = train(tmp_path / "without", **{"output.doctor": "none"})
+    thrown = []
+
+    def throw(case):
+        thrown.append(case.record.step)
+        raise ZeroDivisionError("of mine")
+
     broken = tuple(replace(check, needs=(), optional_needs=(), judge=throw) for check in CHECKS)
-    monkeypatch.setattr(live.LiveDoctor.__init__, "__defaults__", (broken,))
+    plain = live.LiveDoctor.__init__
+    monkeypatch.setattr(
+        live.LiveDoctor, "__init__", lambda doctor, folder: plain(doctor, folder, broken)
+    )
     loud = train(tmp_path / "throwing")
     # one column is written only where somebody looks at it, and a doctor saves what it knows
     assert {d.partition(": ")[2] for d in differences(calm, loud)} <= {"round_trip", "doctor"}
     assert not events(loud, "diagnosis")
+    assert len(thrown) == 3 * len(CHECKS)
 
 
 def test_a_cause_is_told_once_and_written_down(tmp_path):

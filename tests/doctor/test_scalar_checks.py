@@ -62,7 +62,7 @@ def test_a_healthy_log_of_any_trainer_gives_no_alarm(tmp_path, seed):
     del logs["tokens"]  # no scalars
     for path in logs.values():
         found = examine_log(read_log(path))
-        assert found.verdict == "well", (
+        assert found.verdict == "none", (
             path,
             [h.summary for _, h in found.with_verdict(Verdict.FAIL)],
         )
@@ -323,21 +323,33 @@ def test_a_mean_of_exponentials_has_limits_of_its_own():
         assert heard(entries, "sampler-far-from-learner").verdict is says
 
 
+def test_one_infinite_mean_reward_is_enough_and_one_missing_is_not():
+    for value, verdict in ((-math.inf, Verdict.FAIL), (math.nan, Verdict.WARN)):
+        entries = sick(lambda entry, place, v=value: place == 80 and entry.update(reward=v))
+        said = heard(entries, "missing-rewards")
+        assert said.verdict is verdict, said.summary
+        assert said.step == 81
+
+
 def test_rewards_that_are_not_logged_are_not_called_numbers():
     entries = sick(lambda entry, _: entry.pop("reward"))
     assert heard(entries, "missing-rewards").verdict is Verdict.NO_DATA
 
 
-def test_a_log_is_well_sick_or_unread():
+def test_the_verdict_of_a_log():
     entries = trl_entries(healthy(60))
-    assert examine_log(log_of(entries)).verdict == "well"
+    assert examine_log(log_of(entries)).verdict == "none"
     assert examine_log(log_of(entries)).not_found == ()
-    assert examine_log(log_of(sick(put(kl=15.0)))).verdict == "sick"
+    likely = examine_log(log_of(sick(put(kl=15.0))))
+    assert (likely.verdict, likely.cause) == ("likely", None)
+    assert likely.causes[0].name == "wrong-reference"
+    assert likely.causes[0].steps[0].startswith("Pass the start model itself")
+    assert sum(cause.confidence for cause in likely.causes) == pytest.approx(0.9)
     loss = [{"step": e["step"], "loss": e["loss"], "grad_norm": e["grad_norm"]} for e in entries]
     assert examine_log(log_of(loss)).verdict == "unread"
     assert examine_log(log_of(loss)).not_found == ("KL", "reward", "sampler gap")
     exploding = [{**e, "grad_norm": 900.0 if e["step"] > 30 else 0.3} for e in loss]
-    assert examine_log(log_of(exploding)).verdict == "sick"
+    assert examine_log(log_of(exploding)).verdict == "likely"
     unscored = [{**e, "reward": math.nan} for e in loss]
-    assert examine_log(log_of(unscored)).verdict == "sick"
+    assert examine_log(log_of(unscored)).verdict == "cause"
     assert "reward" not in examine_log(log_of(unscored)).not_found

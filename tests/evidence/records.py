@@ -53,6 +53,10 @@ def full_record(step=1, lengths=(3, 0, 2), seed=0):
         **{name: floats(num_tokens) for name in others},
         rank=random.integers(0, 9, num_tokens),
         weight_version=np.zeros(num_tokens, np.int64),
+        process=np.arange(num_rows) % 2,
+        loss_denominator=np.full(num_rows, 5.0),
+        logp_teacher=-np.abs(floats(num_tokens)),
+        token_advantage=floats(num_tokens),
         facts={"kl_coef": 0.01, "learner_version": 0, "weights_published": "abc", "loss": None},
     )
 

@@ -15,7 +15,9 @@ from evidence.records import full_record
 from klinic.errors import EvidenceError
 from klinic.evidence import part_limits
 from klinic.evidence.files import open_file, read_json
+from klinic.evidence.readers.wire import WireError
 from klinic.evidence.store import read_record, write_record
+from klinic.evidence.thrift import read_struct
 
 COMPACT = {"compression": "zstd", "write_statistics": False, "store_schema": False}
 
@@ -206,3 +208,8 @@ def test_json_that_would_take_far_more_memory_is_refused(tmp_path, content, reas
     (tmp_path / "f.json").write_bytes(content)
     with pytest.raises(EvidenceError, match=reason):
         read_json(tmp_path / "f.json")
+
+
+def test_lists_in_lists_are_no_deep_recursion():
+    with pytest.raises(WireError, match="a list nested too deep"):
+        read_struct(b"\x19" * 3000, 0)

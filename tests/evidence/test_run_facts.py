@@ -8,14 +8,14 @@ from klinic.evidence.run_facts import read_run_facts, read_tokens, write_run_fac
 
 def test_run_facts_come_back_with_their_schema(tmp_path):
     write_run_facts(tmp_path / "run", {"seed": 3, "sampling": {"temperature": 1.0}})
-    expected = {"schema": 1, "seed": 3, "sampling": {"temperature": 1.0}}
+    expected = {"schema": 2, "seed": 3, "sampling": {"temperature": 1.0}}
     assert read_run_facts(tmp_path / "run") == expected
 
 
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ('{"schema": 2}', "has schema 2, but this klinic reads up to 1.*Update klinic"),
+        ('{"schema": 3}', "has schema 3, but this klinic reads up to 2.*Update klinic"),
         ('{"seed": 1}', "`schema` is None"),
         ('{"schema": "1"}', "`schema` is '1'"),
         ('{"schema": 0}', "`schema` is 0"),

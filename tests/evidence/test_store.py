@@ -15,6 +15,7 @@ from hypothesis import given
 
 from evidence.records import assert_same, full_record, records
 from klinic.errors import EvidenceError
+from klinic.evidence.schema_version import SCHEMA
 from klinic.evidence.store import (
     complete_step,
     complete_steps,
@@ -56,7 +57,7 @@ def test_the_folder_is_as_documented(run):
     manifest = json.loads((run / MANIFEST).read_text())
     digest = hashlib.sha256((run / PART).read_bytes()).hexdigest()
     assert manifest["parts"] == [{"file": PART.name, "rows": 3, "sha256": digest}]
-    assert manifest["schema"] == 1
+    assert manifest["schema"] == SCHEMA
 
 
 def test_a_fact_that_is_no_number_stays_apart_from_one_that_was_not_recorded(tmp_path):
@@ -101,9 +102,9 @@ def test_a_flipped_bit_is_refused(run, path, every):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"schema": 2}, "has schema 2, but this klinic reads up to 1. Update klinic"),
-        ({"schema": "1"}, "has schema 1, step 1; expected 1, 1"),
-        ({"step": 2}, "has schema 1, step 2; expected 1, 1"),
+        ({"schema": 3}, "has schema 3, but this klinic reads up to 2. Update klinic"),
+        ({"schema": "1"}, "has schema 1, step 1; expected 1 to 2, 1"),
+        ({"step": 2}, "has schema 2, step 2; expected 1 to 2, 1"),
         ({"colour": "red"}, "must have the keys"),
         ({"facts": [1]}, "`facts`"),
         ({"parts": []}, "`parts` must list"),

@@ -93,6 +93,8 @@ def whole_record(step, seed=0):
         logp_sampler=logp + np.float32(1e-6) * random.normal(size=num).astype(np.float32),
         entropy=entropy.astype(np.float32),
         weight_version=np.full(num, version),
+        token_advantage=((reward - mean) * GROUP / (GROUP - 1)).repeat(LENGTH),
+        process=np.zeros(ROWS, np.int64),
         cached_tokens=np.zeros(ROWS, np.int64),
         prompt_ids_match=np.ones(ROWS, bool),
         round_trip=np.ones(ROWS, bool),

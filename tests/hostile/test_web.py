@@ -19,7 +19,7 @@ pytest.importorskip("matplotlib")
 from report.made import run_folder
 
 WATCH = [sys.executable, "-P", "-m", "klinic.cli", "watch"]
-PAGE = "KL, token by token"
+PAGE = "Completions, token by token"
 SECRET = "not-a-secret-but-of-this-run"  # noqa: S105 - a mark to look for
 LONGEST = 70_000  # bytes: more than http.server takes of a line
 SLOW = 60  # connections that never finish their request

@@ -3,13 +3,14 @@
 import io
 import itertools
 import json
+from contextlib import closing
 
 import numpy as np
 import pytest
 import torch
 from rich.console import Console
 
-from integrations.trainers import LONGEST, make_trainer, save_start, weights
+from integrations.trainers import LONGEST, characters, make_trainer, save_start, weights
 
 pytest.importorskip("trl")
 
@@ -20,10 +21,10 @@ from klinic.doctor.diagnosis import diagnose
 from klinic.errors import ConfigError, RunStoppedError
 from klinic.evidence import store
 from klinic.evidence.files import Journal
-from klinic.integrations.trl.attach import reject_untested
 from klinic.integrations.trl.kl_term import SUPPORTED_LOSSES, token_weights
 from klinic.maths import kl
 from klinic.model.weights import digest
+from klinic.report.live import Phase, RunWatcher
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -138,8 +139,11 @@ def test_the_sampler_reports_what_it_drew_from(healthy):
 
 
 def test_a_temperature_and_top_k_are_in_what_the_sampler_reports(start, tmp_path):
-    trainer = make_trainer(start, tmp_path / "out", temperature=0.7, top_k=5, max_steps=1)
+    settings = {"temperature": 0.7, "top_k": 5, "max_steps": 1, "warmup_steps": 0.5}
+    trainer = make_trainer(start, tmp_path / "out", **settings)
     trained(trainer, tmp_path / "run")
+    facts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert (facts["max_steps"], facts["warmup_steps"]) == (1, 1)
     record = store.read_record(tmp_path / "run", 1)
     lift = record.logp_sampler - record.logp
     assert (lift > -2e-5).all()
@@ -266,7 +270,27 @@ def test_what_cannot_be_attached_to_is_refused(start, tmp_path):
         klinic.attach(trainer, tmp_path / "new", doctor="warn")
 
 
-@pytest.mark.parametrize("version", ["1.13.0", "1.17.0", "2.0.0", "0.29.1"])
-def test_another_version_is_refused_with_what_to_do(version):
-    with pytest.raises(ConfigError, match=r"TRL 1\.14 to 1\.16 only.*pip install"):
-        reject_untested(version)
+class FailingError(Exception):
+    """An error in a user's reward."""
+
+
+@pytest.mark.parametrize("how", ["error", "stop", "detach"])
+def test_a_training_that_ends_early_records_its_end(how, tmp_path, start):
+    def fail(completions, **_):
+        if how == "error":
+            raise FailingError
+        return characters(completions)
+
+    trainer = make_trainer(start, tmp_path / "out", reward=fail, max_steps=2)
+    attached = klinic.attach(trainer, tmp_path / "run", console=Console(file=io.StringIO()))
+    if how == "stop":
+        raise_stop = RunStoppedError("a cause")
+        attached._run_log.report_diagnosis = lambda step: (_ for _ in ()).throw(raise_stop)
+    if how == "detach":
+        attached.begin_run()
+        attached.detach()
+    else:
+        with pytest.raises(FailingError if how == "error" else RunStoppedError):
+            trainer.train()
+    with closing(RunWatcher(tmp_path / "run")) as follower:
+        assert follower.take_snapshot().phase is Phase.ENDED

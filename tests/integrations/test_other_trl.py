@@ -3,7 +3,8 @@
     pip install --no-deps --target FOLDER/1.14 "trl==1.14.*"
     KLINIC_TRL=FOLDER pytest -m slow tests/integrations/test_other_trl.py
 
-TRL 1.15.0 scores with Triton kernels alone, so it needs a GPU.
+The folder `newest` holds the newest release of the index, as a canary. TRL 1.15.0 scores with
+Triton kernels alone, so it needs a GPU.
 """
 
 import os
@@ -19,7 +20,7 @@ SAME = "(last_bit and True-True) or token_weights or beta_0 or no_trace"
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("version", ["1.14", "1.15"])
+@pytest.mark.parametrize("version", ["1.14", "1.15", "newest"])
 def test_attaching_works_with(version):
     folder = Path(os.environ.get("KLINIC_TRL", "/nowhere"), version)
     if not folder.is_dir():

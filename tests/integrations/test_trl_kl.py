@@ -192,7 +192,7 @@ def test_an_update_that_is_no_number_is_left_out(start, tmp_path):
     (event,) = [
         e for e in Journal(tmp_path / "run" / "events.jsonl").entries() if e["event"] == "trouble"
     ]
-    assert "The update was skipped; learning rate x 0.1 for 1 updates" in event["says"]
+    assert "The update was skipped; learning rate x 0.1 for 1 update" in event["says"]
 
 
 def test_too_many_in_a_row_stop_the_run(start, tmp_path):

@@ -11,7 +11,7 @@ from klinic.report.live import Phase, RunWatcher
 
 def test_an_attached_run_records_its_end(tmp_path):
     keeper = TRLRunLog(tmp_path, doctor="none", console=Console(file=io.StringIO()))
-    keeper.begin_run({}, {}, {})
+    keeper.begin_trl_run({}, {}, {})
     keeper.record_metrics(3, {"reward": 0.5})
     with closing(RunWatcher(tmp_path)) as follower:
         assert follower.take_snapshot().phase is Phase.GOING

@@ -64,7 +64,7 @@ trainer = make_trainer(
     vllm_max_model_length=64,
     vllm_gpu_memory_utilization=0.1,
     per_device_train_batch_size=32,
-    learning_rate=1e-3,
+    learning_rate=1e-3 if how == "stale" else 3e-4,  # at 1e-3 a healthy policy is soon worse
     gradient_accumulation_steps=2,
 )
 klinic.attach(trainer, folder + "/run")

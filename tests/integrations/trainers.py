@@ -16,6 +16,8 @@ from tiny_policies import small_model
 
 PROMPTS = [f"{a}+{b}=" for a in range(2, 6) for b in range(10, 14)]
 LONGEST = 6
+PARTS = ("model", "rollout_func", "processing_class", "tools", "environment_factory")
+"""Arguments of the trainer itself; all others are its config's."""
 
 
 def characters(completions, **_):
@@ -64,7 +66,8 @@ def make_trainer(start: Path, output: Path, *, peft: bool = False, **settings: A
         "report_to": "none",
         "disable_tqdm": True,
     }
-    parts = {key: settings.pop(key) for key in ("model", "rollout_func") if key in settings}
+    parts = {key: settings.pop(key) for key in PARTS if key in settings}
+    prompts = settings.pop("prompts", PROMPTS)
     reward = settings.pop("reward", characters)
     dropout = settings.pop("lora_dropout", 0.0)
     if peft:
@@ -81,7 +84,7 @@ def make_trainer(start: Path, output: Path, *, peft: bool = False, **settings: A
     return GRPOTrainer(
         reward_funcs=reward,
         args=GRPOConfig(**{**how, **settings}),
-        train_dataset=Dataset.from_dict({"prompt": PROMPTS}),
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
         **{"model": str(start), **parts},
     )
 

@@ -12,7 +12,8 @@ from klinic.doctor.diagnosis import diagnose
 from klinic.errors import ConfigError
 from klinic.faults import FAULTS
 from klinic.lab import scoreboard_run
-from klinic.lab.demo.run import check_empty, demo_recipe, find_fault, train_demo
+from klinic.lab.demo.out_folder import check_empty
+from klinic.lab.demo.run import demo_recipe, find_fault, train_demo
 from klinic.lab.demo.shown import DEMO_FAULTS, EXCLUDED
 from klinic.lab.demo.view import DemoView
 from klinic.recipe.loading import load_recipe

@@ -25,21 +25,31 @@ from klinic.model.reference import (
     make_adapter_off_reference,
 )
 from klinic.model.weights import full_tensor
-from tiny_policies import batch_of, drifted_reference, learner_of, rollouts, small_policy
+from tiny_policies import (
+    batch_of,
+    drifted_reference,
+    learner_of,
+    rollouts,
+    small_model,
+    small_policy,
+)
 
 MICRO = 3  # of 8 rows: three micro-batches, and one more that does not count
 KL_COEF = 0.3
 KINDS = ("full", "lora", "frozen", "checkpointed", "single")
 """`single` is float32; the others are float64, where nothing is lost in rounding."""
-ROUNDED = "bf16"
-"""Weights in fp32 that are used in bf16: a gradient to its rounding."""
+ROUNDED = ("bf16", "bf16 lora", "bf16 lora, own head")
+"""Weights that are used in bf16, and stored in it under an adapter: a gradient to its rounding."""
+UNTIED = ("own head", "bf16 lora, own head")
+"""Models whose embedding is sharded apart from the head."""
+GRADIENT_ONLY = (*ROUNDED, "own head")
 WHOLE = ("unbiased", "exact")
 """Estimators with which everything is done; with the others, a gradient is computed."""
 
 
 def estimators_of(kind: str) -> tuple[str, ...]:
     """Return the estimators that a kind of policy is tried with."""
-    if kind == ROUNDED:
+    if kind in GRADIENT_ONLY:
         return ("unbiased",)
     return tuple(ESTIMATORS) if kind in ("full", "lora") else WHOLE
 
@@ -47,12 +57,16 @@ def estimators_of(kind: str) -> tuple[str, ...]:
 def policy_of(kind: str) -> Policy:
     """Return a policy of one kind, the same in every process."""
     changes: dict[str, Any] = {"gradient_checkpointing": kind == "checkpointed"}
-    if kind in ("lora", "frozen"):
+    if kind == "frozen" or "lora" in kind:
         changes |= {"lora_rank": 2}
-    if kind == ROUNDED:
+    if kind in ROUNDED:
         changes |= {"dtype": "bf16"}
-    policy = small_policy(double=kind not in ("single", ROUNDED), **changes)
-    if kind in ("lora", "frozen"):  # matrices that start at 0 have no gradient in the first ones
+    if kind in UNTIED:
+        changes |= {"model": _model_with_own_head()}
+    policy = small_policy(double=kind not in ("single", *ROUNDED), **changes)
+    if (
+        kind == "frozen" or "lora" in kind
+    ):  # matrices that start at 0 have no gradient in the first ones
         with torch.random.fork_rng(), torch.no_grad():
             torch.manual_seed(3)
             for name, p in policy.lm.named_parameters():
@@ -61,10 +75,18 @@ def policy_of(kind: str) -> Policy:
     return policy
 
 
+def _model_with_own_head() -> Any:
+    """Return the small model with a head apart from its embedding, in entries that bf16 holds."""
+    lm = small_model()
+    lm.config.tie_word_embeddings = False
+    lm.lm_head.weight = torch.nn.Parameter(0.9 * lm.lm_head.weight.detach())
+    return lm.to(torch.bfloat16).to(torch.float32)
+
+
 def reference_of(kind: str, policy: Policy) -> Reference:
     """Return a reference that is not where the policy is, of the kind that its policy has."""
     match kind:
-        case "lora":
+        case "lora" | "bf16 lora" | "bf16 lora, own head":
             return make_adapter_off_reference(policy.scorer, source="small")
         case "frozen":
             reference = make_adapter_frozen_reference(policy.scorer, source="small")
@@ -138,11 +160,11 @@ def main(rank: int, size: int, folder: Path) -> None:
     )
     told: dict[str, Any] = {}
     tensors: dict[str, torch.Tensor] = {}
-    for kind in (*KINDS, ROUNDED):
+    for kind in (*KINDS, *GRADIENT_ONLY):
         learner = sharded(kind, "unbiased", published=rank == 0)
         for estimator in estimators_of(kind):
             tensors[f"{kind} {estimator} gradient"] = gradient_of(learner, estimator)
-        for estimator in () if kind == ROUNDED else WHOLE:
+        for estimator in () if kind in GRADIENT_ONLY else WHOLE:
             learner = sharded(kind, estimator, published=rank == 0)
             told[f"{kind} {estimator}"] = _whole(learner, folder / f"{kind} {estimator}", tensors)
     if rank == 0:
@@ -161,9 +183,15 @@ def _whole(learner: FsdpLearner, place: Path, tensors: dict[str, torch.Tensor]) 
     place.mkdir(exist_ok=True)
     state = learner.save(place)
     published = learner.publish().fingerprint
+    scored = learner.score(batch(), needs_reference=True)
+    logp = learner.rescore(scored)
     after = first_step(learner)
     tensors[f"{place.name} next weights"] = after["weights"]
+    # a rollback right after the new weights were gathered: none of them may be left
+    with torch.no_grad():
+        learner.scorer.hidden(scored.batches[0].layout)
     learner.load(place, state)
+    assert torch.equal(learner.rescore(scored), logp)
     assert torch.equal(first_step(learner)["weights"], after["weights"])
     return {
         "metrics": done["metrics"],

@@ -50,6 +50,24 @@ def test_a_learner_that_is_right_agrees_with_itself_alone_and_in_halves(made):
     assert answers["rescore_alone"]["largest"] < 1e-5
     assert answers["micro_batches"]["ratio"] == pytest.approx(1, abs=1e-5)
     assert answers["micro_batches"]["cosine"] == pytest.approx(1, abs=1e-6)
+    assert answers["policy_gradient"]["ratio"] == pytest.approx(1, abs=1e-4)
+    assert answers["policy_gradient"]["cosine"] == pytest.approx(1, abs=1e-5)
+
+
+@pytest.mark.parametrize(("factor", "cosine"), [(0.0, 0.0), (-1.0, -1.0)])
+def test_a_policy_term_without_its_gradient_or_with_the_wrong_sign_is_seen(
+    made, monkeypatch, factor, cosine
+):
+    real = local.loss_terms
+
+    def changed(scores, targets, objective):
+        terms = real(scores, targets, objective)
+        policy = terms.policy.detach() + factor * (terms.policy - terms.policy.detach())
+        return replace(terms, policy=policy)
+
+    monkeypatch.setattr(local, "loss_terms", changed)
+    _, answers = asked(made)
+    assert answers["policy_gradient"]["cosine"] == pytest.approx(cosine, abs=1e-5)
 
 
 def test_nothing_moves_by_being_asked(made):

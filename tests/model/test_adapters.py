@@ -240,3 +240,16 @@ def test_a_merge_that_changes_the_head_as_well_is_refused(base, tmp_path):
         assert policy_of(adapter)
         with pytest.raises(ConfigError, match="it adapts an embedding that is tied to the head"):
             policy_of(adapter, lora_rank=2)
+
+
+def test_an_adapter_covers_the_layers_that_a_recipe_names():
+    named = {"name": "tiny", "lora_rank": 2, "lora_target_modules": ("q_proj", "v_proj")}
+    policy = load_policy(ModelSection(**named), temperature=1.0, seed=0)
+    trained = [name for name, p in policy.lm.named_parameters() if p.requires_grad]
+    assert {name.split(".")[-4] for name in trained} == {"q_proj", "v_proj"}
+
+
+def test_a_layer_that_the_model_lacks_is_refused_with_those_it_has():
+    named = {"name": "tiny", "lora_rank": 2, "lora_target_modules": ("c_attn",)}
+    with pytest.raises(ConfigError, match=r"c_attn: the model has no such layer.*q_proj, k_proj"):
+        load_policy(ModelSection(**named), temperature=1.0, seed=0)

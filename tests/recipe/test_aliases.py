@@ -52,6 +52,9 @@ SAMPLES = {
     "data.task": "chess",
     "output.dir": "out",
     "model.lora_rank": 4,
+    "learner.adam_beta1": 0.8,
+    "learner.adam_beta2": 0.99,
+    "model.lora_target_modules": ("q_proj",),
     "sampling.top_p": 0.5,
     "reference.path": "a/b",
     "recovery.lr_factor": 0.5,
@@ -59,6 +62,7 @@ SAMPLES = {
     "learner.clip_low": 0.5,
     "learner.importance_sampling": "sequence_mask",
     "model.device": "cuda:1",
+    "model.attention": "eager",
     "sampler.gpu_memory_utilization": 0.3,
 }
 
@@ -71,6 +75,8 @@ def test_every_other_spelling_sets_its_key(name):
     if key.startswith(("data.path", "eval", "retention")):
         base = {"model.name": "tiny", "data.path": "x", "retention.path": "y"}
         base |= {"retention.rewards": "a:b", "eval.path": "z"}
+    if key.startswith("sampler"):
+        base |= {"sampler.type": "vllm"}
     if key.startswith("reference"):
         base |= {"kl.coef": 0.1}
     base.pop(key, None)
@@ -185,7 +191,8 @@ def test_a_name_without_counterpart_is_refused_with_what_to_set(name):
     message = refusal(**{name: 1})
     assert message.startswith(f"{name} is not a key here. ")
     named = ("learner.micro_batch_size", "rewards: [{", "learner.advantage", "output.", "data.path")
-    named += ("learner.importance_sampling", "learner.loss")
+    named += ("learner.importance_sampling", "learner.loss", "loop.max_steps", "klinic.train(...)")
+    named += ("klinic export",)
     nothing = {"max_prompt_length", "lora_dropout", "vllm_importance_sampling_clip_min"}
     assert any(key in message for key in named) or name in nothing
 

@@ -27,6 +27,7 @@ def test_the_names_people_ask_for_are_there():
         "gsm8k",
         "musique",
         "conservative",
+        "qwen2.5-3b-lora-24gb",
         "qwen2.5-7b-lora",
         "qwen2.5-7b-lora-8gpu",
     }

@@ -75,49 +75,11 @@ class Elements(HTMLParser):
 
 
 KNOWN = {
-    *(
-        [
-            "html",
-            "head",
-            "meta",
-            "title",
-            "style",
-            "body",
-            "h1",
-            "h2",
-            "h3",
-            "div",
-            "strong",
-            "details",
-            "summary",
-            "ul",
-            "li",
-            "span",
-            "p",
-            "b",
-            "pre",
-        ]
-    ),
-    *(
-        [
-            "svg",
-            "defs",
-            "g",
-            "path",
-            "use",
-            "text",
-            "rect",
-            "clippath",
-            "image",
-            "section",
-            "label",
-            "input",
-            "code",
-            "script",
-            "table",
-        ]
-    ),
-    *(["thead", "tbody", "tr", "th", "td", "hatch", "pattern", "metadata"]),
+    *("html", "head", "meta", "title", "style", "body", "main", "h1", "h2"),
+    *("h3", "div", "strong", "details", "summary", "ul", "ol", "li", "span"),
+    *("p", "b", "pre", "dl", "dt", "dd", "section", "figure", "figcaption"),
+    *("button", "noscript", "svg", "rect", "code", "script", "table", "caption", "thead"),
+    *("tbody", "tr", "th", "td"),
 }
 
 
@@ -130,7 +92,7 @@ def assert_harmless(page):
     for name, value in found.attributes:
         assert not name.startswith("on"), (name, value)
         if name in ("href", "src", "xlink:href", "action", "srcdoc"):
-            assert value.startswith(("#", "data:image/png")), (name, value)
+            assert value.startswith("#"), (name, value)
 
 
 def test_a_page_of_hostile_completions_is_text(tmp_path):
@@ -201,19 +163,26 @@ def asked_for():
 
 
 THROUGH = """(async () => {
-  const slider = document.getElementById("slider-0");
-  let shown = 0, wide = 0;
-  for (let i = 0; i <= Number(slider.max); i++) {
-    slider.value = i;
-    slider.dispatchEvent(new Event("input"));
-    const all = document.querySelectorAll(".token, .mark");
-    for (const one of all) one.dispatchEvent(new Event("mouseenter"));
-    shown += document.querySelectorAll(".completion").length;
+  await pageReady;
+  const view = tokenViews[0];
+  const seen = new Set();
+  let wide = 0;
+  for (let top = 0; ; top += view.list.clientHeight) {
+    view.list.scrollTop = top;
+    view.draw();
+    for (const one of document.querySelectorAll(".token")) {
+      one.dispatchEvent(new Event("mouseover", { bubbles: true }));
+    }
+    for (const key of view.nodes.keys()) seen.add(key.split("/").slice(0, 2).join("/"));
     wide = Math.max(wide, document.documentElement.scrollWidth - innerWidth);
+    if (top > view.list.scrollHeight) break;
   }
+  for (const chart of charts) chart.read(0);
+  view.inputs.search.value = "script";
+  view.apply();
   await new Promise((done) => setTimeout(done, 50));
   const [scripts, images] = [document.scripts.length, document.images.length];
-  return { title: document.title, shown, wide, scripts, images };
+  return { title: document.title, shown: seen.size, wide, scripts, images };
 })()"""
 
 

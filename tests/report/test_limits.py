@@ -147,7 +147,6 @@ def test_a_recipe_that_is_no_text_is_named(run):
 
 
 def test_pages_show_what_no_run_writes(run):
-    pytest.importorskip("matplotlib")
     from klinic.report.page import render
     from klinic.report.serving import LivePage
 
@@ -159,7 +158,6 @@ def test_pages_show_what_no_run_writes(run):
 
 
 def test_a_page_lists_the_last_events_and_says_how_many_there_are(run):
-    pytest.importorskip("matplotlib")
     from klinic.report.page import render
 
     line = json.dumps({"step": 2, "event": "trouble", "says": "x" * 300}) + "\n"

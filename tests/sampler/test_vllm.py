@@ -23,7 +23,8 @@ from klinic.faults.vllm_traps import VLLM_TRAPS
 from klinic.model.loading import load_policy
 from klinic.model.token_filters import TokenFilters
 from klinic.model.weights import fingerprint
-from klinic.sampler.vllm.engine import SubprocessEngine
+from klinic.sampler.token_sampling import SamplingParams
+from klinic.sampler.vllm.engine import GenerationRequest, SubprocessEngine
 from open_ports import listening
 
 pytestmark = [
@@ -94,6 +95,24 @@ def test_a_completion_is_a_function_of_its_seed(model, engine):
     assert drawn(1) == drawn(1)
     assert drawn(1) != drawn(2)
     assert len(set(drawn(1))) > 3
+
+
+def test_a_request_without_a_seed_is_sampled_with_the_seed_of_the_workers(model, engine):
+    """One request: with several, the order of their arrival decides who gets which number."""
+    policy = load_policy(section(model), temperature=1.0, seed=0)
+    sampler = sampler_of(policy, engine)
+    loaded(sampler, policy, 0)
+    request = GenerationRequest(
+        token_ids=[5, 6, 7], seed=None, max_tokens=12, params=SamplingParams(), eos_ids=()
+    )
+
+    def sampled(seed):
+        engine.seed_workers(seed)
+        return engine.generate([request], None)[0].token_ids
+
+    first = sampled(2**62 + 1)
+    assert sampled(2**62 + 2) != first
+    assert sampled(2**62 + 1) == first
 
 
 def test_what_the_engine_was_sent_and_had_in_its_cache_is_recorded(model, engine):

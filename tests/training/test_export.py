@@ -51,10 +51,10 @@ def logits(lm):
         return lm(input_ids=torch.arange(5, 25)[None]).logits
 
 
-def run(capsys, *arguments, **flags):
+def run(capsys, checkpoint, to, **flags):
     """Return what the command leaves with, and what it prints."""
     with pytest.raises(typer.Exit) as left:
-        command.export(*map(str, arguments), **flags)
+        command.export(to=str(to), checkpoint=str(checkpoint), **flags)
     return left.value.exit_code, capsys.readouterr().out
 
 

@@ -148,7 +148,8 @@ def test_a_signal_saves_and_leaves_and_the_run_goes_on(tmp_path, cache, whole, n
     (os.killpg if to_all else os.kill)(process.pid, number)
     printed, _ = process.communicate()
     assert process.returncode == 128 + number
-    assert "and saved. Go on with --resume." in printed
+    assert "and saved.\n\nNext:\n  klinic train " in printed
+    assert " --resume  continue after step " in printed
     assert checkpoint.newest_valid(run).checkpoint.step == num_steps(run)
     run_whole(tmp_path, cache, "--resume")
     assert differences(whole, run) == []

@@ -98,6 +98,7 @@ def test_a_run_leaves_what_a_reader_needs():
     assert len(facts["reference"]["digest"]) == 64
     assert facts["estimator"] == "unbiased"
     assert facts["sampling"]["max_new_tokens"] == 4
+    assert (facts["max_steps"], facts["warmup_steps"]) == (3, 0)
     assert read_tokens(result.folder)[7] == "4"
     assert store.complete_steps(result.folder) == [1, 2, 3]
     entries = journal(result)
@@ -192,3 +193,10 @@ def test_assembling_needs_no_loop(tmp_path):
     run = assemble_run(loaded.recipe, tmp_path, source, Console(quiet=True))
     assert make_learner(loaded.recipe, run.parts.policy, None).publish().version == 0
     assert callable(train)
+
+
+def test_the_decays_of_adamw_are_those_of_the_recipe():
+    usual, other = run("usual"), run("other", adam_beta1=0.5, adam_beta2=0.9)
+    assert not equal(final_weights(usual), final_weights(other))
+    same = run("same", adam_beta1=0.9, adam_beta2=0.999)
+    assert equal(final_weights(usual), final_weights(same))

@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -22,6 +21,7 @@ from klinic.capacity.bytes_moved import broadcast_bytes, stored_bytes, sync_byte
 from klinic.capacity.flops import DecoderShape, StepFlops, StepSizes, decoder_shape, step_flops
 from klinic.capacity.memory import BF16_BYTES, FP32_BYTES, Phase, extrapolate_bytes
 from klinic.capacity.meta_policy import MetaPolicy, build_meta_policy
+from klinic.capacity.meta_ranks import sharded_learner
 from klinic.capacity.prompt_lengths import PromptLengths, find_prompt_lengths
 from klinic.capacity.throughput import Accelerator, DeviceSplit, best_split
 from klinic.evidence.record import EmittedBy, StepRecord
@@ -39,9 +39,6 @@ from klinic.training.build import learner_settings, sampling_params
 from klinic.training.evaluation import EVAL_BATCH_SIZE, GREEDY
 from klinic.training.state import LoopState
 from klinic.training.step import needs_reference
-
-if TYPE_CHECKING:
-    from klinic.model.token_filters import NO_FILTERS
 
 
 def step_sizes(
@@ -85,18 +82,16 @@ class Forecast:
     lengths: PromptLengths
     num_parameters: int
     num_trainable: int
-    largest_layer: int
-    """Bytes of the largest module that a sharded model all-gathers at a time."""
     shape: DecoderShape
     sizes: StepSizes
     left_out: str | None = None
     """Why only weights, gradients and optimizer moments are counted; None if everything is."""
 
 
-def forecast_memory(recipe: Recipe) -> Forecast:
-    """Run the phases of a recipe on meta tensors."""
+def forecast_memory(recipe: Recipe, *, num_gpus: int = 0) -> Forecast:
+    """Run the phases of a recipe on meta tensors: on the CPU, or on GPUs that shard the learner."""
     with _fast_garbage_collection():
-        return _build_forecast(recipe)
+        return _build_forecast(recipe, num_gpus)
 
 
 @contextmanager
@@ -110,31 +105,27 @@ def _fast_garbage_collection() -> Iterator[None]:
         gc.unfreeze()
 
 
-def _build_forecast(recipe: Recipe) -> Forecast:
+def _build_forecast(recipe: Recipe, num_gpus: int) -> Forecast:
     bare = build_meta_policy(
         recipe.model,
         temperature=recipe.sampling.temperature,
         tied_to=_reference_model(recipe),
         moves=recipe.reference.moves,
+        num_gpus=num_gpus,
     )
     lengths = find_prompt_lengths(recipe, window=bare.policy.context_window)
-    objective, settings = learner_settings(recipe)
-    # the sets of kept tokens depend on values, which meta tensors do not have
-    unfiltered = replace(settings, filters=NO_FILTERS)
-    learner = LocalLearner(bare.policy, bare.reference, objective=objective, settings=unfiltered)
     left_out = None
     try:
-        phases = list(_measure_phases(recipe, lengths, bare, learner))
+        phases = _measure_phases(recipe, lengths, bare, num_gpus)
     except RuntimeError as error:
         # routing to experts, for example, depends on values
         left_out = f"{type(bare.policy.lm).__name__} needs values ({str(error).partition('.')[0]})"
-        phases = [_weights_only_phase(bare)]
+        phases = [_weights_only_phase(bare, num_ranks=max(1, num_gpus))]
     return Forecast(
         phases=memory.peak_by_phase(phases),
         lengths=lengths,
         num_parameters=bare.num_parameters,
         num_trainable=bare.num_trainable,
-        largest_layer=bare.largest_layer,
         shape=decoder_shape(
             bare.policy.lm,
             num_parameters=bare.num_parameters,
@@ -150,10 +141,10 @@ def _build_forecast(recipe: Recipe) -> Forecast:
     )
 
 
-def _weights_only_phase(bare: MetaPolicy) -> Phase:
-    """Return the bytes of weights, gradients and AdamW moments in an update."""
+def _weights_only_phase(bare: MetaPolicy, *, num_ranks: int) -> Phase:
+    """Return the bytes of weights, gradients and AdamW moments of a rank in an update."""
     update_bytes = memory.state_bytes(
-        num_parameters=bare.num_parameters, num_trained=bare.num_trainable, num_reference=0
+        num_parameters=0, num_trained=-(-bare.num_trainable // num_ranks), num_reference=0
     )
     counted = {kind: bare.meter.live[kind] for kind in (memory.WEIGHTS, memory.REFERENCE)}
     return Phase(name=memory.UPDATING, num_bytes=update_bytes | counted)
@@ -168,9 +159,32 @@ def _reference_model(recipe: Recipe) -> str | bool:
 
 
 def _measure_phases(
-    recipe: Recipe, lengths: PromptLengths, bare: MetaPolicy, learner: LocalLearner
+    recipe: Recipe, lengths: PromptLengths, bare: MetaPolicy, num_gpus: int
+) -> list[Phase]:
+    """Return the phases of the steps that use the most memory."""
+    objective, settings = learner_settings(recipe)
+    # the sets of kept tokens depend on values, which meta tensors do not have
+    unfiltered = replace(settings, filters=NO_FILTERS)
+    if num_gpus > 1:
+        with sharded_learner(
+            bare, num_ranks=num_gpus, objective=objective, settings=unfiltered
+        ) as rank:
+            return list(_measure_steps(recipe, lengths, bare, rank, samples=False))
+    learner = LocalLearner(bare.policy, bare.reference, objective=objective, settings=unfiltered)
+    # an engine has its own weights and cache
+    samples = not (num_gpus and recipe.sampler.type == "vllm")
+    return list(_measure_steps(recipe, lengths, bare, learner, samples=samples))
+
+
+def _measure_steps(
+    recipe: Recipe,
+    lengths: PromptLengths,
+    bare: MetaPolicy,
+    learner: LocalLearner,
+    *,
+    samples: bool,
 ) -> Iterator[Phase]:
-    """Yield the phases of the steps that use the most memory."""
+    """Yield the phases of a learner, and of the sampler that uses its weights."""
     steps = [1] if recipe.loop.max_steps == 1 else [1, 2]
     if recipe.loop.max_steps > EARLY_INTERVAL:
         # the second diagnostic step holds all that the first does, and the optimizer moments
@@ -179,9 +193,10 @@ def _measure_phases(
     params, max_new_tokens = sampling_params(recipe), recipe.sampling.max_new_tokens
     rows = _BatchShape(prompts=recipe.loop.prompts_per_step, group=recipe.loop.group_size)
     for step in steps:
-        yield from _measure_sampling(bare, lengths, rows, params, max_new_tokens)
+        if samples:
+            yield from _measure_sampling(bare, lengths, rows, params, max_new_tokens)
         yield from _measure_learning(recipe, lengths, bare, learner, step)
-    if lengths.num_held_out:
+    if samples and lengths.num_held_out:
         held_out = _BatchShape(prompts=min(EVAL_BATCH_SIZE, lengths.num_held_out), group=1)
         for phase in _measure_sampling(bare, lengths, held_out, GREEDY, max_new_tokens):
             yield Phase(name=memory.EVALUATING, num_bytes=phase.num_bytes)
@@ -252,12 +267,13 @@ def _measure_learning(
     recipe: Recipe, lengths: PromptLengths, bare: MetaPolicy, learner: LocalLearner, step: int
 ) -> Iterator[Phase]:
     """Yield the memory of scoring, the update and the commit."""
-    size = recipe.learner.micro_batch_size
+    # rows of one micro-batch on every rank
+    size = recipe.learner.micro_batch_size * learner.group.size
     num_rows = recipe.loop.prompts_per_step * recipe.loop.group_size
     num_micro_batches = -(-num_rows // size)
 
     def measure_scoring(num_batches: int) -> tuple[ScoredBatch, _MemoryUse]:
-        record = _largest_record(recipe, lengths, min(num_rows, num_batches * size), step)
+        record = largest_record(recipe, lengths, min(num_rows, num_batches * size), step)
         bare.meter.reset_peak()
         scored = learner.score(record, needs_reference=bare.reference is not None)
         return scored, _MemoryUse(peak=bare.meter.peak, live=bare.meter.live.copy())
@@ -293,7 +309,7 @@ def _kl_coef(recipe: Recipe) -> float:
     return recipe.kl.coef or 1.0
 
 
-def _largest_record(recipe: Recipe, lengths: PromptLengths, num_rows: int, step: int) -> StepRecord:
+def largest_record(recipe: Recipe, lengths: PromptLengths, num_rows: int, step: int) -> StepRecord:
     """Return a record of completions of the largest size, with rewards."""
     group = recipe.loop.group_size
     num = recipe.sampling.max_new_tokens

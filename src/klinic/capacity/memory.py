@@ -7,16 +7,20 @@ WEIGHTS, REFERENCE, OPTIMISER = "weights", "reference", "optimiser"
 GRADIENTS, COPIES = "gradients", "bf16 copies"
 ACTIVATIONS, LOGITS, CACHE = "activations", "logits", "cache"
 GATHERED = "gathered layers"
-KINDS = (WEIGHTS, REFERENCE, OPTIMISER, GRADIENTS, COPIES, ACTIVATIONS, LOGITS, CACHE)
-ALL_KINDS = (*KINDS, GATHERED)
-SHARDED = (WEIGHTS, REFERENCE, OPTIMISER, GRADIENTS, COPIES)
+KINDS = (
+    *(WEIGHTS, REFERENCE, OPTIMISER, GRADIENTS, COPIES, ACTIVATIONS, LOGITS, CACHE),
+    GATHERED,
+)
 
 READING, SAMPLING, EVALUATING = "reading", "sampling", "evaluating"
 SCORING, UPDATING, COMMITTING = "scoring", "updating", "committing"
 PHASES = (READING, SAMPLING, EVALUATING, SCORING, UPDATING, COMMITTING)
-LEARNER_PHASES = (SCORING, UPDATING, COMMITTING)
 
-NUM_GATHERED_LAYERS = 2  # gathered layers of a sharded model: the current and the prefetched one
+# Memory of a GPU that no tensor shows. About 300 MB of context were seen since CUDA 11.7 loads
+# kernels lazily (github.com/pytorch/pytorch/issues/107667); the other two are assumptions.
+CONTEXT_BYTES = 2**29
+NCCL_BYTES = 2**29
+FRAGMENTATION = 0.05  # of the peak
 FP32_BYTES, BF16_BYTES = 4, 2  # bytes per entry
 NUM_MOMENTS = 2  # of AdamW, per trained weight
 
@@ -30,9 +34,7 @@ class Phase:
     """By kind of tensor."""
 
     def __post_init__(self) -> None:
-        nonzero = {
-            kind: self.num_bytes[kind] for kind in ALL_KINDS if self.num_bytes.get(kind, 0) > 0
-        }
+        nonzero = {kind: self.num_bytes[kind] for kind in KINDS if self.num_bytes.get(kind, 0) > 0}
         object.__setattr__(self, "num_bytes", nonzero)
 
     @property
@@ -43,12 +45,16 @@ class Phase:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceMemory:
-    """The learner's memory on one of several GPUs, by arithmetic."""
+    """The memory of one GPU."""
 
     phase: Phase
     """The phase with the highest peak."""
+    allowance: Mapping[str, int]
+    """Bytes reserved for what no tensor shows, by name."""
     free_bytes: int
     """Bytes; negative where the learner does not fit."""
+    engine_bytes: int
+    """Bytes that an engine on the same GPU can use."""
     sampler_fraction: float
     """Largest fraction of the device that a sampler on the same GPU can use."""
     sampler_weight_bytes: int
@@ -96,38 +102,36 @@ def extrapolate_bytes(
 
 
 def memory_per_device(
-    phases: Sequence[Phase], *, num: int, memory: int, largest_layer: int, num_parameters: int
+    phases: Sequence[Phase], *, num: int, memory: int, num_parameters: int, engine_sleeps: bool
 ) -> DeviceMemory:
-    """Return the memory of each of `num` devices with the learner sharded over them.
+    """Return the memory that is left on each of `num` devices.
 
-    As with FSDP's full shard: weights, reference, gradients and optimizer state are split equally,
-    each device has its own micro-batch, and layers are gathered one at a time.
+    An engine that sleeps while the learner trains shares the device with its state alone.
 
-    >>> one = Phase(name="updating", num_bytes={"weights": 80, "activations": 30})
-    >>> device = memory_per_device([one], num=4, memory=100, largest_layer=5, num_parameters=10)
-    >>> device.phase.num_bytes, device.free_bytes
-    ({'weights': 20, 'activations': 30, 'gathered layers': 10}, 40)
+    >>> one = Phase(name="updating", num_bytes={"weights": 20 * 2**30, "activations": 10 * 2**30})
+    >>> device = memory_per_device(
+    ...     [one], num=1, memory=40 * 2**30, num_parameters=10, engine_sleeps=False
+    ... )
+    >>> device.allowance["fragmentation"] / 2**30, device.free_bytes / 2**30
+    (1.5, 8.0)
     >>> device.sampler_fraction
-    0.4
+    0.2
     """
-    gathered = {GATHERED: NUM_GATHERED_LAYERS * largest_layer} if num > 1 else {}
-    sharded = [
-        Phase(
-            name=phase.name,
-            num_bytes={
-                kind: -(-num_bytes // num) if kind in SHARDED else num_bytes
-                for kind, num_bytes in phase.num_bytes.items()
-            }
-            | gathered,
-        )
-        for phase in phases
-        if phase.name in LEARNER_PHASES
-    ]
-    peak = largest_phase(sharded)
-    free_bytes = memory - peak.total_bytes
+    peak = largest_phase(phases)
+    allowance = {
+        "CUDA context": CONTEXT_BYTES,
+        "NCCL buffers": NCCL_BYTES if num > 1 else 0,
+        "fragmentation": round(FRAGMENTATION * peak.total_bytes),
+    }
+    reserved = sum(allowance.values())
+    free_bytes = memory - peak.total_bytes - reserved
+    state = sum(peak.num_bytes.get(kind, 0) for kind in (WEIGHTS, REFERENCE, OPTIMISER))
+    engine_bytes = memory - state - reserved if engine_sleeps else free_bytes
     return DeviceMemory(
         phase=peak,
+        allowance={name: size for name, size in allowance.items() if size},
         free_bytes=free_bytes,
-        sampler_fraction=max(0, 100 * free_bytes // memory) / 100,
+        engine_bytes=engine_bytes,
+        sampler_fraction=max(0, 100 * engine_bytes // memory) / 100,
         sampler_weight_bytes=BF16_BYTES * num_parameters,
     )

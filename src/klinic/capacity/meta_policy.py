@@ -13,9 +13,21 @@ from klinic.capacity.memory import ACTIVATIONS, COPIES, GRADIENTS, LOGITS, REFER
 from klinic.capacity.meta_tensors import META, MemoryMeter, MetaTensor, replace_by_meta_tensors
 from klinic.errors import ConfigError
 from klinic.model.adapter_files import base_model_name, is_adapter
-from klinic.model.adapters import START_ADAPTER, add_frozen_copy, add_lora_adapter, has_adapter
+from klinic.model.adapters import (
+    START_ADAPTER,
+    add_frozen_copy,
+    add_lora_adapter,
+    has_adapter,
+)
 from klinic.model.dropout import disable_dropout
-from klinic.model.loading import BUILT_IN_MODELS, LOADING_ERRORS, Policy, num_parameters
+from klinic.model.frozen_base import store_base_in_bf16
+from klinic.model.loading import (
+    BUILT_IN_MODELS,
+    LOADING_ERRORS,
+    Policy,
+    has_bf16_head,
+    num_parameters,
+)
 from klinic.model.moving_reference import MovingReference
 from klinic.model.reference import Reference, ReferenceKind
 from klinic.model.scorer import TokenScorer
@@ -33,12 +45,16 @@ class MetaPolicy:
     reference: Reference | None
     num_parameters: int
     num_trainable: int
-    largest_layer: int
-    """Bytes of the largest module that a sharded model gathers at a time."""
 
 
 class MetaScorer(TokenScorer):
     """A scorer whose attention masks have no data: their size is quadratic in the length."""
+
+    on_accelerator = False
+    """Whether to take the memory that scoring takes on an accelerator."""
+
+    def _rows_per_block(self, logp_all: Tensor) -> int:
+        return len(logp_all) if self.on_accelerator else super()._rows_per_block(logp_all)
 
     def decode(self, **inputs: Any) -> Any:
         """Run the decoder without its head."""
@@ -50,14 +66,20 @@ class MetaScorer(TokenScorer):
 
 
 def build_meta_policy(
-    section: "ModelSection", *, temperature: float, tied_to: str | bool, moves: bool = False
+    section: "ModelSection",
+    *,
+    temperature: float,
+    tied_to: str | bool,
+    moves: bool = False,
+    num_gpus: int = 0,
 ) -> MetaPolicy:
     """Return the recipe's policy with its reference: none, a copy of the policy or another model.
 
-    A moving reference also keeps the initial policy.
+    A moving reference also keeps the initial policy. With `num_gpus` it runs the code of an
+    accelerator, and tensors of the size of a shard are recognized.
     """
     lm = _build_model(section, tied_to_itself=tied_to is True, moves=moves)
-    meter = MemoryMeter(tensor_classifier(lm))
+    meter = MemoryMeter(tensor_classifier(lm, num_shards=max(1, num_gpus)))
     with meter.count_as(WEIGHTS):
         replace_by_meta_tensors(lm, meter)
     if section.gradient_checkpointing:
@@ -65,8 +87,13 @@ def build_meta_policy(
     disable_dropout(lm)
     lm.train()
     autocast = torch.bfloat16 if section.dtype == "bf16" else None
+    scorer = MetaScorer(lm, temperature=temperature, autocast=autocast)
+    scorer.on_accelerator = num_gpus > 0
+    if num_gpus == 1 and has_bf16_head(lm, autocast):
+        with meter.count_as(WEIGHTS):  # the head's bf16 copy; that of the reference is a copy of it
+            scorer.head.round_weight(lm.get_output_embeddings().weight)
     policy = Policy(
-        scorer=MetaScorer(lm, temperature=temperature, autocast=autocast),
+        scorer=scorer,
         tokenizer=None,
         name=section.name,
         eos_ids=(),
@@ -82,7 +109,6 @@ def build_meta_policy(
         meter=meter,
         policy=policy,
         reference=reference,
-        largest_layer=_largest_layer_bytes(lm),
         **num_parameters(lm),
     )
 
@@ -92,7 +118,14 @@ def _build_model(section: "ModelSection", *, tied_to_itself: bool, moves: bool) 
     lm = build_architecture(section.name, remote=section.trust_remote_code)
     if section.lora_rank is not None:
         with META:
-            lm = add_lora_adapter(lm, rank=section.lora_rank, alpha=section.lora_alpha, seed=0)
+            lm = add_lora_adapter(
+                lm,
+                rank=section.lora_rank,
+                alpha=section.lora_alpha,
+                target_modules=section.lora_target_modules,
+                seed=0,
+            )
+            _store_base(lm, section)
             if tied_to_itself and moves:
                 add_frozen_copy(lm)
         return lm
@@ -104,11 +137,38 @@ def _build_model(section: "ModelSection", *, tied_to_itself: bool, moves: bool) 
     config.inference_mode = False
     with META:
         lm = get_peft_model(lm, config)
+        _store_base(lm, section)
         if tied_to_itself:
             add_frozen_copy(lm)
             if moves:
                 add_frozen_copy(lm, START_ADAPTER)
     return lm
+
+
+def _store_base(lm: Any, section: "ModelSection") -> None:
+    """Store the base in bf16 as loading does: weights that were published in bf16 are exact."""
+    if section.dtype == "bf16":
+        in_bf16 = _published_dtype(section) == torch.bfloat16
+        store_base_in_bf16(lm, is_exact=lambda _: in_bf16)
+
+
+def _published_dtype(section: "ModelSection") -> torch.dtype | None:
+    """Return the dtype of a model's files according to its config."""
+    if section.name in BUILT_IN_MODELS:
+        return torch.float32
+    dtype: torch.dtype | None = _read_config(section.name, remote=section.trust_remote_code).dtype
+    return dtype
+
+
+def _read_config(name: str, *, remote: bool) -> Any:
+    """Return the config of a model, or of the model below an adapter."""
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(_base_name(name), trust_remote_code=remote)
+
+
+def _base_name(name: str) -> str:
+    return base_model_name(Path(name)) if is_adapter(name) else name
 
 
 def is_config_reachable(name: str) -> bool:
@@ -131,11 +191,10 @@ def build_architecture(name: str, *, remote: bool) -> Any:
         from klinic.model.tiny import build_built_in_model
 
         return build_built_in_model(name, seed=0)[0]
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
-    base = base_model_name(Path(name)) if is_adapter(name) else name
     try:
-        config = AutoConfig.from_pretrained(base, trust_remote_code=remote)
+        config = _read_config(name, remote=remote)
         with META:
             return AutoModelForCausalLM.from_config(
                 config, dtype=torch.float32, trust_remote_code=remote
@@ -143,8 +202,8 @@ def build_architecture(name: str, *, remote: bool) -> Any:
     except LOADING_ERRORS as error:
         first = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"{base}: no model can be built from its config ({first}). Use a folder with a model's "
-            "config.json, a hub id that this machine can reach, or `tiny`."
+            f"{_base_name(name)}: no model can be built from its config ({first}). Use a folder "
+            "with a model's config.json, a hub id that this machine can reach, or `tiny`."
         ) from error
 
 
@@ -190,10 +249,11 @@ def _frozen_reference(scorer: TokenScorer, kind: ReferenceKind) -> Reference:
     return Reference(scorer=scorer, kind=kind, source="", digest="")
 
 
-def tensor_classifier(lm: Any) -> Callable[[Tensor], str]:
+def tensor_classifier(lm: Any, num_shards: int = 1) -> Callable[[Tensor], str]:
     """Return a function that classifies tensors by shape and dtype."""
     vocabulary = int(lm.get_output_embeddings().weight.shape[0])
     weights = {p.shape for p in lm.parameters()} | {p.shape[::-1] for p in lm.parameters()}
+    weights |= {torch.Size([-(-p.shape[0] // num_shards), *p.shape[1:]]) for p in lm.parameters()}
 
     def kind_of(tensor: Tensor) -> str:
         if tensor.shape in weights:
@@ -201,12 +261,3 @@ def tensor_classifier(lm: Any) -> Callable[[Tensor], str]:
         return LOGITS if tensor.shape[-1:] == (vocabulary,) else ACTIVATIONS
 
     return kind_of
-
-
-def _largest_layer_bytes(lm: Any) -> int:
-    """Return the bytes of the largest of layers, embedding and head."""
-    ends = (lm.get_input_embeddings(), lm.get_output_embeddings())
-    lists = [module for module in lm.modules() if isinstance(module, torch.nn.ModuleList)]
-    layers = [layer for layers in lists for layer in layers]
-    sizes = [sum(int(p.nbytes) for p in part.parameters()) for part in (*ends, *layers)]
-    return max(sizes)

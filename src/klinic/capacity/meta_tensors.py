@@ -11,8 +11,9 @@ kernel, and with it its memory, by device. These tensors report that they are on
 import gc
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,7 +22,16 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 CPU, META = torch.device("cpu"), torch.device("meta")
+READ_DEVICE = torch.ops.prim.device.default
 READ_SCALAR = torch.ops.aten._local_scalar_dense.default  # called by float(), int() and bool()
+
+
+@dataclass(slots=True)
+class _Counted:
+    """A storage that is counted."""
+
+    kind: str
+    num_bytes: int = 0
 
 
 class MemoryMeter:
@@ -32,7 +42,7 @@ class MemoryMeter:
         self.peak: Counter[str] = Counter()
         self._kind_of = kind_of
         self._label: str | None = None
-        self._counted_storages = WeakIdKeyDictionary()
+        self._counted_storages = WeakIdKeyDictionary()  # of _Counted, by storage
         self._result_shapes: dict[Any, tuple[Any, ...]] = {}
 
     def reset_peak(self) -> None:
@@ -54,15 +64,42 @@ class MemoryMeter:
         storage = tensor.untyped_storage()
         if storage in self._counted_storages:
             return
-        self._counted_storages[storage] = True
-        kind = self._label or self._kind_of(tensor)
-        self.live[kind] += storage.nbytes()
-        weakref.finalize(storage, self._subtract_freed, kind, storage.nbytes())
+        counted = _Counted(kind=self._label or self._kind_of(tensor))
+        self._counted_storages[storage] = counted
+        weakref.finalize(storage, self._set_bytes, counted, 0)
+        self._set_bytes(counted, storage.nbytes())
+
+    def _set_bytes(self, counted: "_Counted", num_bytes: int) -> None:
+        self.live[counted.kind] += num_bytes - counted.num_bytes
+        counted.num_bytes = num_bytes
         if self.live.total() > self.peak.total():
             self.peak = self.live.copy()
 
-    def _subtract_freed(self, kind: str, num_bytes: int) -> None:
-        self.live[kind] -= num_bytes
+    def relabel(self, tensors: Iterable[Tensor], kind: str) -> None:
+        """Count tensors that exist already as another kind."""
+        for tensor in tensors:
+            counted = self._counted_storages[tensor.untyped_storage()]
+            num_bytes = counted.num_bytes
+            self._set_bytes(counted, 0)
+            counted.kind = kind
+            self._set_bytes(counted, num_bytes)
+
+    @contextmanager
+    def watch_resizing(self) -> Iterator[None]:
+        """Count storages that are resized within the context, as FSDP2 frees gathered weights."""
+        resize = torch.UntypedStorage.resize_
+
+        def resize_counted(storage: Any, size: int) -> Any:
+            resized = resize(storage, size)
+            if storage in self._counted_storages:
+                self._set_bytes(self._counted_storages[storage], storage.nbytes())
+            return resized
+
+        torch.UntypedStorage.resize_ = resize_counted  # type: ignore[method-assign, assignment]
+        try:
+            yield
+        finally:
+            torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
 
     def run_on_shapes(self, operation: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Run one torch operation on shapes alone."""
@@ -101,13 +138,9 @@ class MetaTensor(Tensor):
 
     @staticmethod
     def __new__(cls, shape: Tensor, meter: MemoryMeter) -> "MetaTensor":  # noqa: D102
-        tensor: MetaTensor = Tensor._make_wrapper_subclass(
-            cls,
-            shape.size(),
-            strides=shape.stride(),
-            storage_offset=shape.storage_offset(),
-            dtype=shape.dtype,
-            device=CPU,
+        # like torch's own fake tensors: it has the storage of a meta tensor, which FSDP2 resizes
+        tensor: MetaTensor = Tensor._make_subclass(
+            cls, shape, shape.requires_grad, dispatch_device=True, device_for_backend_keys=CPU
         )
         return tensor
 
@@ -119,6 +152,8 @@ class MetaTensor(Tensor):
     def __torch_dispatch__(  # type: ignore[override]
         cls, operation: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if operation is READ_DEVICE:
+            return CPU
         if operation is READ_SCALAR:
             return args[0].dtype != torch.bool and torch.ones((), dtype=args[0].dtype).item()
         meter = next(_iter_meta_tensors(args)).meter

@@ -2,6 +2,12 @@
 
 base            `Case`, `Finding`, `Check` and the stages
 measures        measurements that several checks share
+reward_evidence rewards pooled over steps: noise, prompts alone, paid answers
+gap_models      explanations of the gap between sampler and learner, which compete
+gap_tokens      the tokens that they are fitted to
+loss_models     signs of the terms of the recorded loss, for checks without a probe
+loss_fit        least-squares fits of that loss by the values of its possible terms
+loss_values     these values, from the record of a step
 sampler_sync    cause of a distance between sampler and policy right after a sync
 <cause>         the check of that cause, with `CHECK`
 """
@@ -12,8 +18,12 @@ from klinic.checks import (
     broken_sampler,
     cliff_rewards,
     context_truncated,
+    corrupted_sync,
     dropout_in_scoring,
+    entropy_term_wrong,
     equal_rewards,
+    gap_grows_with_position,
+    gradient_not_cleared,
     hidden_sampling_transform,
     imprecise_logp,
     kl_gradient_wrong,
@@ -24,20 +34,28 @@ from klinic.checks import (
     loss_scaled_wrong,
     malformed_output,
     misaligned_logp,
+    misplaced_advantage,
     moved_reference,
     nan_outside_mask,
     policy_does_not_move,
+    policy_gradient_wrong,
     prompt_mismatch,
     random_weights,
+    ranks_diverge,
+    ratio_not_applied,
     retokenised,
     reward_hacking,
     routing_mismatch,
     samples_too_old,
     stale_prefix_cache,
     stale_sampler,
+    state_lost,
     step_too_big,
     stop_token_fault,
     temperature_on_one_side,
+    truncation_not_mirrored,
+    unexplained_gap,
+    unnormalised_logp,
     wrong_groups,
     wrong_loss_mask,
     wrong_metric,
@@ -65,6 +83,9 @@ CHECKS: tuple[Check, ...] = (
     wrong_groups.CHECK,
     equal_rewards.CHECK,
     loss_scaled_wrong.CHECK,
+    ratio_not_applied.CHECK,
+    policy_gradient_wrong.CHECK,
+    gradient_not_cleared.CHECK,
     imprecise_logp.CHECK,
     routing_mismatch.CHECK,
     dropout_in_scoring.CHECK,
@@ -82,6 +103,15 @@ CHECKS: tuple[Check, ...] = (
     random_weights.CHECK,
     malformed_output.CHECK,
     cliff_rewards.CHECK,
+    unnormalised_logp.CHECK,
+    truncation_not_mirrored.CHECK,
+    gap_grows_with_position.CHECK,
+    corrupted_sync.CHECK,
+    misplaced_advantage.CHECK,
+    ranks_diverge.CHECK,
+    state_lost.CHECK,
+    entropy_term_wrong.CHECK,
+    unexplained_gap.CHECK,
 )
 """In the order of how often and how silently each cause ruins a run."""
 

@@ -108,6 +108,11 @@ class Finding:
     excludes: tuple[str, ...] = ()
     """Causes that explain this check in general, and cannot have produced these values."""
 
+    @property
+    def explained(self) -> float:
+        """Fraction of the anomaly that the cause explains, if the check measures it; else 0."""
+        return min(max(self.measured.get("explained", 0.0), 0.0), 1.0)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values that `from_json` reads back exactly."""
         return {
@@ -146,13 +151,20 @@ class Check:
     optional_needs: tuple[str, ...] = ()
     """Evidence that is read if present: without it, the check can fail and cannot pass."""
     rule_out: Callable[[Case], Finding | None] | None = None
-    """Rules the cause out from less evidence, if some of `needs` is missing."""
+    """Decides from less evidence, if some of `needs` is missing: rules the cause out, or not."""
+    confirm: Callable[[Case], Finding | None] | None = None
+    """Confirms the cause from less evidence, if some of `needs` is missing; it never passes."""
     change: Mapping[str, Any] = field(default_factory=dict)
     """The fix as recipe keys, if it is one."""
     explains: tuple[str, ...] = ()
     """Checks that can also fail as an effect of this cause."""
     reads: tuple[str, ...] = ()
     """Further evidence that the check uses, or that separates the cause from similar ones."""
+    is_symptom: bool = False
+    """Whether faults outside the catalogue often make it fail as well."""
+    is_of_setup: bool = False
+    """Whether only runs of a certain set-up can have it, which would have recorded `needs`: several
+    processes, an entropy bonus, advantages per token."""
     not_recorded: str = ""
     """Evidence that would help and is in no record, and the reason."""
 
@@ -175,7 +187,8 @@ class Check:
         """Judge a case, or report the missing evidence."""
         if missing := case.missing_needs(self.needs):
             ruled_out = None if self.rule_out is None else self.rule_out(case)
-            return ruled_out or _missing_needs_finding(missing)
+            confirmed = None if self.confirm is None or ruled_out else self.confirm(case)
+            return ruled_out or confirmed or _missing_needs_finding(missing)
         finding = self.judge(case)
         if finding.verdict is Verdict.PASS and (missing := case.missing_needs(self.optional_needs)):
             return _missing_needs_finding(missing)
@@ -204,3 +217,12 @@ def warning_finding(summary: str, **measured: float) -> Finding:
 def no_data_finding(summary: str) -> Finding:
     """Return a finding that the recorded evidence is insufficient."""
     return Finding(verdict=Verdict.NO_DATA, summary=summary)
+
+
+def count_updates(number: int | None) -> str:
+    """Return a number of updates in words.
+
+    >>> count_updates(1), count_updates(2)
+    ('1 update', '2 updates')
+    """
+    return f"{number} update{'' if number == 1 else 's'}"

@@ -1,7 +1,6 @@
 """broken-reward: rewards are missing, wrong, or in another order than the completions."""
 
 import math
-from collections import Counter
 
 import numpy as np
 
@@ -15,32 +14,53 @@ from klinic.checks.base import (
     no_data_finding,
     passed_finding,
 )
-from klinic.checks.measures import equal_completions, num_pairs
+from klinic.checks.reward_evidence import (
+    NUM_ERRORS,
+    AnswerPay,
+    PromptLevels,
+    RewardNoise,
+    concatenate_statistics,
+    count_levels,
+    count_paid_answers,
+    measure_noise,
+    recent_statistics,
+)
+from klinic.checks.reward_order import find_reward_order
 
 MAX_MISSING_FRACTION = 0.2  # fraction without a reward: more than an occasional timeout
 MIN_SAME_FRACTION = 0.9  # fraction of completions that must get the same reward again
-MAX_DIFFERING_FRACTION = (
-    0.5  # fraction of equal pairs with different rewards: LLM judges are less noisy
-)
-MIN_PAIRS = 10  # pairs of equal completions
+MAX_NOISE_FRACTION = 0.5  # of the variance: noisy judges agree with themselves more than by half
+MIN_REPEATS = 10  # completions that repeat another of their prompt
+MIN_PROMPTS = 44  # equal-rewards limits equal groups to 90%, and 0.9^44 is below 1%
+MIN_OTHERS = 0.1  # fraction of prompts with another reward than most: else the task may be solved
+MIN_ANSWERED = 32  # a function that pays for one prompt in five pays none of 32 in 0.08%
 
 
 def judge_case(case: Case) -> Finding:
     """Flag rewards that do not belong to their completions.
 
     Looks for
-        Completions without a reward; equal completions of one prompt with different rewards;
-        and, if the task has reference answers, the reward of correct answers and the rewards of
-        the same completions graded again in another order.
+        Infinite and missing rewards; over the recent steps, the variance of the rewards of
+        equal completions of one prompt, as recorded and in other orders, prompts whose
+        different completions all get one reward, and the pay of completions that state the
+        dataset's answer; and, if the task has reference answers, the rewards of correct answers
+        and of the same completions graded again in another order.
     Why it matters
-        One None can make a batch NaN, a failing parser returns 0 forever, and a lost order
-        trains on noise with a healthy-looking spread.
+        One infinite value makes a batch NaN, a failing parser returns 0 forever, a timeout that
+        counts as wrong is noise, and a cache without the completion in its key pays nothing for
+        an answer. The spread of the rewards looks healthy.
     Confirmed when
-        A fifth of the rewards is missing; or half of the pairs of equal completions differ; or
-        fewer than nine in ten completions get the same reward again; or, before training,
-        correct answers get no more than wrong ones.
+        A reward is infinite, or a fifth is missing; or, by three standard errors, half of the
+        variance of the rewards remains between equal completions, and a fifth of them deviates;
+        or a tenth of it does, and none in another order of the rewards or with those of the
+        next step;
+        or none of 44 prompts with different completions has two rewards, while prompts differ;
+        or a function that reads the answer pays it more in none of 32 prompts; or fewer than
+        nine in ten completions get the same reward again; or, before training, correct answers
+        get no more than wrong ones.
     Ruled out when
-        Equal completions have equal rewards, and correct answers get the highest.
+        Equal completions have equal rewards, or a judge's noise is small, and correct answers
+        get the highest.
     Confused with
         equal-rewards (rewards are correct and all the same); reward-hacking (rewards follow
         their definition, and the definition can be exploited).
@@ -48,34 +68,83 @@ def judge_case(case: Case) -> Finding:
     record = case.record
     assert record.reward is not None  # noqa: S101 - needed
     missing = float((~np.isfinite(record.reward)).mean()) if record.num_rows else 0.0
-    pairs, differ = count_unequal_pairs(record.reward, case.measure_once(equal_completions, record))
-    differing_fraction = differ / pairs if pairs else 0.0
-    regrade = case.probe_results.get("regrade")
-    regrade_fault = (
-        "" if regrade is None else _regrade_fault(regrade, at_start=case.learner_version == 0)
+    pooled = concatenate_statistics(recent_statistics(case))
+    noise, levels = measure_noise(pooled), count_levels(pooled)
+    pay = count_paid_answers(case.recent_records)
+    figures = {"missing": missing, "noise": noise.fraction}
+    fault = (
+        _step_fault(case, missing)
+        or _noise_fault(noise)
+        or _order_fault(case)
+        or _prompt_fault(levels)
+        or _answer_fault(pay)
     )
-    figures = {"missing": missing, "pairs_differ": differing_fraction}
-    if (
-        missing > MAX_MISSING_FRACTION
-        or (pairs >= MIN_PAIRS and differing_fraction > MAX_DIFFERING_FRACTION)
-        or regrade_fault
-    ):
-        wrong = regrade_fault or (
-            f"{missing:.0%} of the rewards are missing (limit "
-            f"{MAX_MISSING_FRACTION:.0%}), and {differ} of "
-            f"{pairs} pairs of equal completions have different "
-            f"ones (limit {MAX_DIFFERING_FRACTION:.0%})"
-        )
-        return failed_finding(wrong, **figures)
-    if pairs < MIN_PAIRS and regrade is None:
+    if fault:
+        return failed_finding(fault, **figures)
+    is_answered = pay.prompts >= MIN_ANSWERED
+    if noise.repeats < MIN_REPEATS and "regrade" not in case.probe_results and not is_answered:
         return no_data_finding(
-            f"{pairs} pairs of equal completions (of {MIN_PAIRS}), and no regrade probe"
+            f"{noise.repeats} completions repeat another of their prompt (of {MIN_REPEATS}), "
+            f"{pay.prompts} prompts have completions with the dataset's answer (of "
+            f"{MIN_ANSWERED}), and no regrade probe"
         )
     return passed_finding(
-        f"{missing:.0%} of the rewards are missing (limit "
-        f"{MAX_MISSING_FRACTION:.0%}), {differ} of {pairs} "
-        f"pairs of equal completions differ (limit {MAX_DIFFERING_FRACTION:.0%})",
+        f"{missing:.0%} of the rewards are missing (limit {MAX_MISSING_FRACTION:.0%}), and "
+        f"{noise.fraction:.0%} of their variance is between equal completions (limit "
+        f"{MAX_NOISE_FRACTION:.0%})",
         **figures,
+    )
+
+
+def _step_fault(case: Case, missing: float) -> str:
+    """Return the fault that this step shows alone."""
+    columns = {"reward": case.record.reward, **case.record.reward_parts}
+    for name, values in columns.items():
+        num = 0 if values is None else int(np.isinf(values).sum())
+        if num:
+            return f"{num} of {case.record.num_rows} values of `{name}` are infinite (limit 0)"
+    logged = case.metrics.get(case.record.step, {}).get("reward")
+    if logged is not None and math.isinf(float(logged)):
+        return f"the mean reward was logged as {float(logged)} (limit: finite)"
+    if missing > MAX_MISSING_FRACTION:
+        return f"{missing:.0%} of the rewards are missing (limit {MAX_MISSING_FRACTION:.0%})"
+    regrade = case.probe_results.get("regrade")
+    return "" if regrade is None else _regrade_fault(regrade, at_start=case.learner_version == 0)
+
+
+def _noise_fault(noise: RewardNoise) -> str:
+    is_occasional = noise.deviating <= MAX_MISSING_FRACTION  # as of rewards that are missing
+    if is_occasional or noise.repeats < MIN_REPEATS or noise.lower_bound <= MAX_NOISE_FRACTION:
+        return ""
+    return (
+        f"{noise.fraction:.0%} +- {noise.error:.0%} of the variance of the rewards is between "
+        f"equal completions of one prompt (limit {MAX_NOISE_FRACTION:.0%} by {NUM_ERRORS:g} "
+        f"standard errors), and {noise.deviating:.0%} of {noise.repeats} repeated completions "
+        f"have another reward than their equals (limit {MAX_MISSING_FRACTION:.0%})"
+    )
+
+
+def _order_fault(case: Case) -> str:
+    order = find_reward_order(case)
+    return f"rewards belong to other completions: {order}" if order else ""
+
+
+def _prompt_fault(levels: PromptLevels) -> str:
+    if levels.num < MIN_PROMPTS or levels.num_mixed or levels.num_others < MIN_OTHERS * levels.num:
+        return ""
+    return (
+        f"none of {levels.num} prompts with different completions has two different rewards "
+        f"(limit 1 of {MIN_PROMPTS}), and {levels.num_others} have another one than most: the "
+        "reward depends on the prompt alone"
+    )
+
+
+def _answer_fault(pay: AnswerPay) -> str:
+    if pay.prompts < MIN_ANSWERED or pay.paid_more:
+        return ""
+    return (
+        f"of {pay.prompts} prompts, completions that state the dataset's answer are paid more "
+        f"than the others in none (limit 1 of {MIN_ANSWERED}), and less in {pay.paid_less}"
     )
 
 
@@ -92,31 +161,24 @@ def _regrade_fault(regrade: ProbeEntry, *, at_start: bool) -> str:
     return ""
 
 
-def count_unequal_pairs(reward: np.ndarray, equal: list[list[int]]) -> tuple[int, int]:
-    """Return the number of pairs of equal completions, and of those with unequal rewards."""
-    pairs = differ = 0
-    rounded = np.round(reward, 9).tolist()
-    for rows in equal:
-        counts = Counter(rounded[row] for row in rows if math.isfinite(rounded[row]))
-        num_row_pairs = num_pairs(counts.total())
-        pairs += num_row_pairs
-        differ += num_row_pairs - sum(map(num_pairs, counts.values()))
-    return pairs, differ
-
-
 CHECK = Check(
     name="broken-reward",
     description="rewards are missing, wrong, or in another order than the completions",
     stage=Stage.ADVANTAGE,
     needs=("record.reward",),
-    fix="Grade some correct answers by hand, return rewards in the order of the completions, and "
-    "None for a completion without a reward.",
+    fix="Grade some correct answers by hand, compare stripped texts, return rewards in the order "
+    "of the completions, None for a completion without a reward, and cache by prompt and "
+    "completion.",
     judge=judge_case,
     explains=("equal-rewards", "reward-hacking", "step-too-big", "cliff-rewards"),
     reads=(
         "record.reward_parts",
         "record.group",
-        "record.logp",
+        "record.token_ids",
+        "facts.answer_prompts",
+        "facts.answer_paid_more",
+        "facts.answer_paid_less",
+        "metrics.reward",
         "probes.regrade",
     ),
 )

@@ -11,9 +11,9 @@ from klinic.checks.base import (
     no_data_finding,
     passed_finding,
 )
-from klinic.checks.measures import equal_completions, float64_column, num_equal_pairs, row_numbers
+from klinic.checks.equal_samples import find_twin_samples, row_logp
+from klinic.checks.measures import equal_completions, num_equal_pairs, row_numbers
 from klinic.evidence.record import EmittedBy, StepRecord
-from klinic.maths.arrays import segment_sum
 
 MIN_DEVIATIONS = 6.0  # standard deviations of the number of equal completions
 MIN_EXCESS_PAIRS = 8.0  # pairs above the expectation: chance pairs of short answers are no fault
@@ -24,13 +24,15 @@ def judge_case(case: Case) -> Finding:
 
     Looks for
         The number of equal completions of one prompt, against the number expected from their
-        log-probs; token ids outside the vocabulary; non-finite log-probs of tokens that the
-        policy sampled.
+        log-probs; two samples, such as the second and the fourth, that are equal in every group
+        of the recent steps; token ids outside the vocabulary; non-finite log-probs of tokens
+        that the policy sampled.
     Why it matters
         Engines that start from one seed give every member of a group the same completion: all
         rewards are equal, and nothing is learned though entropy is high.
     Confirmed when
         There are more equal pairs than expected by six standard deviations and by eight pairs;
+        or two samples are equal in every group, which has a probability below e^-20;
         or a single id is outside the vocabulary; or the engine lost the log-prob of a sampled
         token.
     Ruled out when
@@ -55,6 +57,13 @@ def judge_case(case: Case) -> Finding:
     )
     wrong = pairs > limit or outside > 0 or lost > 0
     figures = {"pairs": float(pairs), "expected": expected, "outside": float(outside)}
+    if (twins := find_twin_samples(case)) is not None:
+        return failed_finding(
+            f"samples {twins.pair[0]} and {twins.pair[1]} are equal in all {twins.num_groups} "
+            f"groups of the recent steps, which has a probability of e^{twins.log_chance:.0f}: "
+            "they share a random stream",
+            **figures,
+        )
     return (failed_finding if wrong else passed_finding)(summary, **figures, lost=float(lost))
 
 
@@ -63,16 +72,22 @@ def _num_lost_logps(record: StepRecord) -> int:
     logp = record.logp_sampler
     if logp is None or record.emitted_by is None or not np.isfinite(logp).any():
         return 0
-    return int((~np.isfinite(logp) & (record.emitted_by == EmittedBy.POLICY)).sum())
+    lost = ~np.isfinite(logp) & (record.emitted_by == EmittedBy.POLICY)
+    if record.round_trip is not None:  # ids that replace sampled ones have no log-prob
+        lost &= record.round_trip[row_numbers(record)]
+    return int(lost.sum())
 
 
 def expected_equal_pairs(record: StepRecord) -> tuple[float, float]:
     """Return the expected number of equal pairs within groups, and its standard deviation.
 
-    The probability that a second completion equals this one is the probability of this one.
+    The probability that a second completion equals this one is the probability of this one, by
+    the side that gives it more: a learner that scores other tokens gives it almost none. Tokens
+    that a tool or a template inserts are no choice of the sampler.
     """
-    logp = float64_column(record, "logp_old")
-    sums = segment_sum(np.nan_to_num(logp), row_numbers(record), record.num_rows)
+    sums = row_logp(record, "logp_old")
+    if record.logp_sampler is not None and np.isfinite(record.logp_sampler).all():
+        sums = np.maximum(sums, row_logp(record, "logp_sampler"))
     probabilities = np.exp(np.minimum(sums, 0.0))
     sizes = np.bincount(record.group)[record.group]
     chances = probabilities * (sizes - 1) / 2
@@ -86,17 +101,20 @@ CHECK = Check(
     description="equal random streams, token ids outside the vocabulary, or NaN in the engine",
     stage=Stage.ALIGNMENT,
     needs=("record.logp_old", "run.vocabulary_size"),
-    fix="Give every completion its own seed (of run, step, prompt and sample), restrict ids to the "
-    "vocabulary, and treat a missing log-prob as an error.",
+    fix="Sample, not greedily (do_sample on, temperature above 0), and give every completion its "
+    "own seed (of run, step, prompt and sample); restrict ids to the vocabulary, and treat a "
+    "missing log-prob as an error.",
     judge=judge_case,
-    explains=("equal-rewards", "imprecise-logp"),
+    explains=("equal-rewards", "imprecise-logp", "unexplained-gap"),
     reads=(
         "record.token_ids",
         "record.row_offsets",
         "record.group",
+        "record.sample",
         "record.entropy",
         "record.logp_sampler",
         "record.emitted_by",
+        "record.round_trip",
     ),
     not_recorded="the engine's own random state: equal completions of high entropy show it",
 )

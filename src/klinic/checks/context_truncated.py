@@ -1,5 +1,7 @@
 """context-truncated: completions are truncated before they can end."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from klinic.checks.base import (
@@ -10,6 +12,7 @@ from klinic.checks.base import (
     failed_finding,
     no_data_finding,
     passed_finding,
+    warning_finding,
 )
 from klinic.evidence.record import StepRecord
 
@@ -17,6 +20,8 @@ MAX_TRUNCATED_FRACTION = (
     0.8  # fraction of completions; a limit that truncates one in five is a choice
 )
 NUM_STEPS = 2  # consecutive
+MIN_GRADED_FRACTION = 0.1  # of the truncated completions that get more than the lowest reward
+NUM_ERRORS = 2.0  # standard errors by which the completions that end may have got more
 
 
 def judge_case(case: Case) -> Finding:
@@ -32,7 +37,9 @@ def judge_case(case: Case) -> Finding:
         Four of five completions are truncated.
     Ruled out when
         More of them end on their own, or did in the first step: then the policy has learned to
-        write longer completions.
+        write longer completions. It is that too if fewer were truncated in the first step and
+        truncated completions get at least the reward of the others. It is a warning if they do
+        now, and a tenth of all get more than the lowest reward: answers may have a fixed length.
     Confused with
         stop-token-fault (rows end with an end token and yet count as truncated); random-weights
         (an untrained model never ends).
@@ -44,10 +51,21 @@ def judge_case(case: Case) -> Finding:
     truncated_fraction = min(_truncated_fraction(record, case.run["eos_ids"]) for record in last)
     if truncated_fraction > MAX_TRUNCATED_FRACTION and case.start is not None:
         first = _truncated_fraction(case.start, case.run["eos_ids"])
-        if first < MAX_TRUNCATED_FRACTION / 2:
+        is_paid = first <= MAX_TRUNCATED_FRACTION and _is_truncation_paid(last)
+        if first < MAX_TRUNCATED_FRACTION / 2 or is_paid:
             return passed_finding(
                 f"{first:.0%} were truncated in the first step: they grew by training"
             )
+    graded = _graded_fraction(case.recent_records)
+    if (
+        truncated_fraction > MAX_TRUNCATED_FRACTION
+        and graded >= MIN_GRADED_FRACTION
+        and _is_truncation_paid(case.recent_records)
+    ):
+        return warning_finding(
+            f"{truncated_fraction:.0%} have the largest length, {graded:.0%} get more than the "
+            "lowest reward, and those that end get no more: answers of a fixed length?"
+        )
     longest = int(np.diff(case.record.row_offsets).max())
     summary = (
         f"{truncated_fraction:.0%} of the completions were truncated without an end token (limit "
@@ -56,6 +74,29 @@ def judge_case(case: Case) -> Finding:
     return (failed_finding if truncated_fraction > MAX_TRUNCATED_FRACTION else passed_finding)(
         summary, share=truncated_fraction, longest=float(longest)
     )
+
+
+def _is_truncation_paid(records: Sequence[StepRecord]) -> bool:
+    """Return whether truncated completions get at least the mean reward of the others."""
+    if any(record.reward is None for record in records):
+        return False
+    reward = np.concatenate([np.asarray(record.reward, np.float64) for record in records])
+    reasons = np.concatenate([np.asarray(record.finish_reason) for record in records])
+    is_cut = (reasons == "length") & np.isfinite(reward)
+    others = (reasons != "length") & np.isfinite(reward)
+    if not is_cut.any() or not others.any():
+        return bool(is_cut.any())
+    error = float(reward[is_cut | others].std()) / np.sqrt(np.count_nonzero(others))
+    return bool(reward[is_cut].mean() + NUM_ERRORS * error >= reward[others].mean())
+
+
+def _graded_fraction(records: Sequence[StepRecord]) -> float:
+    """Return the fraction of completions with more than the lowest reward of these steps."""
+    if any(record.reward is None for record in records):
+        return 0.0
+    reward = np.concatenate([np.asarray(record.reward, np.float64) for record in records])
+    finite = reward[np.isfinite(reward)]
+    return float((finite > finite.min()).mean()) if finite.size else 0.0
 
 
 def _truncated_fraction(record: StepRecord, eos_ids: list[int]) -> float:
@@ -80,6 +121,7 @@ CHECK = Check(
         "record.loss_mask",
         "record.row_offsets",
         "record.token_ids",
+        "record.reward",
         "run.sampling",
     ),
 )

@@ -40,6 +40,9 @@ CHECK = Check(
         *("temperature-on-one-side", "misaligned-logp", "hidden-sampling-transform"),
         *("kl-gradient-wrong", "kl-not-applied", "kl-sign-flipped", "loss-scaled-wrong"),
         *("kl-tail-dominates", "step-too-big", "stale-prefix-cache"),
+        "unexplained-gap",
+        "gap-grows-with-position",
+        "corrupted-sync",
     ),
     reads=(
         "record.loss_mask",

@@ -1,7 +1,6 @@
 """hidden-sampling-transform: the sampler truncates or penalises, the learner does not."""
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -14,11 +13,15 @@ from klinic.checks.base import (
     no_data_finding,
     passed_finding,
 )
+from klinic.checks.gap_models import GapModel, compete_on_sampler_gap
+from klinic.checks.gap_tokens import declared_transforms, repeated_tokens
 from klinic.checks.measures import (
+    OLDER_SAMPLES,
     column_difference,
     finite_trained_tokens,
     float64_column,
     fraction_true,
+    has_older_samples,
     logp_gap,
     mean,
     rms,
@@ -42,6 +45,7 @@ MAX_LOWERED_REPEATED = (
 )
 MAX_LOWERED_OTHERS = 0.02  # fraction of the other tokens, which no penalty lowers
 MIN_TOKENS_PER_KIND = 20  # repeated tokens, and others
+MAX_ROUNDING = 0.05  # nats, added to the bound of a declared top-p: bf16 against fp32
 MIN_TOKENS = 50  # tokens
 
 
@@ -57,19 +61,23 @@ def judge_case(case: Case) -> Finding:
         Engines silently read top-p, top-k or penalties from a config file of the model. The
         policy is then trained on tokens of another distribution than the one it is scored with.
     Confirmed when
-        At least 5% of the tokens are raised and twenty times fewer lowered; or, over many
-        groups, their surprise is 15% below their entropy by eight standard errors; or tokens
-        that occurred earlier are lowered and no others. And the recipe declares no such
-        transform.
+        At least 5% of the tokens are raised and twenty times fewer lowered, they surprise the
+        learner no more than its entropy, and no other explanation of the gap explains more; or
+        half of the tokens are not changed at all: a token is forbidden at some positions; or,
+        over many groups, their surprise is 15% below their entropy by eight standard errors; or
+        tokens that occurred earlier are lowered and no others. And the recipe declares no such
+        transform, or only a top-p p, and 5% of the tokens are raised by more than -log(p).
     Ruled out when
         Log-probs agree and surprise equals entropy, or the recipe declares the transform.
     Confused with
         temperature-on-one-side (tokens are raised and lowered, along a line); stale-sampler
         (not before the first update).
     """
-    declared = _declared_transforms(case.run["sampling"])
+    declared = declared_transforms(case.run.get("sampling") or {})
     if declared:
-        return passed_finding(f"the recipe declares it: {declared}")
+        return _judge_declared(case, declared)
+    if has_older_samples(case.record):
+        return no_data_finding(OLDER_SAMPLES)
     lift = logp_gap(case.record, "logp_sampler", "logp_old")
     if lift.size < MIN_TOKENS:
         return no_data_finding(
@@ -84,6 +92,9 @@ def judge_case(case: Case) -> Finding:
         raised > MIN_RAISED_FRACTION
         and raised > MIN_RAISED_RATIO * lowered
         and mean_lift > MIN_MEAN_LIFT
+        and case.measure_once(compete_on_sampler_gap, case.record).is_won_by(
+            GapModel.TRUNCATION, GapModel.SUPPRESSION
+        )
     )
     lowered_repeated, lowered_fresh = _lowered_fractions(case.record)
     if lowered_repeated > MAX_LOWERED_REPEATED and lowered_fresh < MAX_LOWERED_OTHERS:
@@ -107,6 +118,23 @@ def judge_case(case: Case) -> Finding:
     return _judge_surprise(case, summary, measured)
 
 
+def _judge_declared(case: Case, declared: str) -> Finding:
+    """Judge a declared transform: top-p alone bounds how far it raises a token."""
+    sampling = case.run.get("sampling") or {}
+    lift = logp_gap(case.record, "logp_sampler", "logp_old")
+    top_p = sampling.get("top_p") or 1.0
+    if declared != f"top_p {sampling.get('top_p')}" or lift.size < MIN_TOKENS:
+        return passed_finding(f"the recipe declares it: {declared}")
+    bound = -np.log(top_p) + MAX_ROUNDING
+    beyond = fraction_true(lift > bound)
+    won = case.measure_once(compete_on_sampler_gap, case.record).is_won_by(GapModel.TRUNCATION)
+    return (failed_finding if won and beyond > MIN_RAISED_FRACTION else passed_finding)(
+        f"the recipe declares {declared}, which raises no token by more than {bound:.3g} nats; "
+        f"{beyond:.0%} of the tokens are raised further (limit {MIN_RAISED_FRACTION:.0%})",
+        beyond=beyond,
+    )
+
+
 def _lowered_fractions(record: StepRecord) -> tuple[float, float]:
     """Return the fractions of lowered tokens among repeated tokens and among the others."""
     if record.prompt_ids is None or record.prompt_offsets is None:
@@ -117,12 +145,7 @@ def _lowered_fractions(record: StepRecord) -> tuple[float, float]:
         np.square(lift[mask]).sum() < MIN_TOKENS_PER_KIND * MAX_QUIET_GAP**2
     ):  # too little to reach QUIET
         return 0.0, 0.0
-    prompts = np.split(record.prompt_ids, record.prompt_offsets[1:-1])
-    rows = np.split(record.token_ids, record.row_offsets[1:-1])
-    pairs = zip(prompts, rows, strict=True)
-    repeated = np.array(
-        [repeated_lift for pair in pairs for repeated_lift in _is_repeated(*pair)], dtype=bool
-    )
+    repeated = repeated_tokens(record)
     repeated_lift, fresh_lift = lift[mask & repeated], lift[mask & ~repeated]
     if (
         min(repeated_lift.size, fresh_lift.size) < MIN_TOKENS_PER_KIND
@@ -132,18 +155,10 @@ def _lowered_fractions(record: StepRecord) -> tuple[float, float]:
     return float((repeated_lift < -TOLERANCE).mean()), float((fresh_lift < -TOLERANCE).mean())
 
 
-def _is_repeated(prompt: np.ndarray, ids: np.ndarray) -> Iterator[bool]:
-    """Yield for each token of a row whether it occurs in the prompt or earlier in the row."""
-    earlier_ids = set(prompt.tolist())
-    for token in ids.tolist():
-        yield token in earlier_ids
-        earlier_ids.add(token)
-
-
 def _judge_surprise(case: Case, summary: str, measured: Mapping[str, float]) -> Finding:
     records = [r for r in case.recent_records if r.entropy is not None and r.logp_old is not None]
     surprises = [case.measure_once(_excess_surprise, record) for record in records]
-    groups = np.concatenate([by_group for by_group, _ in surprises])
+    groups = np.concatenate([np.zeros(0), *(by_group for by_group, _ in surprises)])
     nats = sum(total for _, total in surprises)
     if len(groups) < MIN_GROUPS or nats < MIN_TOTAL_ENTROPY:
         return passed_finding(summary, **measured)
@@ -175,25 +190,19 @@ def _excess_surprise(record: StepRecord) -> tuple[np.ndarray, float]:
     return means[: len(group_ids)], float(entropy[mask].sum())
 
 
-def _declared_transforms(sampling: Mapping[str, Any]) -> str:
-    neutral = {"top_p": 1, "top_k": 0, "min_p": 0, "repetition_penalty": 1}
-    declared = {k: sampling.get(k) for k, v in neutral.items() if sampling.get(k) not in (None, v)}
-    if declared.get("top_k") == -1:  # disabled in vLLM
-        del declared["top_k"]
-    return ", ".join(f"{name} {value}" for name, value in declared.items())
-
-
 CHECK = Check(
     name="hidden-sampling-transform",
     description="the sampler truncates or penalises, the learner does not",
     stage=Stage.SAMPLER,
-    needs=("record.logp_sampler", "record.logp_old", "run.sampling"),
-    fix="Sample from the full distribution in training: top_p 1, top_k off, no penalties, and no "
-    "config file that sets them (vLLM: generation_config='vllm').",
+    needs=("record.logp_sampler", "record.logp_old"),
+    fix="Sample from the full distribution in training: do_sample on and no temperature of 0 "
+    "(greedy), top_p 1, top_k off, no penalties, no minimum length or banned token, and no "
+    "generation_kwargs or config file that sets them (vLLM: generation_config='vllm').",
     judge=judge_case,
-    optional_needs=("record.entropy",),
+    optional_needs=("record.entropy", "run.sampling"),
     change={"sampling.top_p": 1.0, "sampling.top_k": 0, "sampling.min_p": 0.0},
-    explains=("imprecise-logp", "broken-sampler"),
+    # without variety, as after greedy sampling, the completions of a group are equal
+    explains=("imprecise-logp", "broken-sampler", "unexplained-gap", "equal-rewards"),
     reads=(
         "record.loss_mask",
         "record.row_offsets",

@@ -1,5 +1,7 @@
 """kl-gradient-wrong: the gradient of the KL estimator is not that of the KL."""
 
+from collections.abc import Mapping
+
 from klinic.checks.base import (
     Case,
     Check,
@@ -36,6 +38,8 @@ def judge_case(case: Case) -> Finding:
     Confirmed when
         The two differ by 3% in norm, or in direction; or the term has a gradient where policy
         and reference agree; or the recipe itself selects an estimator without a gradient (k1).
+        A loss that the user overrides has its own estimator and average: there, only if the term
+        looks like one without a gradient.
     Ruled out when
         They are equal; or the run has no KL term.
     Confused with
@@ -63,6 +67,9 @@ def judge_case(case: Case) -> Finding:
     if abs(ratio) < MAX_RATIO_ERROR or is_multiple or flipped:
         return passed_finding(f"{ratio:.3f} times the gradient of {name}: left to another check")
     wrong = abs(ratio - 1) > MAX_RATIO_ERROR or cosine < MIN_COSINE
+    if _has_own_loss(case.run.get("loss")):
+        own_estimator = ESTIMATORS.get(str(closest_term))
+        wrong = own_estimator is not None and own_estimator.gradient is Gradient.ZERO
     summary = (
         f"the term's gradient is {ratio:.3f} times that of {name} "
         f"(limit 1 +- {MAX_RATIO_ERROR:g}), with a "
@@ -72,6 +79,10 @@ def judge_case(case: Case) -> Finding:
     if not wrong and estimator is not None and estimator.gradient in (Gradient.FORWARD_TOKEN,):
         return warning_finding(f"{summary}. {estimator.sentence}", **figures)
     return (failed_finding if wrong else passed_finding)(summary, **figures)
+
+
+def _has_own_loss(loss: object) -> bool:
+    return isinstance(loss, Mapping) and loss.get("overridden") is True
 
 
 CHECK = Check(
@@ -88,5 +99,6 @@ CHECK = Check(
     reads=(
         "facts.kl_coef",
         "record.kl_exact",
+        "run.loss",
     ),
 )

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from klinic.checks.base import Case, Finding, passed_finding
+from klinic.checks.base import Case, Finding, no_data_finding, passed_finding
 from klinic.evidence.record import StepRecord
 from klinic.maths.arrays import row_of_token, segment_sum
 
@@ -105,6 +105,20 @@ def _cached_row_numbers(record: StepRecord) -> np.ndarray:
     return _read_only_view(row_of_token(record.row_offsets))
 
 
+def has_older_samples(record: StepRecord) -> bool:
+    """Return whether trained tokens were sampled with older weights than the learner's.
+
+    The gap between sampler and learner is then that of two policies, whatever else is wrong.
+    """
+    version = record.facts.get("learner_version")
+    if record.weight_version is None or version is None or not record.loss_mask.any():
+        return False
+    return bool((record.weight_version[record.loss_mask] < int(version)).any())
+
+
+OLDER_SAMPLES = "the tokens were sampled with older weights, as recorded, which leaves a gap"
+
+
 def rms(values: np.ndarray) -> float:
     """Return the root mean square; 0 for an empty array."""
     return float(np.sqrt(mean(np.square(values)))) if values.size else 0.0
@@ -164,6 +178,7 @@ def row_logp_gaps(record: StepRecord, one: str, other: str) -> Float[np.ndarray,
     return np.asarray(_cached_row_gaps(record, one, other))
 
 
+@lru_cache(maxsize=CACHE_SIZE)
 def equal_completions(record: StepRecord) -> list[list[int]]:
     """Return row indices grouped by completion: equal completions of one prompt share a list."""
     rows_by_completion: dict[tuple[int, bytes], list[int]] = {}
@@ -199,6 +214,33 @@ def finite_group_rewards(record: StepRecord) -> tuple[np.ndarray, ...]:
     if np.isfinite(reward).all():
         return tuple(groups)
     return tuple(group[np.isfinite(group)] for group in groups)
+
+
+@lru_cache(maxsize=CACHE_SIZE)
+def rows_of_whole_groups(record: StepRecord, group_size: int | None) -> Bool[np.ndarray, "B"]:
+    """Return a mask of the rows whose group has all of its completions in the step.
+
+    A loop may drop rows, or train on a group in several steps. If the size is unknown, the most
+    frequent one counts as whole; of equally frequent ones the largest.
+    """
+    _, number, sizes = np.unique(record.group, return_inverse=True, return_counts=True)
+    if group_size is None and sizes.size:
+        counts = np.bincount(sizes)
+        group_size = len(counts) - 1 - int(np.argmax(counts[::-1]))
+    return _read_only_view((sizes >= (group_size or 1))[number])
+
+
+def whole_groups(case: Case, record: StepRecord) -> Bool[np.ndarray, "B"]:
+    """Return the mask of `rows_of_whole_groups` for the group size in run.json."""
+    size = case.run.get("group_size")
+    return np.asarray(rows_of_whole_groups(record, size if isinstance(size, int) else None))
+
+
+def no_whole_group_finding(case: Case) -> Finding:
+    """Return the finding of a step in which every group lacks completions."""
+    return no_data_finding(
+        f"no group has all of its {case.run.get('group_size')} completions in this step"
+    )
 
 
 def mean_reward(record: StepRecord) -> tuple[float, float] | None:

@@ -13,6 +13,7 @@ from klinic.checks.base import (
     no_data_finding,
     passed_finding,
 )
+from klinic.checks.gap_models import GapModel, compete_on_sampler_gap
 from klinic.checks.measures import (
     column_difference,
     finite_tokens,
@@ -21,6 +22,7 @@ from klinic.checks.measures import (
     fraction_true,
     mean,
     median,
+    rms_logp_gap,
     row_logp_gaps,
     row_numbers,
 )
@@ -35,6 +37,7 @@ MAX_SHIFTED_MEDIAN = 0.1  # nats, median after the shift: half of a gap can vani
 MIN_ROW_FRACTION = 0.1  # min fraction of affected rows
 CERTAIN_LOGP = -1.0  # nats: for a token below it, a log-prob of exactly 0 is a filler
 MAX_FILLED_FRACTION = 0.001  # fraction of tokens
+MIN_GAP_GROWTH = 5.0  # times the gap of the first step: a position is wrong from the start
 MIN_TOKENS = 20  # tokens
 UNCERTAIN_LOGP = -0.3  # nats: tokens certain on both sides fit any shift
 MIN_UNCERTAIN_TOKENS = 5  # min number of uncertain tokens
@@ -45,14 +48,17 @@ def judge_case(case: Case) -> Finding:
 
     Looks for
         Rows with a large gap to the learner's log-probs, and a shift along the row that removes
-        it, for the sampler's log-probs and, before the first update, the reference's; and
-        log-probs of exactly 0 at tokens that were not certain.
+        it, for the sampler's log-probs and, before the first update, the reference's; logits or
+        ids that are off by one position, which no shift of log-probs undoes; and log-probs of
+        exactly 0 at tokens that were not certain.
     Why it matters
         KLs of tens and ratios of thousands on single tokens, with completions that look fine.
         It is often mistaken for an unstable estimator.
     Confirmed when
         A tenth of the rows have a mean gap above 0.3 nats, and one shift removes half of it and
-        leaves half of the uncertain tokens within 0.1 nats; or more than one token in a
+        leaves half of the uncertain tokens within 0.1 nats; or tokens surprise one side by a
+        nat above the entropy, and the gap vanishes where a token equals its neighbour or the
+        learner's entropies fit the sampler's neighbouring tokens; or more than one token in a
         thousand was filled with 0.
     Ruled out when
         The gap is small without a shift, or no shift removes it.
@@ -68,6 +74,8 @@ def judge_case(case: Case) -> Finding:
         return no_data_finding(
             f"fewer than {MIN_TOKENS} trained tokens have a log-prob of both sides"
         )
+    if (finding := _judge_neighbours(case)) is not None:
+        return finding
     scans = {column: scan_shifts(record, column) for column in columns}
     column = max(scans, key=lambda c: scans[c].gap - scans[c].shifted_gap)
     best_scan = scans[column]
@@ -94,6 +102,32 @@ def judge_case(case: Case) -> Finding:
     return (
         failed_finding if is_shifted or filled_fraction > MAX_FILLED_FRACTION else passed_finding
     )(summary, **figures)
+
+
+def _judge_neighbours(case: Case) -> Finding | None:
+    """Return a finding if logits or ids are off by one position."""
+    if case.record.logp_sampler is None:
+        return None
+    competition = case.measure_once(compete_on_sampler_gap, case.record)
+    winner = competition.winner
+    if winner is None or not competition.is_won_by(GapModel.SHIFTED_IDS, GapModel.SHIFTED_LOGITS):
+        return None
+    if _appeared_with_updates(case, competition.size):
+        return None
+    return failed_finding(
+        f"sampler and learner are {competition.size:.3g} nats apart, and one of them scores "
+        f"{winner.model} (offset {winner.value:+.0f}), which explains {winner.explained:.0%} of it",
+        gap=competition.size,
+        explained=winner.explained,
+    )
+
+
+def _appeared_with_updates(case: Case, size: float) -> bool:
+    """Return whether the gap was absent in the first step: old weights, not another position."""
+    start = case.start
+    if start is None or start is case.record or start.logp_sampler is None:
+        return False
+    return MIN_GAP_GROWTH * rms_logp_gap(start, "logp_sampler", "logp_old") < size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,19 +224,23 @@ CHECK = Check(
     description="log-probs are stored at other tokens than their own",
     stage=Stage.ALIGNMENT,
     needs=("record.logp_old",),
-    fix="Store the log-prob of token t at position t on every side; assert equal lengths, and use "
-    "NaN with a mask for missing values, never 0.",
+    fix="Store the log-prob of token t at position t on every side: logits[:, :-1] belong to "
+    "ids[:, 1:]; assert equal lengths, and use NaN with a mask for missing values, never 0.",
     judge=judge_case,
     optional_needs=("record.logp_sampler",),
     explains=(
         *("temperature-on-one-side", "wrong-reference", "stale-sampler", "imprecise-logp"),
         *("hidden-sampling-transform", "kl-tail-dominates", "stale-prefix-cache", "step-too-big"),
+        "unexplained-gap",
+        "gap-grows-with-position",
+        "corrupted-sync",
     ),
     reads=(
         "record.loss_mask",
         "record.row_offsets",
         "record.logp_ref",
         "record.token_ids",
+        "record.entropy",
     ),
     not_recorded=(
         "the length of the logits before a gather: a shift or a fill shows in what was gathered"

@@ -7,27 +7,34 @@ from klinic.checks.base import (
     Check,
     Finding,
     Stage,
+    count_updates,
     failed_finding,
     no_data_finding,
     passed_finding,
 )
-from klinic.checks.measures import logp_gap
+from klinic.checks.measures import logp_gap, rms
+from klinic.checks.repeated_rows import repeated_difference
+from klinic.evidence.record import StepRecord
 
 MIN_TOKENS = 20  # tokens: bit-identical log-probs on all of them are then no coincidence
+MAX_CHANGE = 0.05  # nats, root mean square: bf16 kernels of other shapes leave less
 
 
 def judge_case(case: Case) -> Finding:
     """Flag a reference that does not stay fixed.
 
     Looks for
-        A changed fingerprint of the reference, and a policy that has been updated and yet
-        agrees with its reference bit for bit on every token.
+        A changed fingerprint of the reference, its log-probs of completions that come again, and
+        a policy that has been updated and yet agrees with its reference bit for bit on every
+        token.
     Why it matters
         The KL drops to 0 after a restart, or is always 0: nothing ties the policy to its start,
         and every curve looks healthy.
     Confirmed when
-        The fingerprint is not that of the first step; or the policy's weights have changed and
-        no trained token differs by a single bit. And the recipe does not update the reference.
+        The fingerprint is not that of the first step; or the reference's log-probs of the same
+        completions differ from the first ones by 0.05 nats; or the policy's weights have changed
+        and no trained token differs by a single bit. And the recipe does not update the
+        reference.
     Ruled out when
         The reference is that of the first step, and the policy differs from it.
     Confused with
@@ -38,11 +45,8 @@ def judge_case(case: Case) -> Finding:
         return passed_finding("the recipe updates the reference")
     if case.learner_version == 0 or case.start is None:
         return no_data_finding("a step before the first update and one after it are needed")
-    then, now = (r.facts.get("reference_fingerprint") for r in (case.start, case.record))
-    if then is not None and now is not None and then != now:
-        return failed_finding(
-            f"the reference was {str(then)[:8]} and is {str(now)[:8]} (limit: the same)"
-        )
+    if (fault := _change_of_reference(case, case.start)) is not None:
+        return fault
     if not _has_policy_moved(case):
         return no_data_finding("the policy has not moved, so a KL of 0 is expected")
     abs_gap = np.abs(logp_gap(case.record, "logp_old", "logp_ref"))
@@ -52,11 +56,28 @@ def judge_case(case: Case) -> Finding:
         )
     largest = float(abs_gap.max())
     summary = (
-        f"after {case.learner_version} updates the largest "
+        f"after {count_updates(case.learner_version)} the largest "
         "difference between policy and reference is "
         f"{largest:.3g} nats (limit: above 0)"
     )
     return (failed_finding if largest == 0 else passed_finding)(summary, largest=largest)
+
+
+def _change_of_reference(case: Case, start: StepRecord) -> Finding | None:
+    """Return a finding if the reference is not that of the first step."""
+    then, now = (r.facts.get("reference_fingerprint") for r in (start, case.record))
+    if then is not None and now is not None and then != now:
+        return failed_finding(
+            f"the reference was {str(then)[:8]} and is {str(now)[:8]} (limit: the same)"
+        )
+    change = repeated_difference(case.record, (start, *case.earlier), "logp_ref")
+    if change.size >= MIN_TOKENS and rms(change) > MAX_CHANGE:
+        return failed_finding(
+            f"on {change.size} tokens that came before, the reference's log-probs have changed by "
+            f"{rms(change):.3g} nats (limit {MAX_CHANGE:g})",
+            change=rms(change),
+        )
+    return None
 
 
 def _has_policy_moved(case: Case) -> bool:
@@ -77,6 +98,9 @@ CHECK = Check(
     reads=(
         "record.loss_mask",
         "record.row_offsets",
+        "record.token_ids",
+        "record.prompt_ids",
+        "record.prompt_offsets",
         "facts.reference_digest",
         "facts.reference_fingerprint",
         "facts.reference_step",

@@ -47,6 +47,9 @@ CHECK = Check(
         *("misaligned-logp", "retokenised", "imprecise-logp", "temperature-on-one-side"),
         *("hidden-sampling-transform", "stale-sampler", "stale-prefix-cache", "wrong-reference"),
         *("malformed-output", "context-truncated", "broken-sampler"),
+        "unexplained-gap",
+        "gap-grows-with-position",
+        "corrupted-sync",
     ),
     reads=(
         "record.loss_mask",

@@ -11,6 +11,7 @@ from klinic.checks.base import (
     no_data_finding,
     passed_finding,
 )
+from klinic.checks.gap_models import GapModel, compete_on_sampler_gap
 from klinic.checks.measures import column_difference, finite_trained_tokens
 
 MIN_MISMATCH_FRACTION = 0.05  # fraction of tokens routed differently in at least one layer
@@ -29,8 +30,8 @@ def judge_case(case: Case) -> Finding:
         of another network: mixture-of-experts runs collapse where their dense equivalent is
         healthy.
     Confirmed when
-        More than 5% of the tokens have a layer that differs, and their gap is twice that of the
-        others.
+        More than 5% of the tokens have a layer that differs, their gap is twice that of the
+        others, and no other explanation of the gap explains more.
     Ruled out when
         Experts are equal, or tokens whose experts differ have no larger gap.
     Confused with
@@ -63,7 +64,9 @@ def judge_case(case: Case) -> Finding:
         f"(limit {MIN_MISMATCH_FRACTION:.0%}); their gap is "
         f"{differing_gap:.3g} nats, that of the others {same_gap:.3g} (limit twice)"
     )
-    return (failed_finding if differing_gap > MIN_GAP_RATIO * same_gap else passed_finding)(
+    is_lost = case.measure_once(compete_on_sampler_gap, record).is_lost_by(GapModel.ROUTING)
+    wrong = differing_gap > MIN_GAP_RATIO * same_gap and not is_lost
+    return (failed_finding if wrong else passed_finding)(
         summary, share=mismatch_fraction, gap=differing_gap, others=same_gap
     )
 
@@ -76,7 +79,7 @@ CHECK = Check(
     fix="Replay the sampler's experts in the learner, or use ratios of whole completions (gspo).",
     judge=judge_case,
     change={"learner.loss": "gspo"},
-    explains=("imprecise-logp", "stale-sampler"),
+    explains=("imprecise-logp", "stale-sampler", "unexplained-gap"),
     reads=(
         "record.loss_mask",
         "record.row_offsets",

@@ -10,24 +10,29 @@ from klinic.checks.base import (
     Check,
     Finding,
     Stage,
+    count_updates,
     failed_finding,
     no_data_finding,
     passed_finding,
 )
+from klinic.checks.gap_models import LOCALISED_MODELS, compete_on_sampler_gap
 from klinic.checks.measures import (
     column_difference,
     finite_trained_tokens,
+    has_older_samples,
     rms,
     rms_logp_gap,
     row_numbers,
 )
 from klinic.evidence.record import StepRecord
+from klinic.evidence.verdict import Verdict
 
 MIN_GAP_GROWTH = (
     5.0  # times the gap of the first step; engine differences do not grow with training
 )
 MIN_GAP = 2e-3  # nats: fp32 engines differ by 1e-6, a typical update by more than this
 MAX_REFERENCE_RATIO = 2.0  # times the gap of the first step: two engines with the same weights
+MAX_OTHER_FIT = 0.97  # explained by a formula of the gap: a setting that changed, not weights
 MIN_TOKENS = 50  # tokens
 
 
@@ -49,7 +54,9 @@ def judge_case(case: Case) -> Finding:
         step is above 0.002 nats and five times that of the first step, on rows that no prefix
         cache served. A sampler that agrees with the reference excludes stale-prefix-cache.
     Ruled out when
-        The gap is that of the first step after updates were made.
+        The gap is that of the first step after updates were made, a formula explains 97% of it
+        (a temperature or truncation that changed), or the sampler agrees with `logp` and not
+        with `logp_old`, which then is another policy's.
     Confused with
         samples-too-old (the tokens carry an older version); stale-prefix-cache (only rows that
         a cache served); imprecise-logp and temperature-on-one-side (the gap exists before the
@@ -57,11 +64,9 @@ def judge_case(case: Case) -> Finding:
     """
     if (sync_finding := _judge_sync(case)) is not None:
         return sync_finding
-    if case.learner_version == 0:
-        return no_data_finding("before the first update old and new weights are equal")
-    if case.start is None:
-        return no_data_finding("the step of the first update was not recorded")
-    if _reports_older_version(case):
+    if case.learner_version == 0 or case.start is None:
+        return no_data_finding("the step before the first update and a later one are needed")
+    if has_older_samples(case.record):
         return passed_finding("the sampler reports an older version itself")
     fresh_gap = _uncached_gap(case)
     if fresh_gap.size < MIN_TOKENS:
@@ -73,7 +78,7 @@ def judge_case(case: Case) -> Finding:
     current_gap, reference_gap = rms(fresh_gap), _reference_gap(case)
     summary = (
         f"sampler and learner are {current_gap:.3g} nats apart "
-        f"after {case.learner_version} updates (limit "
+        f"after {count_updates(case.learner_version)} (limit "
         f"{limit:.3g}: five times that of the first step)"
     )
     if reference_gap is not None:
@@ -81,6 +86,8 @@ def judge_case(case: Case) -> Finding:
     finding = (failed_finding if current_gap > limit else passed_finding)(
         summary, gap=current_gap, limit=limit
     )
+    if (reason := _other_reason(case, current_gap)) and finding.verdict is Verdict.FAIL:
+        return passed_finding(f"{summary}; {reason}", gap=current_gap, limit=limit)
     # after a stale cache, tokens still use new weights, so they match no single policy
     matches_reference = reference_gap is not None and reference_gap <= max(
         MIN_GAP, MAX_REFERENCE_RATIO * start_gap
@@ -104,11 +111,19 @@ def _judge_sync(case: Case) -> Finding | None:
     return failed_finding(sync.summary)
 
 
-def _reports_older_version(case: Case) -> bool:
-    record, version = case.record, case.learner_version
-    if record.weight_version is None or version is None or not record.loss_mask.any():
-        return False
-    return bool((record.weight_version[record.loss_mask] < version).any())
+def _other_reason(case: Case, gap: float) -> str:
+    """Return why weights are not old although there is a gap; empty if they may be."""
+    record = case.record
+    if record.logp is not None and gap > MIN_GAP_GROWTH * rms_logp_gap(
+        record, "logp_sampler", "logp"
+    ):
+        return "the sampler agrees with `logp`, so `logp_old` is not the policy's"
+    winner = case.measure_once(compete_on_sampler_gap, record).winner
+    reference_gap = _reference_gap(case)
+    if winner is None or winner.explained < MAX_OTHER_FIT or winner.model in LOCALISED_MODELS:
+        return ""
+    is_reference = reference_gap is not None and reference_gap < gap / MIN_GAP_GROWTH
+    return "" if is_reference else f"{winner.model} explain {winner.explained:.0%} of it"
 
 
 def _sampler_gap(record: StepRecord) -> float:
@@ -138,11 +153,13 @@ CHECK = Check(
     fix="Compare a hash of the pushed weights with the engine's after every sync; push merged "
     "weights, or the adapter under a new name, and push again after a sleep of the engine.",
     judge=judge_case,
-    explains=("step-too-big", "reward-hacking", "kl-tail-dominates"),
+    explains=("step-too-big", "reward-hacking", "kl-tail-dominates", "unexplained-gap"),
     reads=(
         "record.loss_mask",
         "record.row_offsets",
+        "record.logp",
         "record.logp_ref",
+        "record.entropy",
         "record.weight_version",
         "facts.weights_published",
         "facts.weights_loaded",

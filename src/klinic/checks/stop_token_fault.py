@@ -22,6 +22,8 @@ MAX_MASKED_FRACTION = 0.5  # max fraction of their last tokens that are not trai
 MAX_MISSED_FRACTION = (
     0.0  # fraction of rows that continue after an end token, or are truncated at one
 )
+MAX_MISSED_IN_CHATS = 0.05  # fraction of rows with turns that continue after an end token
+MIN_ENDED_PROMPTS = 0.9  # fraction of prompts that end with an end token
 MAX_IGNORED_FRACTION = (
     0.1  # fraction of rows that continue after an end token of the model's files only
 )
@@ -31,17 +33,19 @@ def judge_case(case: Case) -> Finding:
     """Flag ends of completions that the policy cannot learn from.
 
     Looks for
-        Rows that ended on their own and whose end token is not trained on; rows that continue
-        after an end token; rows that end with one and are marked as truncated; and rows that
-        continue after a token that is an end token in the model's generation config and not in
-        the trainer, as with models that have a separate end-of-turn token.
+        Rows and turns that ended on their own and whose end token is not trained on; rows that
+        continue after an end token; rows that end with one and are marked as truncated; and rows
+        that continue after a token that is an end token in the model's generation config and not
+        in the trainer, as with models that have a separate end-of-turn token. And prompts that
+        end with an end token, after which the model continues a text that is over.
     Why it matters
         A policy that gets no signal for ending learns to ramble into the length limit, and its
         rewards then measure that limit.
     Confirmed when
-        Half of the end tokens are not trained on, or a single row continues after one or is
-        marked as truncated at one, or one in ten continues after one that the trainer does not
-        use.
+        Half of the end tokens are not trained on, or a single row continues after one (one in
+        twenty, if an environment replies within rows) or is marked as truncated at one, or one in
+        ten continues after one that the trainer does not use, or nine in ten prompts end with
+        one.
     Ruled out when
         End tokens are trained on, and end their rows.
     Confused with
@@ -55,8 +59,9 @@ def judge_case(case: Case) -> Finding:
     reason = record.finish_reason[has_tokens]
     is_end = np.isin(record.token_ids, np.asarray(case.run["eos_ids"]))
     stopped = reason == "stop"
-    inner_ends = is_end.copy()
+    inner_ends = is_end & ~_is_answered(record)
     inner_ends[last] = False
+    inner_ends &= ~_rare_in_chats(record, inner_ends)
     num_missed = int(inner_ends.sum()) + int((is_end[last] & (reason == "length")).sum())
     ignored_fraction = _ignored_end_fraction(record, case.run)
     if ignored_fraction > MAX_IGNORED_FRACTION:
@@ -66,11 +71,21 @@ def judge_case(case: Case) -> Finding:
             f"config that the trainer does not use (limit {MAX_IGNORED_FRACTION:.0%})",
             ignored=ignored_fraction,
         )
-    if stopped.sum() < MIN_STOPPED_ROWS and not num_missed:
-        return no_data_finding(
-            f"{stopped.sum()} rows ended on their own, {MIN_STOPPED_ROWS} needed"
+    ended_prompts = _ended_prompt_fraction(record, case.run["eos_ids"])
+    if ended_prompts >= MIN_ENDED_PROMPTS:
+        return failed_finding(
+            f"{ended_prompts:.0%} of the prompts end with an end token (limit "
+            f"{MIN_ENDED_PROMPTS:.0%}): the tokenizer appends it, or the chat template opens no "
+            "answer",
+            prompts=ended_prompts,
         )
-    masked_fraction = float((~record.loss_mask[last[stopped]]).mean()) if stopped.any() else 0.0
+    turn_ends = np.flatnonzero(is_end & _is_answered(record))
+    ends = np.union1d(last[stopped], turn_ends)
+    if ends.size < MIN_STOPPED_ROWS and not num_missed:
+        return no_data_finding(
+            f"{ends.size} rows and turns ended on their own, {MIN_STOPPED_ROWS} needed"
+        )
+    masked_fraction = float((~record.loss_mask[ends]).mean()) if ends.size else 0.0
     missed_fraction = num_missed / max(len(last), 1)
     summary = (
         f"{masked_fraction:.0%} of the end tokens are not trained on (limit "
@@ -81,6 +96,41 @@ def judge_case(case: Case) -> Finding:
     return (failed_finding if wrong else passed_finding)(
         summary, masked=masked_fraction, missed=missed_fraction
     )
+
+
+def _ended_prompt_fraction(record: StepRecord, eos_ids: list[int]) -> float:
+    """Return the fraction of prompts that end with an end token, as no prompt of one token does.
+
+    The token that starts a text is an end token of some models, and may be a whole prompt.
+    """
+    if record.prompt_ids is None or record.prompt_offsets is None:
+        return 0.0
+    ends = record.prompt_offsets[1:][np.diff(record.prompt_offsets) > 1]
+    is_end = np.isin(record.prompt_ids[ends - 1], np.asarray(eos_ids))
+    return float(is_end.mean()) if is_end.size else 0.0
+
+
+def _is_answered(record: StepRecord) -> np.ndarray:
+    """Return whether the next token is one of an environment, outside the loss: a turn ended."""
+    answered = np.zeros(len(record.token_ids), dtype=bool)
+    if record.emitted_by is not None:
+        answered[:-1] = (record.emitted_by[1:] != EmittedBy.POLICY) & ~record.loss_mask[1:]
+    return answered
+
+
+def _rare_in_chats(record: StepRecord, inner_ends: np.ndarray) -> np.ndarray:
+    """Return the inner ends of rows with turns, if few rows have one.
+
+    A token that ends a turn before an environment replies may be a plain one in another turn.
+    """
+    if record.emitted_by is None:
+        return np.zeros(len(inner_ends), dtype=bool)
+    row = row_numbers(record)
+    has_turns = np.isin(row, row[record.emitted_by != EmittedBy.POLICY])
+    goes_on = np.append(record.emitted_by[1:] == EmittedBy.POLICY, False)
+    in_chats = inner_ends & has_turns & goes_on
+    is_rare = len(np.unique(row[in_chats])) <= MAX_MISSED_IN_CHATS * record.num_rows
+    return in_chats if is_rare else np.zeros(len(inner_ends), dtype=bool)
 
 
 def _ignored_end_fraction(record: StepRecord, run: Mapping[str, Any]) -> float:
@@ -100,14 +150,22 @@ CHECK = Check(
     description="the end of a completion is masked, missed or trained past",
     stage=Stage.ALIGNMENT,
     needs=("record.finish_reason", "run.eos_ids"),
-    fix="Derive masks and ends from lengths and finish reasons, not from token values, and use "
-    "every end token of the model.",
+    fix="Append no end token to prompts (add_special_tokens, add_generation_prompt). Derive masks "
+    "and ends from lengths and finish reasons, not from token values, and use every end token of "
+    "the model.",
     judge=judge_case,
-    explains=("context-truncated",),
+    explains=(
+        "context-truncated",
+        "hidden-sampling-transform",
+        "imprecise-logp",
+        "unexplained-gap",
+    ),
     reads=(
         "record.loss_mask",
         "record.row_offsets",
         "record.token_ids",
+        "record.prompt_ids",
+        "record.prompt_offsets",
         "run.pad_id",
         "run.declared_eos_ids",
         "run.sampling",

@@ -14,14 +14,19 @@ from klinic.checks.base import (
     no_data_finding,
     passed_finding,
 )
+from klinic.checks.gap_models import GapFit, GapModel, compete_on_sampler_gap
 from klinic.checks.measures import (
+    OLDER_SAMPLES,
     column_difference,
     finite_trained_tokens,
     float64_column,
     fraction_true,
+    has_older_samples,
     mean,
+    rms_logp_gap,
 )
 
+MAX_SLOPE_ERROR = 0.2  # of the slope of declared raw log-probs, in a step with few tokens
 MIN_SLOPE = 0.05  # of the gap over logp + entropy: a temperature off by 5%
 MIN_EXPLAINED_FRACTION = 0.8  # fraction of the gap that the line must explain: other faults scatter
 MAX_NOISE = 0.03  # nats: root mean square of bf16 against fp32 (a model of 0.5B, public reports)
@@ -32,6 +37,8 @@ MIN_MINORITY_FRACTION = (
     0.05  # min fraction of tokens on each side of 0: truncation only raises them
 )
 TRIMMED_FRACTION = 0.25  # fraction of tokens with the largest gaps, excluded from the fit
+MIN_START_GAP = 0.2  # min fraction of the gap that the first step has: settings do not change
+MIN_LATE_FIT = 0.97  # fraction explained of a gap that the first step has not
 MIN_TOKENS = 50  # tokens
 
 
@@ -43,7 +50,9 @@ def judge_case(case: Case) -> Finding:
         differs by about s = b'/b - 1 times logp + entropy, both of which are recorded, less
         half of s squared times the variance of logp, which lowers the line and never raises it.
         So such a line is fitted to the gap between sampler and learner and, before the first
-        update, when policy and reference are equal, to the gap between these two.
+        update, when policy and reference are equal, to the gap between these two. A sharp
+        policy bends the line: for the sampler, s times logp plus any function of the entropy is
+        fitted on half of the rows.
     Why it matters
         Every ratio and every KL then compares two different distributions: a KL above 0 with
         equal weights, importance ratios far from 1, and a pull towards an unintended policy.
@@ -51,9 +60,12 @@ def judge_case(case: Case) -> Finding:
         Right after a sync, an engine's log-probs are five times nearer to the policy's at
         temperature 1 than at the run's own; or the slope is above 0.05, that of a temperature
         at most four times off, and the line explains 80% of a gap that is above rounding and
-        goes both ways.
+        goes both ways, and as much of the variance of that side; or the bent line explains half
+        of it in the other rows (97% if the first step had no gap: a setting that changed, which
+        holds for the straight line too), and no other explanation explains more.
     Ruled out when
-        The gap is at the level of rounding, or the line does not explain it.
+        The gap is at the level of rounding, or the line does not explain it, or its slope is that
+        of the run's own temperature and the sampler is declared to report raw log-probs.
     Confused with
         hidden-sampling-transform (the gap is on one side of 0 and bounded); stale-sampler (no
         gap before the first update); misaligned-logp (no line, and a shift removes the gap).
@@ -63,11 +75,15 @@ def judge_case(case: Case) -> Finding:
     )
     if sync is not None and sync.cause == sampler_sync.TEMPERATURE:
         return failed_finding(sync.summary)
-    sides = {} if case.record.logp_sampler is None else {"sampler": "logp_sampler"}
+    sides = {"sampler": "logp_sampler"}
+    if case.record.logp_sampler is None or has_older_samples(case.record):
+        sides = {}
     if case.record.facts.get("learner_version") == 0 and case.record.logp_ref is not None:
         sides["reference"] = "logp_ref"
     fits = {side: fit_gap_line(case, column) for side, column in sides.items()}
     lines = {side: line for side, line in fits.items() if line is not None}
+    if not lines and has_older_samples(case.record):
+        return no_data_finding(OLDER_SAMPLES)
     if not lines:
         return no_data_finding(
             f"fewer than {MIN_TOKENS} trained tokens have a log-prob of both sides"
@@ -79,9 +95,23 @@ def judge_case(case: Case) -> Finding:
     is_steep = is_plausible and abs(slope) > MIN_SLOPE and size > MAX_NOISE
     wrong = (
         is_steep
+        and not (side == "sampler" and _is_of_raw_logprobs(case, slope))
         and explained > MIN_EXPLAINED_FRACTION
         and line.minority_fraction > MIN_MINORITY_FRACTION
+        and (explained >= MIN_LATE_FIT or _is_there_at_start(case))
     )
+    bent = None if wrong else _bent_line(case)
+    if bent is not None and _is_of_raw_logprobs(case, bent.value):
+        bent = None
+    if bent is not None:
+        return failed_finding(
+            f"the sampler has {1 + bent.value:.2f} times the inverse temperature (limit "
+            f"1 +- {MIN_SLOPE:g}), which explains {bent.explained:.0%} of the gap in rows that it "
+            "was not fitted to",
+            slope=bent.value,
+            explained=bent.explained,
+            gap=size,
+        )
     summary = (
         f"{side} against learner: slope {slope:+.3f} over logp "
         f"+ entropy (limit {MIN_SLOPE:g}), which "
@@ -92,13 +122,46 @@ def judge_case(case: Case) -> Finding:
     )
 
 
+def _bent_line(case: Case) -> GapFit | None:
+    """Return the temperature if it wins the competition of explanations of the sampler's gap.
+
+    Not for the reference: another network that is less certain leaves a bent line too.
+    """
+    if case.record.logp_sampler is None:
+        return None
+    competition = case.measure_once(compete_on_sampler_gap, case.record)
+    if not competition.is_won_by(GapModel.TEMPERATURE) or competition.size <= MAX_NOISE:
+        return None
+    fits_well = competition.explained_by(GapModel.TEMPERATURE) >= MIN_LATE_FIT
+    return competition.winner if fits_well or _is_there_at_start(case) else None
+
+
+def _is_of_raw_logprobs(case: Case, slope: float) -> bool:
+    """Return whether a line is that of log-probs declared as those before the temperature."""
+    temperature = (case.run.get("sampling") or {}).get("temperature")
+    if case.run.get("logprob_mode") != "raw" or temperature is None:
+        return False
+    expected = float(temperature) - 1
+    return abs(slope - expected) <= max(MIN_SLOPE, MAX_SLOPE_ERROR * abs(expected))
+
+
+def _is_there_at_start(case: Case) -> bool:
+    """Return whether the first step has the gap too: a policy that sharpens leaves a line."""
+    start = case.start
+    if case.learner_version in (0, None) or start is None or start.logp_sampler is None:
+        return True
+    current = rms_logp_gap(case.record, "logp_sampler", "logp_old")
+    return rms_logp_gap(start, "logp_sampler", "logp_old") >= MIN_START_GAP * current
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GapLine:
     """A line fitted to the gap over logp + entropy."""
 
     slope: float
     explained: float
-    """Fraction of the squared gap that it explains."""
+    """Fraction that it explains: of the squared gap, or of the variance of the column if that is
+    less. A slope of -1 explains the gap to a column that has nothing to do with the learner's."""
     gap: float
     """Root mean square."""
     minority_fraction: float
@@ -122,9 +185,10 @@ def fit_gap_line(case: Case, name: str) -> GapLine | None:
     intercept = min(_intercept(gap, surprise), 0.0)
     slope = float(np.sum((gap - intercept) * surprise)) / along
     residual = float(np.sum((gap - intercept - slope * surprise) ** 2))
+    unrelated = float(np.var(gap + surprise)) * gap.size
     return GapLine(
         slope=slope,
-        explained=1 - residual / float(np.sum(gap**2)),
+        explained=1 - residual / max(min(float(np.sum(gap**2)), unrelated), np.finfo(float).tiny),
         gap=size,
         minority_fraction=min(fraction_true(gap > 0), fraction_true(gap < 0)),
     )
@@ -146,10 +210,18 @@ CHECK = Check(
     stage=Stage.SAMPLER,
     needs=("record.logp_old", "record.entropy"),
     fix="Divide the logits by the same temperature for every log-prob: sampler (processed "
-    "log-probs), learner, reference. Never divide log-probs.",
+    "log-probs), learner, reference; set it in one place (TRL: temperature, not "
+    "generation_kwargs). Never divide log-probs.",
     judge=judge_case,
     optional_needs=("record.logp_sampler",),
-    explains=("wrong-reference", "imprecise-logp", "hidden-sampling-transform", "step-too-big"),
+    explains=(
+        "wrong-reference",
+        "imprecise-logp",
+        "hidden-sampling-transform",
+        "step-too-big",
+        "unexplained-gap",
+        "stale-sampler",  # a temperature that changes in the middle of a run
+    ),
     reads=(
         "record.loss_mask",
         "record.row_offsets",

@@ -18,7 +18,7 @@ def judge_case(case: Case) -> Finding:
 
     Looks for
         Trained tokens that a tool or a template inserted; and tokens of the policy that are
-        left out, except the last of each row, in rows that are trained on.
+        left out, except the last of each row and turn, in rows that are trained on.
     Why it matters
         It is visible on no curve. The policy is trained to write tool output, or part of its
         own output is never trained on.
@@ -27,15 +27,15 @@ def judge_case(case: Case) -> Finding:
     Ruled out when
         The trained tokens are those that the policy emitted.
     Confused with
-        stop-token-fault (only the last token of rows is left out); misaligned-logp (masks are
-        correct, log-probs are shifted).
+        stop-token-fault (only the last token of rows or turns is left out); misaligned-logp (masks
+        are correct, log-probs are shifted).
     """
     record = case.record
     assert record.emitted_by is not None  # noqa: S101 - needed
     own = record.emitted_by == EmittedBy.POLICY
     trained = record.loss_mask
     foreign = float((trained & ~own).sum() / max(int(trained.sum()), 1))
-    inner = own & ~_last_tokens(record.row_offsets, len(own)) & _tokens_of_trained_rows(record)
+    inner = own & ~_last_tokens(record.row_offsets, own) & _tokens_of_trained_rows(record)
     left_out = float((inner & ~trained).sum() / max(int(inner.sum()), 1))
     wrong = foreign > MAX_FOREIGN_FRACTION or left_out > MAX_LEFT_OUT_FRACTION
     summary = (
@@ -54,8 +54,13 @@ def _tokens_of_trained_rows(record: StepRecord) -> np.ndarray:
     return np.asarray(used[rows])
 
 
-def _last_tokens(row_offsets: np.ndarray, num_tokens: int) -> np.ndarray:
-    last = np.zeros(num_tokens, dtype=bool)
+def _last_tokens(row_offsets: np.ndarray, own: np.ndarray) -> np.ndarray:
+    """Return a mask of the last token of each row, and of each turn: the next is not the policy's.
+
+    Whether an end is trained on is for stop-token-fault to judge.
+    """
+    last = np.zeros(len(own), dtype=bool)
+    last[:-1] = own[:-1] & ~own[1:]
     ends = row_offsets[1:][np.diff(row_offsets) > 0] - 1
     last[ends] = True
     return last
@@ -69,7 +74,7 @@ CHECK = Check(
     fix="Build the mask from the emitter of each token, and use the same mask for the policy term, "
     "the KL, metrics and denominators.",
     judge=judge_case,
-    explains=("stop-token-fault", "nan-outside-mask", "step-too-big"),
+    explains=("stop-token-fault", "nan-outside-mask", "step-too-big", "unexplained-gap"),
     reads=(
         "record.loss_mask",
         "record.row_offsets",

@@ -1,6 +1,7 @@
 """The command line. Importing it imports neither torch nor NumPy.
 
 app.py            the `klinic` command, error handling and exit codes
+help_page.py      help pages: commands by group, options, examples
 train.py          `klinic train`
 dry_run.py        `klinic train --dry-run`: sizes, memory and cost of a recipe
 step_cost.py      compute, data movement and disk use of a step
@@ -12,11 +13,20 @@ check.py          `klinic check`
 verify.py         `klinic verify`
 verify_tables.py  its tables
 diagnose.py       `klinic diagnose`, of run folders and of scalar logs
+diagnosis_view.py prints a diagnosis of records
+log_view.py       prints a diagnosis of scalars
+diagnose_dump.py  the same of the batch dumps of other trainers
+convert.py        `klinic convert`
 explain.py        `klinic explain`
+lookup.py         words of `klinic explain` that are no checks
+words.py          words with another name in klinic, and their answers
 report.py         `klinic report`
+bundle.py         `klinic bundle`
+convert.py        `klinic convert`
 watch.py          `klinic watch`, and its single key presses
 demo.py           `klinic demo`
 printing.py       JSON and console output, missing optional dependencies
+text_layout.py    text that wraps between words, lists, commands to run next
 progress.py       progress bar and findings cache
 recorded_code.py  the `--run-code` option
 output.py         standard streams that survive a closed reader

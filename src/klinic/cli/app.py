@@ -7,19 +7,23 @@ docs/reference/commands.md has the table.
 
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from klinic import __version__
 from klinic.cli.ablate import ablate
+from klinic.cli.bundle import bundle
 from klinic.cli.check import check
+from klinic.cli.convert import convert
 from klinic.cli.demo import demo
 from klinic.cli.diagnose import diagnose
 from klinic.cli.eval import evaluate
 from klinic.cli.explain import explain
 from klinic.cli.export import export
+from klinic.cli.help_page import HelpCommand, HelpGroup
 from klinic.cli.output import ignore_broken_pipes, ignore_write_errors
 from klinic.cli.process_exit import exit_despite_threads
 from klinic.cli.report import report
@@ -32,9 +36,15 @@ from klinic.runtime.terminal_text import escape_for_terminal
 
 ALLOWED_WHITESPACE = "\n\t"  # whitespace allowed in messages
 
+DESCRIPTION = (
+    "Train language models with GRPO, tie them to a reference by a KL term that is proven right, "
+    "and name the cause when a run goes wrong."
+)
+
 app = typer.Typer(
     name="klinic",
-    help="GRPO with a KL term that is proven right.",
+    cls=HelpGroup,
+    help=DESCRIPTION,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -57,20 +67,29 @@ def klinic(
         ),
     ] = False,
 ) -> None:
-    """GRPO with a KL term that is proven right."""
+    """Show the version or the help; the help of the app is `DESCRIPTION`."""
 
 
-app.command(rich_help_panel="Train", context_settings=FLAGS)(train)
-app.command(name="eval", rich_help_panel="Train")(evaluate)
-app.command(rich_help_panel="Train", context_settings=FLAGS)(ablate)
-app.command(rich_help_panel="Train")(export)
-app.command(rich_help_panel="Check", context_settings=FLAGS)(check)
-app.command(rich_help_panel="Check")(verify)
-app.command(rich_help_panel="Check")(diagnose)
-app.command(rich_help_panel="Check")(explain)
-app.command(rich_help_panel="Look")(report)
-app.command(rich_help_panel="Look")(watch)
-app.command(rich_help_panel="Look", context_settings=FLAGS)(demo)
+def _register(group: str, function: Callable[..., None], name: str = "", **options: Any) -> None:
+    """Register a command in a group of the help."""
+    app.command(name=name or function.__name__, cls=HelpCommand, rich_help_panel=group, **options)(
+        function
+    )
+
+
+_register("Train", train, context_settings=FLAGS)
+_register("Train", evaluate, "eval")
+_register("Train", ablate, context_settings=FLAGS)
+_register("Train", export)
+_register("Check", check, context_settings=FLAGS)
+_register("Check", verify)
+_register("Check", diagnose)
+_register("Check", explain)
+_register("Look", convert)
+_register("Look", report)
+_register("Look", bundle)
+_register("Look", watch)
+_register("Look", demo, context_settings=FLAGS)
 
 
 def main() -> None:

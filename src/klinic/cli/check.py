@@ -13,7 +13,8 @@ from klinic.errors import ConfigError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from klinic.replay.single_batch import CheckReport
+    from klinic.recipe.recipe import Recipe as RecipeModel
+    from klinic.replay.check_report import CheckReport
 
 
 Recipe = Annotated[
@@ -27,12 +28,27 @@ Trl = Annotated[
         help="Check the trl.GRPOTrainer that this function returns, instead of a recipe.",
     ),
 ]
+Device = Annotated[
+    str | None,
+    typer.Option(
+        "--device",
+        metavar="DEVICE",
+        help="Set model.device (cuda, cuda:N, xpu, cpu or auto), test this device in full, and "
+        "write the results to a text file for bug reports.",
+        show_default=False,
+    ),
+]
+Output = Annotated[
+    Path, typer.Option("--output", metavar="FILE", help="With --device: the text file.")
+]
 
 
-def check(
+def check(  # noqa: PLR0913, PLR0917 - options of a command line
     recipe: Recipe = None,
     overrides: Overrides = None,
     trl: Trl = None,
+    device: Device = None,
+    output: Output = Path("klinic-selftest.txt"),
     run_code: RunCode = False,
     as_json: Json = False,
 ) -> None:
@@ -44,15 +60,26 @@ def check(
             "check needs either a recipe or --trl with a function that returns a trainer: "
             "klinic check recipes/arithmetic.yaml, or klinic check --trl train.py:make_trainer."
         )
-    if recipe is not None:
-        _refuse_recorded_code(recipe, run_code=run_code)
-        result = _check_recipe(recipe, overrides)
-    else:
+    if recipe is None:
+        if device is not None:
+            raise ConfigError(
+                "--device needs a recipe: a TRL trainer chooses its device itself. Omit it."
+            )
         result = _check_trainer(str(trl))
+    else:
+        _refuse_recorded_code(recipe, run_code=run_code)
+        result = (
+            _check_recipe(recipe, overrides)
+            if device is None
+            else _test_device(recipe, overrides, device, output)
+        )
     if as_json:
         _print_json(result)
     else:
-        _print_result(result, Console(highlight=False))
+        console = Console(highlight=False)
+        _print_result(result, console)
+        if device is not None:
+            print_line(console, f"Results of the device, for a bug report: {output}")
     raise typer.Exit(0 if result.ok else 1)
 
 
@@ -86,6 +113,54 @@ def _check_recipe(recipe: Path, overrides: list[str] | None) -> "CheckReport":
         from klinic.replay.single_batch import check_single_batch
 
         return check_single_batch(loaded.recipe, lambda what: status.update(f"{what} ..."))
+
+
+def _test_device(
+    recipe: Path, overrides: list[str] | None, device: str, output: Path
+) -> "CheckReport":
+    """Check a recipe on a device, and write the results to a file, also those before an error."""
+    from rich.console import Console
+
+    from klinic.recipe.loading import flags_to_overrides, load_recipe
+
+    settings = [*flags_to_overrides(overrides or []), f"model.device={device}"]
+    loaded = load_recipe(recipe, settings).recipe
+    if loaded.learner.shards > 1 or loaded.cluster is not None:
+        raise ConfigError(
+            "--device tests a learner in one process, but the recipe has several (learner.shards "
+            "or a cluster section). Set learner.shards=1 cluster=null."
+        )
+    require_modules("train", "torch", "transformers", "peft", "safetensors", "datasets")
+    with Console(stderr=True).status("Loading torch ...") as status:
+        from klinic.model.device import resolve_device
+        from klinic.replay.check_report import CheckReport
+        from klinic.replay.self_test_report import SelfTestFile
+        from klinic.replay.single_batch import check_single_batch
+
+        result = CheckReport()
+        with SelfTestFile(output, resolve_device(device), result):
+            return check_single_batch(
+                loaded,
+                lambda what: status.update(f"{what} ..."),
+                predict_memory=_predict_memory,
+                result=result,
+            )
+
+
+def _predict_memory(recipe: "RecipeModel") -> int | None:
+    """Return the peak memory of a recipe, as --dry-run predicts it; None if that is not known."""
+    from klinic.capacity.forecast import forecast_memory
+    from klinic.capacity.memory import largest_phase
+    from klinic.capacity.meta_policy import is_config_reachable
+    from klinic.model.device import resolve_device
+
+    models = [recipe.model.name]
+    if recipe.kl is not None and recipe.reference.path is not None:
+        models.append(recipe.reference.path)
+    if not all(is_config_reachable(name) for name in models):
+        return None
+    num_gpus = 0 if resolve_device(recipe.model.device).type == "cpu" else 1
+    return largest_phase(forecast_memory(recipe, num_gpus=num_gpus).phases).total_bytes
 
 
 def _check_trainer(target: str) -> "CheckReport":

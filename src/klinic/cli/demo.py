@@ -1,13 +1,16 @@
-"""`klinic demo`: GRPO with a KL on this CPU in minutes, healthy or with an injected fault."""
+"""`klinic demo`: GRPO with a KL on this CPU in minutes, healthy or faulty, live or recorded."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klinic.cli.diagnose import print_cause, print_proof, prove_cause
-from klinic.cli.printing import Json, is_missing, print_json, print_line, require_modules
+from klinic.cli.diagnose import prove_cause
+from klinic.cli.printing import Json, print_json, print_line, require_modules
+from klinic.cli.text_layout import print_commands
+from klinic.cli.train import report_command
+from klinic.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -15,7 +18,7 @@ if TYPE_CHECKING:
     from klinic.doctor.diagnosis import Diagnosis
     from klinic.faults import Fault
     from klinic.replay.proof import Proof
-    from klinic.training.train import Result
+    from klinic.training.result import Result
 
 Overrides = Annotated[
     list[str] | None,
@@ -31,6 +34,10 @@ FaultName = Annotated[
         "--fault", metavar="NAME", help="Inject this fault, diagnose, prove.", show_default=False
     ),
 ]
+Recorded = Annotated[
+    bool,
+    typer.Option("--recorded", help="Diagnose a recorded run of TRL with a bug; needs no torch."),
+]
 List = Annotated[bool, typer.Option("--list", help="List the available faults.")]
 Out = Annotated[
     Path | None,
@@ -41,6 +48,7 @@ Out = Annotated[
 def demo(
     overrides: Overrides = None,
     fault: FaultName = None,
+    recorded: Recorded = False,
     every: List = False,
     out: Out = None,
     json: Json = False,
@@ -48,19 +56,27 @@ def demo(
     """Train a tiny model on sums, or inject a fault and diagnose it; no GPU, no download."""
     if every:
         _list_faults(json=json)
-        return
-    _refuse_unknown(fault)
+    elif recorded:
+        _refuse_training(overrides, fault)
+        _diagnose_recorded(out, json=json)
+    else:
+        _refuse_unknown(fault)
+        _train(overrides or [], fault, out, json=json)
+
+
+def _train(overrides: list[str], fault: str | None, out: Path | None, *, json: bool) -> None:
     require_modules("train", "torch", "transformers", "peft", "safetensors", "datasets")
     from rich.console import Console
 
     console = Console(stderr=json, highlight=False)
     with console.status("Loading torch ..."):
-        from klinic.lab.demo.run import check_empty, demo_recipe, find_fault, train_demo
+        from klinic.lab.demo.out_folder import check_empty
+        from klinic.lab.demo.run import demo_recipe, find_fault, train_demo
         from klinic.recipe.loading import flags_to_overrides
     if out is not None:
         check_empty(out)
     broken = None if fault is None else find_fault(fault)
-    recipe = demo_recipe(broken, out, flags_to_overrides(overrides or []))
+    recipe = demo_recipe(broken, out, flags_to_overrides(overrides))
     _print_introduction(broken, console)
     try:
         result = train_demo(recipe, broken, console)
@@ -70,7 +86,7 @@ def demo(
     if result.signal is not None:
         print_line(
             console,
-            f"Stopped after step {result.step}. {_report_command(result.folder)} shows it so far.",
+            f"Stopped after step {result.step}. {report_command(result.folder)} shows it so far.",
         )
         raise typer.Exit(128 + result.signal)
     if broken is None:
@@ -101,6 +117,44 @@ def _list_faults(*, json: bool) -> None:
     typer.echo("\nklinic demo --fault NAME runs one of them; klinic explain NAME describes it.")
 
 
+def _refuse_training(overrides: list[str] | None, fault: str | None) -> None:
+    if overrides or fault is not None:
+        words = [*(overrides or []), *([] if fault is None else [f"--fault {fault}"])]
+        raise ConfigError(
+            f"--recorded is given with {', '.join(words)}, but it trains nothing: it shows a run "
+            "as it was recorded. Omit --recorded to train a run with these settings."
+        )
+
+
+def _diagnose_recorded(out: Path | None, *, json: bool) -> None:
+    from rich.console import Console
+
+    from klinic.cli.diagnose import diagnose_records
+    from klinic.cli.diagnosis_view import print_cause
+    from klinic.lab.demo.recorded import BUG, CAUSE, copy_recorded_run, curve_table
+
+    console = Console(stderr=json, highlight=False)
+    run = copy_recorded_run(out)
+    diagnosis = diagnose_records(run, prove=False, no_cache=False, json=json)
+    is_right = diagnosis.cause == CAUSE
+    if json:
+        print_json("demo", ok=is_right, fault=CAUSE, folder=str(run), **diagnosis.to_json())
+    else:
+        print_line(console, "A recorded run of TRL's GRPOTrainer: 16 steps, sums of two numbers.")
+        print_line(console, "Its curves show that something is wrong, but not the cause:\n")
+        console.print(curve_table(run))
+        print_line(console)
+        print_cause(diagnosis, console)
+        print_line(console, f"\nThe bug in the script: {BUG}")
+        print_commands(
+            console,
+            (f"klinic diagnose {run}", "every cause, with measurements"),
+            (f"klinic report {run} --terminal", "log-prob gaps, and the KL of every token"),
+            (f"klinic explain {CAUSE}", "the check and its fix"),
+        )
+    raise typer.Exit(0 if is_right else 1)
+
+
 def _print_introduction(fault: "Fault | None", console: "Console") -> None:
     # at most 80 characters per line: a terminal would break words
     if fault is None:
@@ -118,7 +172,7 @@ def _print_introduction(fault: "Fault | None", console: "Console") -> None:
 
 def _finish_healthy(result: "Result", console: "Console", *, json: bool) -> None:
     from klinic.checks import CHECKS
-    from klinic.lab.demo.run import last_kl
+    from klinic.lab.demo.run import NUM_AVERAGED, last_kl
 
     name = "eval/accuracy"
     before, after, kl = result.before[name], result.after[name], last_kl(result.folder)
@@ -139,10 +193,14 @@ def _finish_healthy(result: "Result", console: "Console", *, json: bool) -> None
         f"Correct answers on held-out sums: {before:.0%} before, {after:.0%} after.",
     )
     if kl is not None:
-        print_line(console, f"KL to the starting model: {kl:.3f} nats per token.")
-    _print_next_commands(
+        print_line(
+            console,
+            f"KL to the starting model: {kl:.3f} nats per token, mean of the last "
+            f"{NUM_AVERAGED} steps.",
+        )
+    print_commands(
         console,
-        (_report_command(result.folder), "curves, and the KL of every token"),
+        (report_command(result.folder), "curves, and the KL of every token"),
         (f"klinic diagnose {result.folder}", f"test {len(CHECKS)} possible causes"),
         ("klinic demo --fault stale-sampler", "the same with a fault; --list for all"),
         ("klinic train recipes/arithmetic.yaml", "a recipe to build on"),
@@ -152,17 +210,17 @@ def _finish_healthy(result: "Result", console: "Console", *, json: bool) -> None
 def _finish_faulty(result: "Result", fault: "Fault", console: "Console", *, json: bool) -> None:
     from rich.console import Console
 
+    from klinic.cli.report import write_page
     from klinic.report.reading import read_run_report
+    from klinic.report.recorded_proof import read_proof
 
     with Console(stderr=True).status("Reading the records ..."):
         story = read_run_report(result.folder)
     diagnosis = story.diagnosis
+    assert diagnosis is not None  # noqa: S101 - the run has records
     proof = prove_cause(result.folder, diagnosis, run_code=True)  # this process just made the run
-    page = None
-    if not is_missing("matplotlib"):
-        from klinic.cli.report import write_page
-
-        page = write_page([story], result.folder / "report.html")
+    story = replace(story, proof=read_proof(result.folder, diagnosis.cause))
+    page = write_page([story], result.folder / "report.html")
     is_right = diagnosis.cause == fault.cause
     if json:
         fields: dict[str, Any] = {
@@ -170,48 +228,30 @@ def _finish_faulty(result: "Result", fault: "Fault", console: "Console", *, json
             "folder": str(result.folder),
             **diagnosis.to_json(),
             "proof": None if proof is None else asdict(proof),
-            "report": None if page is None else str(page),
+            "report": str(page),
         }
         print_json("demo", ok=is_right, **fields)
     else:
         _print_diagnosis(diagnosis, proof, console)
-        if page is not None:
-            print_line(console, f"\nHTML report: {page}")
-        _print_faulty_next(result.folder, diagnosis, console, has_page=page is not None)
+        print_line(console, f"\nHTML report: {page}")
+        _print_faulty_next(result.folder, diagnosis, console)
     raise typer.Exit(0 if is_right else 1)
 
 
 def _print_diagnosis(diagnosis: "Diagnosis", proof: "Proof | None", console: "Console") -> None:
-    from klinic.doctor.diagnosis import Status
+    from klinic.cli.diagnosis_view import print_cause, print_others, print_proof
 
     print_line(console)
     print_cause(diagnosis, console)
-    ruled_out = len(diagnosis.with_status(Status.RULED_OUT))
-    print_line(console, f"Ruled out: {ruled_out} of {len(diagnosis.hypotheses)} causes")
     print_proof(diagnosis, proof, console)
+    print_others(diagnosis, console)
 
 
-def _print_faulty_next(
-    folder: Path, diagnosis: "Diagnosis", console: "Console", *, has_page: bool
-) -> None:
+def _print_faulty_next(folder: Path, diagnosis: "Diagnosis", console: "Console") -> None:
     named = "" if diagnosis.cause is None else f" {diagnosis.cause}"
-    report = [] if has_page else [(_report_command(folder), "gaps, and the KL of every token")]
-    _print_next_commands(
+    print_commands(
         console,
         (f"klinic diagnose {folder}", "every cause, with measurements"),
         (f"klinic explain{named}", "the check and its fix"),
-        *report,
         ("klinic demo --list", "other faults"),
     )
-
-
-def _report_command(folder: Path) -> str:
-    """Return the report command that works with the installed packages."""
-    return f"klinic report {folder}" + (" --terminal" if is_missing("matplotlib") else "")
-
-
-def _print_next_commands(console: "Console", *commands: tuple[str, str]) -> None:
-    width = max(len(command) for command, _ in commands)
-    print_line(console, "\nNext:")
-    for command, why in commands:
-        print_line(console, f"  {command:<{width}}  {why}")

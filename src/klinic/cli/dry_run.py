@@ -1,12 +1,13 @@
 """`klinic train --dry-run`: sizes, memory and cost of a recipe before training."""
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from klinic.capacity.memory import GATHERED, KINDS, DeviceMemory, largest_phase, memory_per_device
+from klinic.capacity.memory import KINDS, DeviceMemory, largest_phase, memory_per_device
 from klinic.capacity.throughput import Accelerator
 from klinic.cli.printing import GB, format_bytes, print_json
 from klinic.cli.step_cost import cost_fields, cost_rows, split_fields, split_lines
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from klinic.capacity.fitting import Fitting
     from klinic.capacity.forecast import Forecast, StepCost
     from klinic.capacity.throughput import DeviceSplit
     from klinic.recipe.loading import LoadedRecipe
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 
 STATUS = Path("/proc/self/status")
 OVERHEAD = "libraries"
-ORDER = (*KINDS, GATHERED, OVERHEAD)
+ORDER = (*KINDS, OVERHEAD)
+PrintLine = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,8 @@ class DryRunResult:
     cost: "StepCost | None" = None
     device: DeviceMemory | None = None
     split: "DeviceSplit | None" = None
+    fitting: "Fitting | None" = None
+    """Changes with which it fits; None where it fits as it is."""
 
     @property
     def unknown_reason(self) -> str:
@@ -90,28 +95,51 @@ def dry_run(loaded: "LoadedRecipe", machine: Machine | None, *, as_json: bool) -
 def _estimate(loaded: "LoadedRecipe", machine: Machine | None) -> DryRunResult:
     from klinic.capacity.forecast import forecast_memory, split_accelerators, step_cost
 
-    if not _is_known(loaded.recipe):
+    recipe, began = loaded.recipe, time.monotonic()
+    if not _is_known(recipe):
         return DryRunResult(loaded=loaded, forecast=None, overhead=0, machine=machine)
-    estimate = forecast_memory(loaded.recipe)
-    device = split = None
-    if machine is not None:
-        split = split_accelerators(estimate, machine.accelerator, num=machine.num)
-        device = memory_per_device(
-            estimate.phases,
-            num=machine.num,
-            memory=machine.memory,
-            largest_layer=estimate.largest_layer,
-            num_parameters=estimate.num_parameters,
+    if machine is None:
+        estimate = forecast_memory(recipe)
+        # this process has imported everything a run imports, and holds no weights
+        return DryRunResult(
+            loaded=loaded,
+            forecast=estimate,
+            overhead=resident_bytes(),
+            machine=None,
+            cost=step_cost(recipe, estimate),
         )
-    # this process has imported everything a run imports, and holds no weights
+    estimate = forecast_memory(recipe, num_gpus=machine.num)
+    device = _device_memory(recipe, estimate, machine)
     return DryRunResult(
         loaded=loaded,
         forecast=estimate,
-        overhead=resident_bytes(),
+        overhead=0,
         machine=machine,
-        cost=step_cost(loaded.recipe, estimate),
+        cost=step_cost(recipe, estimate),
         device=device,
-        split=split,
+        split=split_accelerators(estimate, machine.accelerator, num=machine.num),
+        fitting=_find_fitting(recipe, machine, began) if device.free_bytes < 0 else None,
+    )
+
+
+def _device_memory(recipe: "Recipe", forecast: "Forecast", machine: Machine) -> DeviceMemory:
+    return memory_per_device(
+        forecast.phases,
+        num=machine.num,
+        memory=machine.memory,
+        num_parameters=forecast.num_parameters,
+        engine_sleeps=recipe.cluster is None and recipe.sampler.sleep_level != 0,
+    )
+
+
+def _find_fitting(recipe: "Recipe", machine: Machine, began: float) -> "Fitting":
+    from klinic.capacity.fitting import find_fitting
+
+    return find_fitting(
+        recipe,
+        lambda forecast: _device_memory(recipe, forecast, machine).free_bytes >= 0,
+        num_gpus=machine.num,
+        began=began,
     )
 
 
@@ -157,7 +185,11 @@ def _json_fields(result: DryRunResult) -> dict[str, Any]:
         "step": cost_fields(result.cost),
         "device": None
         if device is None
-        else {"arithmetic": True, **_device_fields(device), "split": split_fields(result.split)},
+        else {
+            **_device_fields(device),
+            "fit": None if result.fitting is None else _fitting_fields(result.fitting),
+            "split": split_fields(result.split),
+        },
     }
 
 
@@ -171,9 +203,17 @@ def _device_fields(device: DeviceMemory) -> dict[str, Any]:
     return {
         "phase": device.phase.name,
         "bytes": dict(device.phase.num_bytes),
+        "allowance": dict(device.allowance),
         "left": device.free_bytes,
         "gpu_memory_utilization": device.sampler_fraction,
         "vllm_weights": device.sampler_weight_bytes,
+    }
+
+
+def _fitting_fields(fitting: "Fitting") -> dict[str, Any]:
+    return {
+        "fits": fitting.fits,
+        "changes": {change.key: change.after for change in fitting.changes},
     }
 
 
@@ -193,6 +233,8 @@ def _print_result(result: DryRunResult, console: "Console") -> None:
         "counted" if forecast.lengths.assumed is None else f"assumed: {forecast.lengths.assumed}"
     )
     print_wrapped(f"Longest prompt: {forecast.lengths.longest} tokens ({counted})")
+    if result.machine is not None:
+        _print_ranks(result.machine, print_wrapped)
     _print_phases(forecast, result.overhead, console)
     highest = largest_phase(forecast.phases)
     print_wrapped(
@@ -201,7 +243,9 @@ def _print_result(result: DryRunResult, console: "Console") -> None:
     print_wrapped(f"Not counted: {', '.join(_not_counted(recipe, forecast))}.")
     _print_cost(cost_rows(result.cost, recipe), console)
     if result.device is not None and result.machine is not None:
-        _print_device(result.device, result.machine, console)
+        _print_device(result.device, result.machine, print_wrapped)
+        if result.fitting is not None:
+            _print_fitting(result.fitting, print_wrapped)
         if result.machine.num > 1 and result.cost.work is not None:
             for line in split_lines(result.split, result.machine.accelerator):
                 print_wrapped(line)
@@ -229,30 +273,66 @@ def _print_phases(forecast: "Forecast", overhead: int, console: "Console") -> No
     console.print(_bytes_table(columns))
 
 
-def _print_device(device: DeviceMemory, machine: Machine, console: "Console") -> None:
-    print_wrapped = partial(_print_wrapped, console)
-    print_wrapped(
-        f"By arithmetic, not measured: {machine.num} x "
-        f"{format_bytes(machine.memory)} of GPU memory."
+def _print_ranks(machine: Machine, print_line: PrintLine) -> None:
+    if machine.num == 1:
+        print_line("On one GPU, traced with tensors without data:")
+        return
+    print_line(
+        f"On each of {machine.num} GPUs, traced with tensors without data on a process group that "
+        "sends nothing. The learner is sharded by FSDP2:"
     )
-    if machine.num > 1:
-        print_wrapped(
-            "Weights, reference, gradients and optimiser are sharded, as by FSDP's full shard."
-        )
-    name = f"{device.phase.name}, on each GPU"
-    console.print(_bytes_table({name: device.phase.num_bytes}))
+
+
+def _print_device(device: DeviceMemory, machine: Machine, print_line: PrintLine) -> None:
+    reserved = ", ".join(f"{name} {format_bytes(size)}" for name, size in device.allowance.items())
+    print_line(
+        f"Reserved beside the tensors of each GPU, assumed and not measured: {reserved}. "
+        f"See `docs/explanation/memory.md`."
+    )
     if device.free_bytes < 0:
-        print_wrapped(
-            f"It does not fit: {format_bytes(-device.free_bytes)} more are needed on each GPU."
+        print_line(
+            f"It does not fit {format_bytes(machine.memory)}: "
+            f"{format_bytes(-device.free_bytes)} more are needed on each GPU."
         )
         return
-    print_wrapped(f"Left on each GPU: {format_bytes(device.free_bytes)}, minus the CUDA context.")
+    print_line(f"It fits: {format_bytes(device.free_bytes)} are left on each GPU.")
     own = f"its own copy of the model in bf16 takes {format_bytes(device.sampler_weight_bytes)}"
-    if device.free_bytes < device.sampler_weight_bytes:
-        print_wrapped(f"No room for vLLM on the same GPUs: {own}. Use separate GPUs for it.")
+    if device.engine_bytes < device.sampler_weight_bytes:
+        print_line(f"No room for vLLM on the same GPUs: {own}. Use separate GPUs for it.")
         return
     share = f"gpu_memory_utilization={device.sampler_fraction:.2f}"
-    print_wrapped(f"vLLM on the same GPUs can use {share} at most, and {own} of it.")
+    asleep = device.engine_bytes > device.free_bytes
+    sleeps = " if it sleeps while the learner trains" if asleep else ""
+    print_line(f"vLLM on the same GPUs can use {share} at most{sleeps}, and {own} of it.")
+
+
+def _print_fitting(fitting: "Fitting", print_line: PrintLine) -> None:
+    if fitting.forecast is None:
+        print_line(
+            "No change of memory settings is left: use more or larger GPUs, or a smaller model."
+        )
+        return
+    peak = format_bytes(largest_phase(fitting.forecast.phases).total_bytes)
+    if fitting.fits:
+        print_line(f"It fits with these changes (peak {peak}):")
+    elif fitting.has_more:
+        print_line(f"It does not fit with these changes (peak {peak}); there was no time for more:")
+    else:
+        print_line(
+            f"It does not fit even with these changes (peak {peak}): use more or larger GPUs, or a "
+            "smaller model:"
+        )
+    for change in fitting.changes:
+        print_line(f"  {change.key}: {_yaml(change.before)} -> {_yaml(change.after)}")
+
+
+def _yaml(value: object) -> str:
+    """Return a value as YAML writes it.
+
+    >>> _yaml(None), _yaml(True), _yaml(4)
+    ('null', 'true', '4')
+    """
+    return "null" if value is None else str(value).lower()
 
 
 def _not_counted(recipe: "Recipe", forecast: "Forecast") -> list[str]:

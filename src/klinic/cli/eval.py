@@ -6,6 +6,7 @@ import typer
 
 from klinic.cli.printing import Json, print_json, print_line, require_modules
 from klinic.cli.recorded_code import RunCode, announce_code
+from klinic.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -13,12 +14,16 @@ if TYPE_CHECKING:
     from klinic.training.compare import Evaluation
 
 Checkpoint = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="CHECKPOINT",
         help="A run folder, one of its checkpoints, a model folder or a hub id.",
         show_default=False,
     ),
+]
+CheckpointOption = Annotated[
+    str | None,
+    typer.Option("--checkpoint", metavar="PATH", help="The same as CHECKPOINT."),
 ]
 Reference = Annotated[
     str | None,
@@ -32,7 +37,8 @@ Num = Annotated[int, typer.Option(min=1, help="Held-out prompts, for each skill.
 
 
 def evaluate(  # noqa: PLR0913, PLR0917 - options of a command line
-    checkpoint: Checkpoint,
+    checkpoint: Checkpoint = None,
+    path: CheckpointOption = None,
     reference: Reference = None,
     prompts: Prompts = None,
     task: Task = None,
@@ -46,7 +52,7 @@ def evaluate(  # noqa: PLR0913, PLR0917 - options of a command line
 
     from klinic.training.compare import evaluate_subject, find_subject
 
-    subject = find_subject(checkpoint, run_code=run_code)
+    subject = find_subject(choose_checkpoint(checkpoint, path), run_code=run_code)
     announce_code(subject.allowed, subject.refused)
     with Console(stderr=True).status("Evaluating ..."):
         evaluation = evaluate_subject(
@@ -56,6 +62,16 @@ def evaluate(  # noqa: PLR0913, PLR0917 - options of a command line
         print_json("eval", ok=True, **_json_fields(evaluation))
     else:
         _print_evaluation(evaluation, Console(highlight=False))
+
+
+def choose_checkpoint(checkpoint: str | None, path: str | None) -> str:
+    """Return the checkpoint, which is an argument or an option."""
+    if (checkpoint is None) == (path is None):
+        raise ConfigError(
+            "give one checkpoint, as an argument or with --checkpoint: a run folder "
+            "(runs/arithmetic), one of its checkpoints, a model folder or a hub id."
+        )
+    return str(checkpoint if path is None else path)
 
 
 def _json_fields(evaluation: "Evaluation") -> dict[str, object]:

@@ -1,21 +1,29 @@
-"""`klinic explain NAME`: describes a check, its confirmation criteria, and the fix."""
+"""`klinic explain WORD`: describes a check, a setting, a metric or another word."""
 
 import re
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from klinic.cli.text_layout import print_numbered, print_text, print_title
+from klinic.cli.words import HYPOTHESES
 from klinic.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from rich.console import Console
 
     from klinic.checks import Check
+    from klinic.doctor.scalars.check import ScalarCheck
 
 Name = Annotated[
     str | None,
     typer.Argument(
-        metavar="NAME", help="A check, or a hypothesis H01 to H06; without one, all are listed."
+        metavar="WORD",
+        help="A check, a sign of a log, a hypothesis H01 to H06, a recipe key, a setting of "
+        "another trainer, a metric or another word; without one, all checks are listed.",
     ),
 ]
 
@@ -24,49 +32,140 @@ All = Annotated[bool, typer.Option("--all", help="Print every check, as a page o
 
 
 def explain(name: Name = None, every: All = False) -> None:
-    """Describe a check: its evidence, when it is confirmed or ruled out, and the fix."""
-    from klinic.checks import CHECKS, HYPOTHESES
+    """Describe a check (evidence, criteria, fix), a setting, a metric or another word."""
+    from klinic.checks import CHECKS
+    from klinic.checks import HYPOTHESES as GROUPS
 
-    checks = {check.name: check for check in CHECKS}
     if every:
         typer.echo(markdown_sections(CHECKS))
         return
+    console = _make_console()
+    checks = {check.name: check for check in CHECKS}
     if name is None:
-        for check in checks.values():
-            typer.echo(f"{check.name}: {check.help_text.splitlines()[0]}")
-        for number, names in HYPOTHESES.items():
-            typer.echo(f"{number}: {', '.join(names)}")
-        return
-    if name.upper() in HYPOTHESES:
-        _explain_all([checks[each] for each in HYPOTHESES[name.upper()]])
-        return
-    if name in checks:
-        _explain_all([checks[name]])
+        _list_checks(checks.values(), GROUPS, console)
+    elif name.upper() in GROUPS:
+        _print_hypothesis(name.upper(), console)
+        _print_checks([checks[each] for each in GROUPS[name.upper()]], console)
+    elif _as_check_name(name) in checks:
+        _print_checks([checks[_as_check_name(name)]], console)
     else:
-        _explain_sign(name, list(checks))
+        _explain_word(name, list(checks), console)
 
 
-def _explain_sign(name: str, checks: list[str]) -> None:
-    """Describe a sign in a scalar log, and the fields that distinguish its causes."""
-    from difflib import get_close_matches
+def _make_console() -> "Console":
+    from rich.console import Console
 
+    return Console(highlight=False)
+
+
+def _as_check_name(word: str) -> str:
+    return word.strip().lower().replace("_", "-").replace(" ", "-")
+
+
+def _list_checks(
+    checks: "Iterable[Check]", hypotheses: "Mapping[str, Sequence[str]]", console: "Console"
+) -> None:
+    """Print every check with its fault, by stage, and the hypotheses."""
+    listed = sorted(checks, key=lambda check: check.stage)
+    for stage, group in groupby(listed, key=lambda check: check.stage):
+        print_title(console, f"{stage.name.capitalize()}:")
+        for check in group:
+            print_text(
+                console,
+                check.description,
+                label=f"{check.name}: ",
+                label_style="cyan",
+                indent=(2, 6),
+            )
+    print_title(console, "Hypotheses about an exploding KL:")
+    for number, names in hypotheses.items():
+        print_text(
+            console,
+            f"{HYPOTHESES[number].title} ({', '.join(names)})",
+            label=f"{number}: ",
+            label_style="cyan",
+            indent=(2, 6),
+        )
+
+
+def _print_hypothesis(number: str, console: "Console") -> None:
+    hypothesis = HYPOTHESES[number]
+    print_text(console, f"{number}, {hypothesis.title}", style="bold")
+    print_text(console, hypothesis.priority, label="Priority: ", label_style="")
+    console.print("Invalidated if")
+    print_numbered(console, hypothesis.invalidated_by)
+    console.print()
+
+
+def _explain_word(word: str, checks: list[str], console: "Console") -> None:
+    """Describe a sign in a scalar log, a setting, a metric or another word."""
+    from klinic.cli.lookup import look_up
     from klinic.doctor.scalars.examine import SIGNS
 
-    signs = {sign.name: sign for sign in SIGNS}
-    if name not in signs:
-        near = get_close_matches(name, [*checks, *signs], n=1)
-        hint = f"Did you mean {near[0]}?" if near else "`klinic explain` lists them."
-        raise ConfigError(f"{name!r} is not a check. {hint}")
-    sign = signs[name]
+    sign = next((sign for sign in SIGNS if sign.name == _as_check_name(word)), None)
+    if sign is not None:
+        _print_sign(sign, console)
+        return
+    paragraphs = look_up(word)
+    if not paragraphs:
+        raise ConfigError(_unknown_word(word, [*checks, *(sign.name for sign in SIGNS)]))
+    for paragraph in paragraphs:
+        print_text(console, paragraph)
+
+
+def _unknown_word(word: str, names: list[str]) -> str:
+    from difflib import get_close_matches
+
+    from klinic.cli.lookup import known_words
+
+    near = get_close_matches(_as_check_name(word), names, n=1, cutoff=0.7)
+    near = near or get_close_matches(word.lower(), [*names, *known_words()], n=1)
+    hint = f"Did you mean {near[0]}?" if near else "`klinic explain` lists the checks."
+    return f"{word!r} is no check, setting or metric. {hint}"
+
+
+def _print_sign(sign: "ScalarCheck", console: "Console") -> None:
+    """Print a sign in a scalar log, and what to do about it."""
+    print_text(console, f"{sign.name}, a sign in scalars", style="bold")
+    console.print()
+    print_text(console, sign.text)
     fields = ", ".join(sign.decided_by)
-    typer.echo(
-        f"{name}, a sign in scalars\n\n{sign.text}\n\nFields that distinguish its causes: {fields}."
+    console.print()
+    print_text(console, f"Fields that distinguish its causes: {fields}.")
+    console.print()
+    console.print("What to do")
+    print_numbered(
+        console,
+        (
+            "klinic diagnose LOG: it lists the causes that fit the log, the likeliest first, with "
+            "a fix for each in the settings of the trainer.",
+            "Record tokens, which decide between them: klinic.attach(trainer) for TRL, "
+            "klinic.Recorder for any other loop.",
+        ),
     )
 
 
-def _explain_all(checks: "list[Check]") -> None:
+def _print_checks(checks: "list[Check]", console: "Console") -> None:
+    """Print checks; a terminal gets paragraphs of its own width."""
     texts = [f"{check.name}\n\n{check.help_text}\nFix\n    {check.fix}" for check in checks]
-    typer.echo("\n\n".join(texts))
+    text = "\n\n".join(texts)
+    if not console.is_terminal:
+        typer.echo(text)
+        return
+    for indented, lines in groupby(text.splitlines(), key=lambda line: line[:1] in ("", " ")):
+        if indented:
+            _print_paragraphs(list(lines), console)
+        else:
+            for line in lines:
+                print_text(console, line, style="bold")
+
+
+def _print_paragraphs(lines: list[str], console: "Console") -> None:
+    for is_empty, group in groupby(lines, key=lambda line: not line.strip()):
+        if is_empty:
+            console.print()
+        else:
+            print_text(console, " ".join(line.strip() for line in group), indent=(4, 4))
 
 
 def markdown_sections(checks: "Iterable[Check]") -> str:

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from klinic.cli.eval import CheckpointOption, choose_checkpoint
 from klinic.cli.printing import Json, print_json, require_modules
 from klinic.cli.recorded_code import RunCode, announce_code, model_code
 
@@ -11,14 +12,19 @@ if TYPE_CHECKING:
     from klinic.training.export import ExportResult
 
 Checkpoint = Annotated[
-    str,
+    str | None,
     typer.Argument(
         metavar="CHECKPOINT",
         help="A run folder, one of its checkpoints, a model or an adapter folder.",
         show_default=False,
     ),
 ]
-To = Annotated[str, typer.Option(help="The folder to write; it must be new or empty.")]
+To = Annotated[
+    str,
+    typer.Option(
+        metavar="FOLDER", help="The folder to write; it must be new or empty.", show_default=False
+    ),
+]
 Merge = Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base.")]
 KIND_TEXT = {
     "model": "a whole model",
@@ -28,8 +34,9 @@ KIND_TEXT = {
 
 
 def export(
-    checkpoint: Checkpoint,
     to: To,
+    checkpoint: Checkpoint = None,
+    path: CheckpointOption = None,
     merge: Merge = False,
     run_code: RunCode = False,
     json: Json = False,
@@ -41,7 +48,7 @@ def export(
     from klinic.training.compare import find_subject
     from klinic.training.export import export_subject
 
-    subject = find_subject(checkpoint, run_code=run_code)
+    subject = find_subject(choose_checkpoint(checkpoint, path), run_code=run_code)
     # the model is saved and loaded; no other function of the run is called
     announce_code(*(model_code(code) for code in (subject.allowed, subject.refused)))
     with Console(stderr=True).status("Exporting ..."):

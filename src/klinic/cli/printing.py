@@ -27,8 +27,8 @@ def print_json(command: str, *, ok: bool, **content: Any) -> None:
 
 
 def print_line(console: "Console", text: str = "") -> None:
-    """Print a line verbatim: no markup, no wrapping."""
-    console.print(text, markup=False, soft_wrap=True)
+    """Print a line verbatim; a terminal breaks it between words."""
+    console.print(text, markup=False, soft_wrap=not console.is_terminal)
 
 
 def _to_json_value(value: Any) -> Any:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klinic.cli.printing import print_line, require_modules
+from klinic.cli.printing import print_line
 from klinic.cli.progress import NoCache, findings_cache, show_progress
 from klinic.errors import ConfigError
 from klinic.evidence.writing import refuse_special, write_atomically
@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 Runs = Annotated[
     list[Path],
     typer.Argument(
-        metavar="RUN [RUN2]", help="A run folder, or two to compare.", show_default=False
+        metavar="RUN [RUN2]",
+        help="A run folder, a bundle or the log of another trainer; two to compare.",
+        show_default=False,
     ),
 ]
 Out = Annotated[
@@ -41,34 +43,62 @@ def report(
     no_cache: NoCache = False,
 ) -> None:
     """Write one HTML file: diagnosis, curves, log-prob gaps, and the KL of every token."""
-    page = out or runs[0] / "report.html"
+    page = out or _default_page(runs[0])
     if not terminal:
-        require_modules("plot", "matplotlib")
         refuse_special(page)  # before the slow read of the records
     from rich.console import Console
 
     from klinic.doctor.run_diagnosis import default_num_workers
     from klinic.evidence.schema import refuse_newer
-    from klinic.report.reading import read_run_report
 
     if len(runs) > 2:
         raise ConfigError(f"{len(runs)} runs are given, but a page compares at most two.")
     for run in runs:
-        if not run.is_dir():
-            raise ConfigError(f"{run} is not a folder. Give a run folder: runs/arithmetic.")
+        if not run.exists():
+            raise ConfigError(f"{run} does not exist. Give a run folder or a log.")
         refuse_newer(run)
     console = Console(highlight=False)
     options: dict[str, Any] = {"cache": findings_cache(no_cache), "workers": default_num_workers()}
     with show_progress("Checking the steps") as progress:
-        stories = [read_run_report(run, **options, progress=progress) for run in runs]
+        stories = [read_any_report(run, **options, progress=progress) for run in runs]
     for story in stories:
-        print_line(console, escape_for_terminal(f"{story.name}: {story.diagnosis.sentence}"))
-        if terminal:
+        print_line(console, escape_for_terminal(f"{story.name}: {story.sentence}"))
+        if terminal and story.heat:
             from klinic.report.terminal import print_run_report
 
             print_run_report(story, console, step)
     if not terminal:
         print_line(console, f"Report: {write_page(stories, page)}")
+
+
+def read_any_report(run: Path, **options: Any) -> "RunReport":
+    """Return the report of a run folder with records, of a bundle, or else of a scalar log."""
+    from dataclasses import replace
+
+    from klinic.evidence.bundle import unpack_bundle
+    from klinic.evidence.bundle_head import is_bundle
+    from klinic.evidence.readers.dumps.find import find_dumps
+    from klinic.evidence.readers.find import has_records
+    from klinic.report.log_reading import read_log_report
+    from klinic.report.reading import read_run_report
+
+    if has_records(run):
+        return read_run_report(run, **options)
+    if is_bundle(run):
+        with unpack_bundle(run) as folder:
+            story = read_run_report(folder, **{**options, "cache": None})
+        return replace(story, name=str(run))
+    if find_dumps(run):
+        raise ConfigError(
+            f"{run}: is a dump of another trainer. Write it in klinic's format first: klinic "
+            f"convert {run} OUT, and then: klinic report OUT."
+        )
+    return read_log_report(run)
+
+
+def _default_page(run: Path) -> Path:
+    """Return where the page is written: into a folder, or beside a log."""
+    return run / "report.html" if run.is_dir() else run.with_name(f"{run.name}.html")
 
 
 def write_page(stories: "list[RunReport]", path: Path) -> Path:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from klinic.cli.printing import print_line, require_modules
+from klinic.cli.printing import print_line
 from klinic.errors import ConfigError
 from klinic.runtime.terminal_text import escape_for_terminal
 
@@ -115,7 +115,6 @@ def watch(run: Run, web: Web = False, port: Port = None) -> None:
 
 def _serve_page(run: Path, port: int) -> None:
     """Serve the report page until interrupted."""
-    require_modules("plot", "matplotlib")
     from klinic.report.serving import PortTakenError, open_server
 
     try:
@@ -134,6 +133,7 @@ def _serve_page(run: Path, port: int) -> None:
 def _run_screen(watcher: "RunWatcher", console: "Console") -> None:
     """Redraw the screen until the run is over or the user quits."""
     from rich.console import Group
+    from rich.control import Control
 
     from klinic.report.live_view import phase_line, render_screen
 
@@ -152,6 +152,7 @@ def _run_screen(watcher: "RunWatcher", console: "Console") -> None:
                 ):
                     lines = render_screen(snapshot, console)
                     if (console.size, lines) != before:
+                        console.control(Control.home())  # rich prints at the cursor
                         shown.update(Group(*lines))
                         before = (console.size, lines)
                     pressed = keys.wait_key(0.0 if snapshot.has_more else POLL_SECONDS)
@@ -164,10 +165,11 @@ def _run_screen(watcher: "RunWatcher", console: "Console") -> None:
 
 def _print_updates(watcher: "RunWatcher") -> None:
     """Print one line per step and per event, without control codes."""
-    problem, phase = "", None
+    problem, phase, tenth = "", None, -1
     try:
         while True:
             snapshot = watcher.take_snapshot()
+            tenth = _print_warm_start(snapshot, tenth)
             for line in _new_lines(snapshot):
                 typer.echo(line)
             if snapshot.problem not in ("", problem):
@@ -182,6 +184,19 @@ def _print_updates(watcher: "RunWatcher") -> None:
         pass
     except BrokenPipeError:  # the reader exited; prevents Python's own error message
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _print_warm_start(snapshot: "RunSnapshot", before: int) -> int:
+    """Print the progress of a warm start at each tenth; return the tenth."""
+    from klinic.report.live_view import warm_start_line
+
+    status = snapshot.warm_start
+    if status is None or not status.num_steps:
+        return before
+    tenth = 10 * status.step // status.num_steps
+    if tenth != before:
+        typer.echo(warm_start_line(status))
+    return tenth
 
 
 def _print_phase(snapshot: "RunSnapshot", before: "Phase | None") -> "Phase":

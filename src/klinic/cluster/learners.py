@@ -15,12 +15,20 @@ class RayLearnerWorkers:
     """The Ray workers of ranks 1 and up, on any node."""
 
     def __init__(
-        self, pool: WorkerPool, session: RaySession, files: Path, *, store_name: str
+        self,
+        pool: WorkerPool,
+        session: RaySession,
+        files: Path,
+        *,
+        store_name: str,
+        device_index: int | None,
     ) -> None:
+        """Take the pool of the other ranks; `device_index` is the GPU of rank 0, None on a CPU."""
         self._pool = pool
         self._session = session
         self._store = str(files / "learners")
         self._store_name = store_name
+        self._device_index = device_index
         self._refs: list[Any] = []
         self._stopped = threading.Event()
         self._environment: dict[str, str] = {}
@@ -38,6 +46,8 @@ class RayLearnerWorkers:
             environment = {**self._environment, "RANK": str(rank)}
             self._refs.append(self._pool.submit(member, "run_rank", environment))
         self._environment = rendezvous_environment(self._environment | {"RANK": "0"})
+        if self._device_index is not None:
+            self._environment["LOCAL_RANK"] = str(self._device_index)
         os.environ |= self._environment
         threading.Thread(target=self._check_workers, daemon=True, name="klinic-learners").start()
 

@@ -1,4 +1,4 @@
-"""The worker processes that a recipe needs in addition to the driver, and their resources."""
+"""The processes that a recipe needs, and the resources that Ray reserves for each."""
 
 from collections import Counter
 from dataclasses import dataclass
@@ -6,21 +6,25 @@ from dataclasses import dataclass
 from klinic.recipe.recipe import Recipe
 
 SAMPLER, LEARNER, REWARDS = "sampler", "learner", "rewards"
+DRIVER = "driver"  # no Ray worker, but its learner rank needs a GPU that no worker gets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPlacement:
-    """Kind, number and resources of one worker process."""
+    """Kind, number and resources of one process."""
 
     kind: str
     number: int
     cpus: int
     gpus: int
+    bundle: int
+    """Index of its resource bundle in the run's placement group."""
 
     @property
     def resource_bundle(self) -> dict[str, float]:
         """The Ray resource bundle to reserve."""
-        return {"CPU": float(self.cpus)} | ({"GPU": float(self.gpus)} if self.gpus else {})
+        amounts = {"CPU": self.cpus, "GPU": self.gpus}
+        return {name: float(amount) for name, amount in amounts.items() if amount}
 
 
 def describe_placements(recipe: Recipe, placements: list[WorkerPlacement]) -> list[str]:
@@ -34,30 +38,35 @@ def describe_placements(recipe: Recipe, placements: list[WorkerPlacement]) -> li
     lines = [f"Processes on {where}, in addition to the driver, which runs the loop and rank 0:"]
     for kind, count in counts.items():
         each = " and ".join(f"{amount:.0f} {what}" for what, amount in room[kind].items())
-        lines.append(f"  {count} x {kind}, {each} each")
+        lines.append(
+            f"  the driver, {each}" if kind == DRIVER else f"  {count} x {kind}, {each} each"
+        )
     return lines
 
 
 def worker_placements(recipe: Recipe, *, gpus: bool) -> list[WorkerPlacement]:
-    """Return the placements of all workers; learner rank 0 is the driver itself.
+    """Return the placements of all processes; learner rank 0 is the driver itself.
 
-    `gpus`: whether samplers and learners get one GPU each.
+    `gpus`: whether driver and learners get one GPU each, samplers those of their engine.
     """
     cluster = recipe.cluster
     if cluster is None:
         return []
     counts = {
+        DRIVER: int(gpus),  # its cores are not Ray's: it starts before Ray
         SAMPLER: cluster.samplers,
         LEARNER: recipe.learner.shards - 1,
         REWARDS: cluster.reward_workers,
     }
+    num_gpus = {DRIVER: 1, SAMPLER: recipe.sampler.tensor_parallel_size, LEARNER: 1, REWARDS: 0}
+    kinds = [(kind, number) for kind, count in counts.items() for number in range(count)]
     return [
         WorkerPlacement(
             kind=kind,
             number=number,
-            cpus=recipe.threads or 1,
-            gpus=int(gpus and kind != REWARDS),
+            cpus=0 if kind == DRIVER else recipe.threads or 1,
+            gpus=num_gpus[kind] if gpus else 0,
+            bundle=bundle,
         )
-        for kind, count in counts.items()
-        for number in range(count)
+        for bundle, (kind, number) in enumerate(kinds)
     ]

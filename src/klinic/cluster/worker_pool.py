@@ -174,7 +174,10 @@ class WorkerPool:
             member.kill()
 
     def _start_worker(self, placement: WorkerPlacement) -> PooledWorker:
-        within = PlacementGroupSchedulingStrategy(self._group)
+        # the bundle: a replacement gets the GPU of its predecessor, and no worker the driver's
+        within = PlacementGroupSchedulingStrategy(
+            self._group, placement_group_bundle_index=placement.bundle
+        )
         room = {
             "num_cpus": placement.cpus,
             "num_gpus": placement.gpus,

@@ -169,6 +169,11 @@ def short_repr(value: Any) -> str:
 
 
 PROMPT_COLUMN = "prompt"
+PYTHON_HINTS = {
+    "make one with data.map": 'make one: dataset.map(lambda row: {"prompt": ...})',
+    "With data.map": "With dataset.map",
+}
+"""Advice for rows of a recipe, and for rows that were passed as Python objects."""
 ROLES_THAT_END = "system, user or tool"
 MAX_NAMED_COLUMNS, MAX_NAME_LENGTH = 50, 100  # columns in a message, and characters of a name
 
@@ -192,7 +197,13 @@ def rows_from_python(rows: Any, source: str) -> list[Row]:
             "datasets.Dataset; of a DataFrame, frame.to_dict('records'); of a DatasetDict, one "
             "split."
         )
-    return check_rows(_number_rows(rows, source), source)
+    try:
+        return check_rows(_number_rows(rows, source), source)
+    except DataError as error:
+        message = str(error)
+        for recipe_hint, python_hint in PYTHON_HINTS.items():
+            message = message.replace(recipe_hint, python_hint)
+        raise DataError(message) from error
 
 
 def _number_rows(rows: Iterable[Any], source: str) -> Iterator[tuple[int, Any]]:

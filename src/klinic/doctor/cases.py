@@ -40,10 +40,15 @@ def read_inputs(run: Path) -> RunInputs:
         for step, results in entries_by_step(run / PROBES).items()
     }
     return RunInputs(
-        facts=read_run_facts(run) if (run / RUN_FACTS).exists() else {},
+        facts=read_facts(run),
         lines=_read_judged_metrics(run / METRICS),
         answers=answers,
     )
+
+
+def read_facts(run: Path) -> Mapping[str, Any]:
+    """Return run.json; empty if there is none."""
+    return read_run_facts(run) if (run / RUN_FACTS).exists() else {}
 
 
 def _read_judged_metrics(path: Path) -> dict[int, dict[str, Any]]:
@@ -84,15 +89,6 @@ def build_cases(
         while lines and lines[0][0] <= step:
             cases.add_metrics(*lines.popleft())
         yield cases.next_case(store.read_record(run, step), inputs.answers.get(step, {}))
-
-
-def prime_rl_cases(exports: Path) -> Iterator[Case]:
-    """Yield a case for every step of prime-rl's token export, in order."""
-    from klinic.evidence.readers import prime_rl
-
-    cases = CaseBuilder(prime_rl.RUN_FACTS)
-    for record in prime_rl.read_records(exports):
-        yield cases.next_case(record, {})
 
 
 class MetricHistory:

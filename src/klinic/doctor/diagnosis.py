@@ -1,164 +1,193 @@
-"""Turns findings into a cause: triage, ranking and abstaining.
+"""Turns findings into a verdict: the causes, their probability, and what could decide more.
 
-Every check is a hypothesis over all judged steps:
-
-    confirmed   it failed in at least one step, and no other confirmed cause explains it
-    explained   it failed, and a confirmed cause explains it
-    ruled out   it passed in every step that it could judge
-    undecided   its evidence was not recorded, or it warned and never failed
-
-The diagnosis names the confirmed cause of the earliest stage, if every check that could explain it
-is decided. If one is undecided, the failure may be an effect of an unrecorded cause: the diagnosis
-then names none and lists the fields that would decide.
+The first cause is stated if its probability is at least 0.9, see `weighing`. Below that it is
+likely if it is the best explanation by causes with recorded evidence: a cause whose fields are
+missing lowers the probability and is listed, and never hides a failed check. A second cause is
+named if the first does not explain its check's failure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import Any
 
 from klinic.checks.base import Case, Check, Finding, no_data_finding
-from klinic.evidence.verdict import Verdict
+from klinic.doctor.advice import find_steps
+from klinic.doctor.hypothesis import Hypothesis, Status
+from klinic.doctor.process_cases import ProcessCases, judge_processes
+from klinic.doctor.weighing import WeighedCause, weigh_causes
+from klinic.evidence.verdict import RunVerdict
 
-VERDICT_WEIGHTS = {Verdict.NO_DATA: 0, Verdict.PASS: 1, Verdict.WARN: 2, Verdict.FAIL: 3}
-"""Of two findings the one with the higher weight is reported."""
+NAMED = 0.9  # probability from which a cause is stated without reserve
+LIKELY = 0.6  # probability from which a cause beside the first is named, or a symptom is
+LIKELY_AMONG_RECORDED = 0.4  # two causes that explain one another have a little less than half
+NOT_EXCLUDED = 0.05  # probability from which another cause is listed
 
 
-class Status(StrEnum):
-    """The state of a hypothesis."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """A cause that the diagnosis names."""
 
-    CONFIRMED = "confirmed"
-    EXPLAINED = "explained"
-    RULED_OUT = "ruled out"
-    UNDECIDED = "undecided"
+    name: str
+    confidence: float
+    """Probability of the cause, given which checks failed and which had no evidence."""
+    summary: str
+    fix: str
+    change: Mapping[str, Any]
+    """The fix as recipe keys and values; empty for other trainers."""
+    first_step: int | None
+    steps: tuple[str, ...] = ()
+    """The fix in the settings of another trainer, the most likely step first."""
+    explains: tuple[str, ...] = ()
+    """The failed checks that it accounts for, its own first."""
 
     @property
-    def mark(self) -> str:
-        """One-character symbol for lists."""
-        return {"confirmed": "✗", "explained": "-", "ruled out": "✓", "undecided": "?"}[self]
-
-
-@dataclass(slots=True, kw_only=True)
-class Hypothesis:
-    """The findings of one check over the steps of a run."""
-
-    check: Check
-    num_judged: int = 0
-    num_warned: int = 0
-    num_failed: int = 0
-    first_step: int | None = None
-    """The first step in which it failed."""
-    finding: Finding | None = None
-    """The finding of that step, else the last of those with the highest weight."""
-    status: Status = Status.UNDECIDED
-
-    def add_finding(self, step: int, finding: Finding) -> None:
-        """Add the finding of a step."""
-        if finding.verdict is not Verdict.NO_DATA:
-            self.num_judged += 1
-        failed = finding.verdict is Verdict.FAIL
-        if failed and self.first_step is None:
-            self.first_step = step
-            self.finding = finding
-        self.num_warned += finding.verdict is Verdict.WARN
-        self.num_failed += failed
-        if self.first_step is None and (
-            self.finding is None or _is_stronger(finding, self.finding)
-        ):
-            self.finding = finding
-
-    def state(self) -> dict[str, Any]:
-        """Return the state as JSON values, for `restore`."""
-        finding = self.finding
-        return {
-            "judged": self.num_judged,
-            "warned": self.num_warned,
-            "failed": self.num_failed,
-            "first_step": self.first_step,
-            "status": str(self.status),
-            "finding": None if finding is None else finding.to_json(),
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of `state`."""
-        self.num_judged, self.num_warned = state["judged"], state["warned"]
-        self.num_failed, self.first_step = state["failed"], state["first_step"]
-        self.status = Status(state["status"])
-        finding = state["finding"]
-        self.finding = None if finding is None else Finding.from_json(finding)
-
-    def merge_later(self, later: "Hypothesis") -> None:
-        """Add the findings of the same check in later steps."""
-        self.num_judged += later.num_judged
-        self.num_warned += later.num_warned
-        self.num_failed += later.num_failed
-        if self.first_step is not None or later.finding is None:
-            return
-        fails = later.first_step is not None
-        if fails or self.finding is None or _is_stronger(later.finding, self.finding):
-            self.finding, self.first_step = later.finding, later.first_step
+    def first_fix(self) -> str:
+        """What to try first."""
+        return self.steps[0] if self.steps else self.fix
 
     def to_json(self) -> dict[str, Any]:
-        """Return the hypothesis as JSON values."""
-        finding = self.finding
+        """Return the cause as JSON values."""
         return {
-            "name": self.check.name,
-            "status": str(self.status),
-            "verdict": None if finding is None else str(finding.verdict),
-            "summary": "" if finding is None else finding.summary,
-            "measured": {} if finding is None else dict(finding.measured),
+            "name": self.name,
+            "confidence": round(self.confidence, 4),
+            "explains": list(self.explains),
+            "summary": self.summary,
+            "fix": self.fix,
+            "steps": list(self.steps),
+            "change": dict(self.change),
             "first_step": self.first_step,
         }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diagnosis:
-    """The diagnosis of a run: a cause, or none, with the evidence."""
+class Rival:
+    """Another cause that is not excluded: it explains a failure as well."""
 
-    cause: str | None
-    confidence: float
-    """Fraction of decided hypotheses, of those that could explain the cause, or of all if no cause
-    is named."""
+    name: str
+    probability: float
+    fields: tuple[str, ...]
+    """The missing fields that would decide; empty if its check failed."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rival as JSON values."""
+        return {
+            "name": self.name,
+            "probability": round(self.probability, 4),
+            "fields": list(self.fields),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Diagnosis:
+    """The diagnosis of a run: its causes, the most probable first, with the evidence."""
+
+    causes: tuple[Cause, ...]
     hypotheses: tuple[Hypothesis, ...]
+    rivals: tuple[Rival, ...]
+    """Causes that could not be excluded."""
     missing: tuple[str, ...]
     """Unrecorded fields without which a cause cannot be named or excluded."""
-    fix: str | None = None
-    change: Mapping[str, Any] = field(default_factory=dict)
-    """The fix as recipe keys and values."""
-    first_step: int | None = None
 
     @property
-    def no_cause_message(self) -> str:
-        """The message if no cause is named: none was found, or the evidence cannot decide."""
-        failed = ", ".join(h.check.name for h in self.with_status(Status.CONFIRMED))
-        if failed:
-            return (
-                f"No cause can be named. Failed: {failed}; the evidence for other explanations was "
-                "not recorded."
-            )
-        return "No cause can be named." if self.missing else "No cause was found."
+    def unexplained(self) -> tuple[str, ...]:
+        """The failed checks that no named cause accounts for."""
+        explained = {name for cause in self.causes for name in cause.explains}
+        failed = [h for h in self.hypotheses if h.num_failed]
+        failed.sort(key=lambda h: h.check.stage)
+        return tuple(h.check.name for h in failed if h.check.name not in explained)
+
+    @property
+    def first_cause(self) -> Cause | None:
+        """The most probable cause."""
+        return self.causes[0] if self.causes else None
+
+    @property
+    def cause(self) -> str | None:
+        """The name of the most probable cause."""
+        return None if self.first_cause is None else self.first_cause.name
+
+    @property
+    def confidence(self) -> float:
+        """The probability of the most probable cause; 0 without one."""
+        return 0.0 if self.first_cause is None else self.first_cause.confidence
+
+    @property
+    def fix(self) -> str | None:
+        """The fix of the most probable cause."""
+        return None if self.first_cause is None else self.first_cause.fix
+
+    @property
+    def change(self) -> Mapping[str, Any]:
+        """The fix of the most probable cause as recipe keys and values."""
+        return {} if self.first_cause is None else self.first_cause.change
+
+    @property
+    def first_step(self) -> int | None:
+        """The first step that shows the most probable cause."""
+        return None if self.first_cause is None else self.first_cause.first_step
+
+    @property
+    def verdict(self) -> RunVerdict:
+        """Whether a cause is stated, likely, or not found."""
+        if self.first_cause is None:
+            return RunVerdict.NONE
+        return RunVerdict.CAUSE if self.confidence >= NAMED else RunVerdict.LIKELY
 
     @property
     def sick(self) -> bool:
         """Whether a check failed, even if the cause cannot be named."""
-        return bool(self.with_status(Status.CONFIRMED))
+        return any(h.num_failed for h in self.hypotheses)
+
+    @property
+    def headline(self) -> str:
+        """The first line of the diagnosis."""
+        first = self.first_cause
+        if first is None:
+            return self._headline_without_cause()
+        where = "" if first.first_step is None else f", first seen in step {first.first_step}"
+        if self.verdict is RunVerdict.CAUSE:
+            return f"Cause: {first.name}{where}"
+        return f"Most likely cause: {first.name} ({self.confidence:.0%}){where}"
+
+    def _headline_without_cause(self) -> str:
+        if self.sick:
+            failed = ", ".join(self.unexplained)
+            return f"No cause found, but something is wrong. Failed: {failed}"
+        passed, num = len(self.with_status(Status.RULED_OUT)), len(self.hypotheses)
+        if passed == num:
+            return f"No fault found: all {num} checks passed."
+        return f"No fault found: {passed} of {num} checks passed, none failed."
+
+    @property
+    def rivals_sentence(self) -> str:
+        """The causes that are not excluded, and the fields that would decide; empty if none."""
+        if not self.rivals:
+            return ""
+        return f"Not excluded: {'; '.join(_describe_rival(rival) for rival in self.rivals)}"
 
     @property
     def sentence(self) -> str:
-        """The cause with its evidence and its fix, as one message."""
-        named = next((h for h in self.hypotheses if h.check.name == self.cause), None)
-        if named is None or named.finding is None:
-            return self.no_cause_message
-        return f"Cause: {self.cause} ({named.finding.summary}). Fix: {self.fix}"
+        """The causes with their evidence and fixes, as one message."""
+        if self.first_cause is None:
+            return self.headline
+        first, *others = self.causes
+        start = "Cause" if self.verdict is RunVerdict.CAUSE else "Most likely cause"
+        more = "".join(f" Also: {c.name} ({c.summary}). Fix: {c.first_fix}" for c in others)
+        return f"{start}: {first.name} ({first.summary}). Fix: {first.first_fix}{more}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the diagnosis as in `--json` and diagnosis.json."""
         return {
-            "cause": self.cause,
-            "confidence": self.confidence,
+            "verdict": str(self.verdict),
+            "cause": self.cause if self.verdict is RunVerdict.CAUSE else None,
+            "confidence": round(self.confidence, 4),
+            "causes": [cause.to_json() for cause in self.causes],
+            "unexplained": list(self.unexplained),
             "findings": [h.to_json() for h in self.hypotheses],
             "ruled_out": [h.check.name for h in self.with_status(Status.RULED_OUT)],
+            "not_excluded": [rival.to_json() for rival in self.rivals],
             "missing": list(self.missing),
+            "not_read": [],
             "fix": self.fix,
             "change": dict(self.change),
             "first_step": self.first_step,
@@ -174,14 +203,25 @@ class Examination:
 
     def __init__(self, checks: Sequence[Check]) -> None:
         self.hypotheses = [Hypothesis(check=check) for check in checks]
+        self._trainer: str | None = None
         self._last_case: Case | None = None
         self._missing_fields: frozenset[str] | None = None
+        self._processes = ProcessCases()
 
     def add_case(self, case: Case) -> None:
         """Run every check on a case."""
         self._last_case = case
+        self.set_trainer(case.run)
+        cases = self._processes.split(case)
         for hypothesis in self.hypotheses:
-            hypothesis.add_finding(case.record.step, run_check(hypothesis.check, case))
+            whole = run_check(hypothesis.check, case)
+            finding = judge_processes(hypothesis.check, whole, cases, run_check)
+            hypothesis.add_finding(case.record.step, finding)
+
+    def set_trainer(self, facts: Mapping[str, Any]) -> None:
+        """Read from run.json which trainer wrote the run: fixes name its settings."""
+        trainer = facts.get("trainer")
+        self._trainer = trainer if isinstance(trainer, str) else None
 
     def state(self) -> dict[str, Any]:
         """Return the state of every hypothesis by check name, for `restore`."""
@@ -218,8 +258,7 @@ class Examination:
 
     def conclude(self) -> Diagnosis:
         """Return the diagnosis of all cases so far."""
-        _assign_statuses(self.hypotheses)
-        return _build_diagnosis(self.hypotheses, self.missing_fields)
+        return conclude(self.hypotheses, self.missing_fields, trainer=self._trainer)
 
 
 def diagnose(cases: Iterable[Case], checks: Sequence[Check]) -> Diagnosis:
@@ -239,64 +278,97 @@ def run_check(check: Check, case: Case) -> Finding:
         return no_data_finding(f"the check failed: {message}")
 
 
-def _assign_statuses(hypotheses: Sequence[Hypothesis]) -> None:
-    confirmed = [h for h in hypotheses if h.num_failed]
+def conclude(
+    hypotheses: Sequence[Hypothesis], absent: frozenset[str], *, trainer: str | None = None
+) -> Diagnosis:
+    """Weigh all causes and set the status of each hypothesis; `absent` fields are unrecorded."""
+    weighed = weigh_causes(hypotheses, absent)
+    named = _select_causes(weighed, weigh_causes(hypotheses, frozenset()))
+    _assign_statuses(hypotheses, named)
+    rivals = [
+        Rival(
+            name=w.hypothesis.check.name,
+            probability=w.probability,
+            fields=() if w.hypothesis.num_failed else _absent_fields([w.hypothesis], absent),
+        )
+        for w in weighed
+        if w not in named and w.probability >= NOT_EXCLUDED
+    ]
+    if weighed:
+        missing = tuple(dict.fromkeys(name for rival in rivals for name in rival.fields))
+    else:
+        missing = _absent_fields([h for h in hypotheses if not h.num_judged], absent)
+    return Diagnosis(
+        causes=tuple(_describe_cause(w, hypotheses, trainer) for w in named),
+        hypotheses=tuple(hypotheses),
+        rivals=tuple(rivals),
+        missing=missing,
+    )
+
+
+def _select_causes(
+    weighed: Sequence[WeighedCause], among_recorded: Sequence[WeighedCause]
+) -> list[WeighedCause]:
+    """Return the causes to name, the most probable first.
+
+    `among_recorded` are the probabilities if only causes with recorded evidence are possible.
+    """
+    failed = [w for w in weighed if w.hypothesis.num_failed]
+    named = [w for w in failed if w.probability >= LIKELY]
+    if named or not failed:
+        return named
+    best = next((w for w in among_recorded if not w.hypothesis.check.is_symptom), None)
+    if best is None or best.probability < LIKELY_AMONG_RECORDED:
+        return []
+    return [w for w in failed if w.hypothesis is best.hypothesis]
+
+
+def _describe_cause(
+    weighed: WeighedCause, hypotheses: Sequence[Hypothesis], trainer: str | None
+) -> Cause:
+    hypothesis = weighed.hypothesis
+    check, finding = hypothesis.check, hypothesis.finding
+    steps = find_steps(check.name, trainer)
+    effects = [h.check.name for h in hypotheses if h.num_failed and hypothesis.explains(h)]
+    return Cause(
+        name=check.name,
+        confidence=weighed.probability,
+        summary="" if finding is None else finding.summary,
+        fix=check.fix,
+        change={} if steps else check.change,
+        first_step=hypothesis.first_step,
+        steps=steps,
+        explains=(check.name, *effects),
+    )
+
+
+def _describe_rival(rival: Rival) -> str:
+    if rival.fields:
+        return f"{rival.name} (needs {', '.join(rival.fields)})"
+    return f"{rival.name} ({rival.probability:.0%})"
+
+
+def _assign_statuses(hypotheses: Sequence[Hypothesis], named: Sequence[WeighedCause]) -> None:
+    causes = [w.hypothesis for w in named]
     for hypothesis in hypotheses:
-        if hypothesis.num_failed:
-            by_another = any(_could_explain(other, hypothesis) for other in confirmed)
-            hypothesis.status = Status.EXPLAINED if by_another else Status.CONFIRMED
+        if hypothesis in causes:
+            hypothesis.status = Status.CONFIRMED
+        elif hypothesis.num_failed:
+            explained = any(cause.explains(hypothesis) for cause in causes)
+            hypothesis.status = Status.EXPLAINED if explained else Status.CONFIRMED
         elif hypothesis.num_judged and not hypothesis.num_warned:
             hypothesis.status = Status.RULED_OUT
 
 
-def _build_diagnosis(hypotheses: Sequence[Hypothesis], absent: frozenset[str]) -> Diagnosis:
-    first = min(
-        (h for h in hypotheses if h.status is Status.CONFIRMED), key=_rank_key, default=None
-    )
-    rest = [h for h in hypotheses if h is not first]
-    alternatives = rest if first is None else [h for h in rest if _could_explain(h, first)]
-    undecided = [h for h in alternatives if h.status is Status.UNDECIDED]
-    # a check that warned had its evidence in the steps that it judged
-    missing = _missing_evidence([h for h in undecided if not h.num_judged], absent)
-    decided = 1 - len(undecided) / max(len(alternatives), 1)
-    if first is None or missing:
-        return Diagnosis(
-            cause=None,
-            confidence=decided if first is None else 0.0,
-            hypotheses=tuple(hypotheses),
-            missing=missing,
-        )
-    return Diagnosis(
-        cause=first.check.name,
-        confidence=decided,
-        hypotheses=tuple(hypotheses),
-        missing=missing,
-        fix=first.check.fix,
-        change=first.check.change,
-        first_step=first.first_step,
-    )
+def rank_failures(diagnosis: Diagnosis) -> list[str]:
+    """Return the names of the failed checks: named causes, other causes, then effects."""
+    names = [cause.name for cause in diagnosis.causes]
+    for status in (Status.CONFIRMED, Status.EXPLAINED):
+        failed = sorted(diagnosis.with_status(status), key=lambda h: h.check.stage)
+        names += [h.check.name for h in failed if h.check.name not in names]
+    return names
 
 
-def rank_failures(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
-    """Return the failed hypotheses: causes, the likeliest first, then effects."""
-    failed = [h for h in hypotheses if h.status in (Status.CONFIRMED, Status.EXPLAINED)]
-    return sorted(failed, key=lambda h: (h.status is Status.EXPLAINED, _rank_key(h)))
-
-
-def _rank_key(hypothesis: Hypothesis) -> tuple[int, int, int]:
-    """Sort key: earlier stage, then earlier and more frequent failures."""
-    return hypothesis.check.stage, hypothesis.first_step or 0, -hypothesis.num_failed
-
-
-def _could_explain(hypothesis: Hypothesis, effect: Hypothesis) -> bool:
-    never = () if effect.finding is None else effect.finding.excludes
-    return effect.check.name in hypothesis.check.explains and hypothesis.check.name not in never
-
-
-def _missing_evidence(undecided: Sequence[Hypothesis], absent: frozenset[str]) -> tuple[str, ...]:
-    fields = [need for h in undecided for need in h.check.deciding_fields if need in absent]
+def _absent_fields(hypotheses: Sequence[Hypothesis], absent: frozenset[str]) -> tuple[str, ...]:
+    fields = [need for h in hypotheses for need in h.check.deciding_fields if need in absent]
     return tuple(dict.fromkeys(fields))
-
-
-def _is_stronger(new: Finding, old: Finding) -> bool:
-    return VERDICT_WEIGHTS[new.verdict] >= VERDICT_WEIGHTS[old.verdict]

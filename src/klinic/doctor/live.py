@@ -24,6 +24,7 @@ from klinic.evidence import store
 from klinic.evidence.files import json_bytes, read_json
 from klinic.evidence.record import Fact, StepRecord
 from klinic.evidence.run_facts import DIAGNOSIS, read_run_facts
+from klinic.evidence.verdict import RunVerdict
 from klinic.evidence.writing import write_atomically
 
 
@@ -37,6 +38,8 @@ class StepDiagnosis:
     sentence: str
     diagnosis: dict[str, Any]
     """The contents of diagnosis.json; empty if the cause is not new."""
+    is_certain: bool = True
+    """Whether the cause is stated, not only likely."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,7 @@ class LiveDoctor:
         self._pending: Future[StepDiagnosis] | None = None
         self._num_failed = 0
         self._last_cause: str | None = None
+        self._was_certain = False
         self._last_diagnosis: dict[str, Any] | None = None
         self.has_new_failure = False
         """Whether a check failed for the first time: a reason to run the probes again."""
@@ -77,6 +81,7 @@ class LiveDoctor:
         self.collect_diagnosis()
         self._start_examination()
         self._num_failed, self._last_cause, self._last_diagnosis = 0, None, None
+        self._was_certain = False
         self._delete_diagnosis_after(after)
         with contextlib.suppress(EvidenceError, OSError):  # the doctor works with fewer records
             steps = store.complete_steps(self._folder)
@@ -106,6 +111,7 @@ class LiveDoctor:
             "cases": self._cases.state(),
             "failed": self._num_failed,
             "cause": self._last_cause,
+            "certain": self._was_certain,
             "curious": self.has_new_failure,
             "pending": None if self._pending is None else _pending_state(self._pending),
             "diagnosis": self._last_diagnosis,
@@ -123,6 +129,7 @@ class LiveDoctor:
             state["cause"],
             state["curious"],
         )
+        self._was_certain = state.get("certain", True)
         self._pending = _restore_pending(state["pending"])
         self._write_diagnosis(state["diagnosis"])
 
@@ -165,16 +172,24 @@ class LiveDoctor:
     ) -> StepDiagnosis:
         self._examination.add_case(self._cases.next_case(record, probe_results, metrics))
         diagnosis = self._examination.conclude()
-        is_new = diagnosis.cause is not None and diagnosis.cause != self._last_cause
+        is_certain = diagnosis.verdict is RunVerdict.CAUSE
+        is_new = self._is_new(diagnosis.cause, is_certain=is_certain)
         return StepDiagnosis(
             failed=len(self._examination.failed_checks),
             cause=diagnosis.cause,
             sentence=diagnosis.sentence if is_new else "",
             diagnosis=diagnosis.to_json() if is_new else {},
+            is_certain=is_certain,
         )
 
+    def _is_new(self, cause: str | None, *, is_certain: bool) -> bool:
+        """Whether a cause differs from the last one, or is now certain."""
+        if cause is None:
+            return False
+        return cause != self._last_cause or (is_certain and not self._was_certain)
+
     def collect_diagnosis(self) -> StepDiagnosis | None:
-        """Return the diagnosis of the last submitted step if it names a new cause."""
+        """Return the diagnosis of the last submitted step if its cause is new or now certain."""
         if self._pending is None:
             return None
         pending, self._pending = self._pending, None
@@ -184,9 +199,9 @@ class LiveDoctor:
             return None
         self.has_new_failure = diagnosis.failed > self._num_failed
         self._num_failed = diagnosis.failed
-        if diagnosis.cause is None or diagnosis.cause == self._last_cause:
+        if not self._is_new(diagnosis.cause, is_certain=diagnosis.is_certain):
             return None
-        self._last_cause = diagnosis.cause
+        self._last_cause, self._was_certain = diagnosis.cause, diagnosis.is_certain
         self._write_diagnosis(diagnosis.diagnosis)
         return diagnosis
 
@@ -224,7 +239,7 @@ def is_probe_due(step: int) -> bool:
 
 
 class RunDoctor:
-    """Reports each diagnosed cause once, and stops the run if the recipe is set to `stop`."""
+    """Reports each diagnosed cause once; in the mode `stop`, a certain one stops the run."""
 
     def __init__(
         self,
@@ -299,22 +314,22 @@ class RunDoctor:
         """Report the diagnosis of a step if it names a new cause."""
         diagnosis = None if self._doctor is None else self._doctor.collect_diagnosis()
         if diagnosis is not None and diagnosis.cause is not None:
-            self._report_cause(step, diagnosis.cause, diagnosis.sentence)
+            self._report_cause(
+                step, diagnosis.cause, diagnosis.sentence, is_certain=diagnosis.is_certain
+            )
 
     def report_sync(self, probe_result: Mapping[str, Any], step: int, dtype: str) -> None:
         """Report the cause of a faulty weight sync before anything is sampled or trained on it."""
         finding = sampler_sync.diagnose_sync(probe_result, dtype) if self.is_enabled else None
         if finding is not None:
             fix = next(check.fix for check in CHECKS if check.name == finding.cause)
-            self._report_cause(
-                step, finding.cause, f"Cause: {finding.cause} ({finding.summary}). Fix: {fix}"
-            )
+            message = f"Cause: {finding.cause} ({finding.summary}). Fix: {fix}"
+            self._report_cause(step, finding.cause, message, is_certain=True)
 
-    def _report_cause(self, step: int, cause: str, message: str) -> None:
-        """Report a cause once, and stop the run if set to `stop`: no rollback fixes a cause."""
-        if cause in self._reported_causes:
-            return
-        self._reported_causes.add(cause)
-        self._record_event(step, DIAGNOSIS_EVENT, message, {"cause": cause})
-        if self._action == "stop":
+    def _report_cause(self, step: int, cause: str, message: str, *, is_certain: bool) -> None:
+        """Report a cause once; a certain one stops the run if set: no rollback fixes a cause."""
+        if cause not in self._reported_causes:
+            self._reported_causes.add(cause)
+            self._record_event(step, DIAGNOSIS_EVENT, message, {"cause": cause})
+        if self._action == "stop" and is_certain:
             raise RunStoppedError(f"{self._display_folder}: {message}")

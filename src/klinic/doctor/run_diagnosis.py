@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from klinic.checks import CHECKS
-from klinic.doctor.cases import read_inputs, recorded_steps
+from klinic.doctor.cases import read_facts, read_inputs, recorded_steps
 from klinic.doctor.diagnosis import Diagnosis, Examination
 from klinic.doctor.findings_cache import FindingsCache, checks_version
 from klinic.doctor.judge_workers import (
@@ -68,6 +68,7 @@ def diagnose_run(
     jobs = _plan_jobs(run, cache)
     _JobRunner(RecordIndex(run, cache), cache, progress).run_jobs(jobs, workers)
     examination = Examination(CHECKS)
+    examination.set_trainer(read_facts(run))
     for job in jobs:
         if job.examination is not None:
             examination.merge_later(job.examination)

@@ -19,10 +19,13 @@ BOOLEANS = ("loss_mask", "prompt_ids_match", "round_trip")
 FLOATS = (
     "reward",
     "advantage",
+    "loss_denominator",
     "logp_sampler",
     "logp",
     "logp_old",
     "logp_ref",
+    "logp_teacher",
+    "token_advantage",
     "entropy",
     "kl_exact",
     "routing_mismatch",

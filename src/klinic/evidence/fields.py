@@ -5,6 +5,7 @@ A writer may omit any of them and add others; `klinic.checks` lists the causes t
 
 FACTS = {
     "kl_coef": "coefficient of the KL term in this step",
+    "kl_logged": "the KL as the trainer logged it, by its own estimator",
     "learning_rate": "of this update",
     "entropy_coef": "coefficient of an entropy bonus; 0 for none",
     "learner_version": "number of updates before the step",
@@ -13,8 +14,11 @@ FACTS = {
     "reference_digest": "digest of the reference weights that scored this step",
     "reference_fingerprint": "fingerprint of the reference weights as they scored this step",
     "reference_step": "the step after which the reference last changed; 0 for never",
-    "loss": "value of the loss that is minimised",
-    "loss_denominator": "divisor of the summed loss",
+    "loss": "value of the whole loss that is minimised, unrounded, KL and entropy terms included",
+    "loss_denominator": "divisor of the summed loss of all rows",
+    "num_rank_weights": "number of different weights among the processes, by their fingerprints",
+    "num_split_groups": "groups of one prompt of the dataset whose members received different "
+    "prompts, from the `reset` of an environment",
     "micro_batch_size": "rows in a forward pass that carries the gradient",
     "scoring_batch_size": "rows in a forward pass that computed `logp_old`",
     "num_micro_batches": "backward passes before the update",
@@ -23,12 +27,25 @@ FACTS = {
     "grad_norm_kl": "of the KL term alone, coefficient included",
     "update_norm": "norm of the change of the weights",
     "unchanged_share": "fraction of the trained weights that the update left bitwise unchanged",
+    "answer_prompts": "prompts of which some completions state the dataset's answer and others do "
+    "not, in a batch that was graded for this step",
+    "answer_paid_more": "those in which a reward function that reads the answer pays it more than "
+    "the other completions, on average",
+    "answer_paid_less": "those in which none pays it more, and one pays it less",
+    "num_moved_rows": "rows at another place of the batch than their sample; the advantage of "
+    "a place must move with its row",
+    "generation_rows": "samples of the generation that the rows of the step belong to",
+    "updates_on_generation": "earlier steps on the generation of this one, while it was the newest",
+    "num_changed_rows": "rows with other token ids than were sampled",
+    "num_reencoded_rows": "rows whose ids differ from the sampled ones in the middle, as after "
+    "decoding and encoding",
     "loss_mask_from": '"emitted_by" if a writer passed no `loss_mask` and it was derived',
 }
 
 RUN_KEYS = {
-    "schema": "1",
+    "schema": "2; 1 is read as well",
     "klinic": "version that wrote the run",
+    "trainer": '"klinic", "trl", "verl" or another: fixes name the settings of this trainer',
     "created": "time of creation in UTC, ISO 8601",
     "seed": "of all random streams",
     "threads": "of the learner's CPU kernels",
@@ -40,6 +57,8 @@ RUN_KEYS = {
     "eos_ids": "every token id that ends a completion",
     "declared_eos_ids": "those that the model's tokenizer and generation config declare",
     "pad_id": "the id used for padding, or null",
+    "token_ids": '"characters" if the source has texts only: each character stands for a token, '
+    "which shows equal completions and no more",
     "vocabulary_size": "number of ids that the tokenizer can produce",
     "policy": "`name`, `digest` of the weights at the start, `num_parameters`, `num_trainable`, "
     "`dtype`, `dropout` (the largest probability), `num_experts` (0 for none), `untrained` (true "
@@ -47,13 +66,20 @@ RUN_KEYS = {
     "reference": "`kind` (copy, adapter_off, adapter_frozen or none), `source`, `digest`, "
     "`wanted` (start: the policy at the start; path: a model that the recipe names), `sync_every` "
     "(steps between resets, or null), `ema` (fraction retained per step, or null)",
-    "sampler": "`kind`, `dtype`, `max_version_lag`, `shares_weights` (true if it samples from the "
-    "learner's own tensors)",
+    "sampler": "`kind`, `dtype`, `max_version_lag` (largest number of updates between the weights "
+    "that sampled a generation and the learner's at its first update on it), `shares_weights` "
+    "(true if it samples from the learner's own tensors)",
     "shards": "number of processes that share the learner's weights",
+    "processes": "number of training processes; each has rows of its own",
     "estimator": "name of the KL estimator, or null",
-    "loss": "name of the policy loss, its clip range and its aggregation",
+    "loss": "`name` of the policy loss, `clip_low`, `clip_high`, `aggregation`, `overridden` (true "
+    "if the user's code replaces the trainer's loss)",
     "advantage": "name of the advantage estimator",
     "group_size": "completions per prompt",
+    "updates_per_generation": "steps that train on one generation of samples, such as mini-batches "
+    "and epochs",
+    "max_steps": "number of steps that the run is planned for",
+    "warmup_steps": "steps of the warm-up of the learning rate; 0 for none",
     "logp_old": '"scored", or "shared with logp" if one forward pass computes both',
 }
 
@@ -76,6 +102,8 @@ PROBES = {
     "adapters_off": "log-probs of the policy with its adapter off, against those of the reference",
     "kl_gradient": "the gradient with the KL term minus that without it, against the gradient "
     "that the estimator's name promises, computed independently",
+    "policy_gradient": "the gradient with the advantages minus that with advantages of 0, against "
+    "that of -advantage times logp, if the ratio is 1",
     "micro_batches": "the gradient of the same rows in micro-batches of half the size: cosine and "
     "ratio of norms",
     "sampler_sync": "after a weight sync, the mean distance of the sampler's log-probs from the "

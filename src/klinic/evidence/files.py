@@ -43,7 +43,7 @@ def parse_object(
     """Return the JSON object in the bytes of a file."""
     try:
         value = parse_json(data, most_containers=most_containers)
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         raise EvidenceError(
             f"{path}: is not JSON ({error}). It was cut short or edited; restore it from a copy."
         ) from error
@@ -56,10 +56,13 @@ def parse_object(
 
 
 def parse_json(data: bytes, *, most_containers: int = MOST_CONTAINERS) -> Any:
-    """Return the value of a JSON text; raise `ValueError` if it has too many containers."""
+    """Return the value of a JSON text; raise `ValueError` if it is none or too large."""
     if data.count(b"[") + data.count(b"{") > most_containers:
         raise ValueError(f"more than {most_containers:,} lists and objects")
-    return json.loads(data)
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("lists or objects inside each other too often") from error
 
 
 def read_bytes(path: Path, *, largest: int) -> bytes:
@@ -221,7 +224,7 @@ def parse_line(line: bytes) -> dict[str, Any] | None:
     """Return the entry on a line of a journal; None if it is not one JSON object."""
     try:
         entry = parse_json(line)
-    except (ValueError, RecursionError):
+    except ValueError:
         return None
     return entry if isinstance(entry, dict) else None
 

@@ -26,6 +26,22 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
     return metrics | _sampler_metrics(record)
 
 
+def logged_metrics(record: StepRecord, *, kl_coef: float | None) -> dict[str, float]:
+    """Return facts, mean rewards and `step_metrics` of a step, for metrics.jsonl."""
+    facts = {name: record.facts.get(name) for name in ("loss", "grad_norm", "learning_rate")}
+    metrics = {name: float(value) for name, value in facts.items() if value is not None}
+    if kl_coef is not None:
+        metrics["kl_coef"] = kl_coef
+    rewards = {
+        "reward": record.reward,
+        **{f"rewards/{name}/mean": part for name, part in record.reward_parts.items()},
+    }
+    for name, values in rewards.items():
+        if values is not None and np.isfinite(values).any():
+            metrics[name] = float(np.nanmean(values))
+    return metrics | step_metrics(record)
+
+
 def kl_metrics(record: StepRecord) -> dict[str, float]:
     """Return k3 as `kl`, and the distributions of k3, k1 and the exact KL."""
     if record.logp_ref is None or record.logp_old is None or not record.loss_mask.any():

@@ -67,9 +67,18 @@ class MemoryBudget:
         self._pages_left = MOST_PAGES
 
     def charge_columns(
-        self, parquet: Any, data: bytes, *, rows: int, is_read: Callable[[str], bool]
+        self,
+        parquet: Any,
+        data: bytes,
+        *,
+        rows: int,
+        is_read: Callable[[str], bool],
+        as_dictionaries: bool = False,
     ) -> None:
-        """Deduct the decoded size of the columns that are read; raise if the budget is exceeded."""
+        """Deduct the decoded size of the columns that are read; raise if the budget is exceeded.
+
+        With `as_dictionaries`, a text that repeats is decoded once.
+        """
         num_rows = parquet.metadata.num_rows
         if num_rows > MOST_ROWS:
             raise EvidenceError(
@@ -87,9 +96,8 @@ class MemoryBudget:
             column = columns.column(column_index)
             if is_read(column.path.split(".")[0]):
                 for group in groups:
-                    self._spend_memory(
-                        _decoded_bytes(list(self._column_pages(data, group, column_index)), column)
-                    )
+                    pages = list(self._column_pages(data, group, column_index))
+                    self._spend_memory(_decoded_bytes(pages, column, as_dictionaries))
 
     def _spend_memory(self, memory: int) -> None:
         self._left -= memory
@@ -176,13 +184,13 @@ def _unsigned_field(fields: Fields, key: int, limit: int = 1 << 62) -> int:
     return int(value)
 
 
-def _decoded_bytes(pages: Sequence[PageHeader], column: Any) -> int:
+def _decoded_bytes(pages: Sequence[PageHeader], column: Any, as_dictionaries: bool) -> int:
     """Return the decoded size of a column in bytes."""
     size = sum(page.size for page in pages)
     values = [page for page in pages if not page.is_dictionary]
     num = sum(page.num_values for page in values)
     kind = column.physical_type
-    if kind == "BYTE_ARRAY":  # one long text may repeat in every row
+    if kind == "BYTE_ARRAY" and not as_dictionaries:  # one long text may repeat in every row
         size += sum(page.num_values * size for page in values if not page.is_plain)
     width = column.length if kind == "FIXED_LEN_BYTE_ARRAY" else WIDTH.get(kind, 8)
     return int(max(size, num * (width + LIST_ENTRY)))

@@ -11,9 +11,6 @@ from jaxtyping import Bool, Float, Int, Shaped
 
 from klinic.errors import EvidenceError
 
-SCHEMA = 1
-"""Version of every file format in this package."""
-
 Fact = float | int | str | None
 ProbeResult = dict[str, float | str | None]
 """The result of one active probe by field."""
@@ -26,6 +23,8 @@ TOKEN_FIELDS = (
     "logp",
     "logp_old",
     "logp_ref",
+    "logp_teacher",
+    "token_advantage",
     "entropy",
     "kl_exact",
     "rank",
@@ -41,6 +40,8 @@ ROW_FIELDS = (
     "finish_reason",
     "reward",
     "advantage",
+    "process",
+    "loss_denominator",
     "cached_tokens",
     "prompt_ids_match",
     "round_trip",
@@ -86,7 +87,11 @@ class StepRecord:
     reward_parts: Mapping[str, Float[np.ndarray, "B"]] = field(default_factory=dict)
     """Per reward function, before weights; NaN where it returned none."""
     advantage: Float[np.ndarray, "B"] | None = None
-    """As the loss used it."""
+    """As the loss used it; None if it differs between the tokens of a row."""
+    process: Int[np.ndarray, "B"] | None = None
+    """Rank of the learner process that trained the row."""
+    loss_denominator: Float[np.ndarray, "B"] | None = None
+    """Divisor of the row's summed loss, over all processes, if the rows may differ in it."""
     cached_tokens: Int[np.ndarray, "B"] | None = None
     """Prompt tokens that the sampler read from its prefix cache."""
     prompt_ids_match: Bool[np.ndarray, "B"] | None = None
@@ -108,6 +113,10 @@ class StepRecord:
     """Learner log-prob under the weights at the start of the step."""
     logp_ref: Float[np.ndarray, "N"] | None = None
     """Log-prob under the reference of this step."""
+    logp_teacher: Float[np.ndarray, "N"] | None = None
+    """Log-prob under a teacher that the policy is distilled from."""
+    token_advantage: Float[np.ndarray, "N"] | None = None
+    """As the loss used it, where it differs between the tokens of a row."""
     entropy: Float[np.ndarray, "N"] | None = None
     """Of the policy's full distribution at this position, in nats."""
     kl_exact: Float[np.ndarray, "N"] | None = None

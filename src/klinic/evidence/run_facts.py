@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from klinic.errors import EvidenceError
 from klinic.evidence.files import json_bytes, parse_object, read_bytes, read_json
-from klinic.evidence.record import SCHEMA
+from klinic.evidence.schema_version import SCHEMA
 from klinic.evidence.writing import write_atomically
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ EVENTS = "events.jsonl"
 RECIPE = "recipe.yaml"
 DIAGNOSIS = "diagnosis.json"  # the latest diagnosis of the live doctor
 RECOVERY = "recovery.json"  # the recovery plan
+PROOF = "proof.json"  # the last replay that `diagnose --prove` made
 STOPPED = "stopped"  # the event of a run that saved and exited on a stop signal
 ENDED = "ended"  # the event of a finished run of another trainer
 TENSORBOARD = "tensorboard"

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from klinic.errors import EvidenceError
 from klinic.evidence.files import read_json
-from klinic.evidence.record import SCHEMA
 from klinic.evidence.run_facts import RUN_FACTS
+from klinic.evidence.schema_version import SCHEMA
 
 CHECKPOINTS = "checkpoints"
 STATE = "state.json"

@@ -1,6 +1,6 @@
 """Records on disk: one immutable folder per step, valid once its manifest exists.
 
-    records/step=000123/part-00000.parquet    one row per completion, zstd
+    records/step=000123/part-00000.parquet    one row per completion, zstd; a part per process
     records/step=000123/complete.json         written last: files, digests, facts of the step
 
 Files are never changed in place, so a run can be read while it trains and killed at any time.
@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -30,7 +31,8 @@ from klinic.evidence.part_limits import (
     MemoryBudget,
     check_footer,
 )
-from klinic.evidence.record import SCHEMA, Fact, StepRecord
+from klinic.evidence.record import Fact, StepRecord, select_rows
+from klinic.evidence.schema_version import SCHEMA
 from klinic.evidence.writing import remove_tree, write_atomically, write_durably
 
 MANIFEST = "complete.json"
@@ -49,8 +51,20 @@ class Part:
 
 
 def write_record(run: Path, record: StepRecord, rank: int = 0) -> None:
-    """Write the record of a step as one part, then its manifest."""
-    complete_step(run, record.step, [write_part(run, record, rank)], record.facts)
+    """Write the record of a step, then its manifest: a part for each process that has rows."""
+    parts = [write_part(run, part, number) for number, part in _parts_by_rank(record, rank)]
+    complete_step(run, record.step, parts, record.facts)
+
+
+def _parts_by_rank(record: StepRecord, rank: int) -> list[tuple[int, StepRecord]]:
+    """Return the rows of each process in turn; all rows as one part if they are not by process."""
+    process = record.process
+    if process is None or not record.num_rows or process[0] < 0 or (np.diff(process) < 0).any():
+        return [(rank, record)]
+    if process[0] == process[-1]:
+        return [(int(process[0]), record)]
+    ranks = np.unique(process)
+    return [(int(r), select_rows(record, np.flatnonzero(process == r).tolist())) for r in ranks]
 
 
 def write_part(run: Path, record: StepRecord, rank: int) -> Part:
@@ -237,8 +251,8 @@ def _read_manifest(path: Path, step: int) -> dict[str, Any]:
         wrong = f"must have the keys {sorted(MANIFEST_KEYS)}, has {sorted(manifest)}"
     elif manifest.get("digest", "") not in ("", manifest_digest(manifest)):
         wrong = "does not match its `digest`"
-    elif schema != SCHEMA or manifest["step"] != step:
-        wrong = f"has schema {schema}, step {manifest['step']}; expected {SCHEMA}, {step}"
+    elif schema not in range(1, SCHEMA + 1) or manifest["step"] != step:
+        wrong = f"has schema {schema}, step {manifest['step']}; expected 1 to {SCHEMA}, {step}"
     elif not isinstance(manifest["facts"], dict):
         wrong = "must have an object of names and values in `facts`"
     if wrong:

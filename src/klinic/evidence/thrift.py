@@ -71,6 +71,8 @@ def _read_value(data: bytes, offset: int, kind: int, depth: int) -> tuple[Any, i
 def _read_list(data: bytes, offset: int, depth: int) -> tuple[list[Any], int]:
     if offset >= len(data):
         raise WireError("a list without an end")
+    if depth > MAX_DEPTH:
+        raise WireError("a list nested too deep")
     kind, length = data[offset] & 15, data[offset] >> 4
     offset += 1
     if length == LONG_LIST:

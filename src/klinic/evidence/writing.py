@@ -45,6 +45,12 @@ def write_durably(path: Path, data: bytes) -> None:
     _write_new(path, data)
 
 
+def write_new(path: Path, data: bytes) -> None:
+    """Write a file that must not exist yet, without waiting for the disk."""
+    with os.fdopen(os.open(path, CREATE_FLAGS, MODE), "wb") as file:
+        file.write(data)
+
+
 def open_log(path: Path) -> IO[bytes]:
     """Open a file for appending; raise `EvidenceError` for a link, a pipe or a device."""
     try:

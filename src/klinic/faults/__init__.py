@@ -13,8 +13,10 @@ from klinic.faults import (
     broken_sampler,
     cliff_rewards,
     context_truncated,
+    corrupted_sync,
     dropout_in_scoring,
     equal_rewards,
+    gradient_not_cleared,
     hidden_sampling_transform,
     imprecise_logp,
     kl_gradient_wrong,
@@ -35,9 +37,13 @@ from klinic.faults import (
     samples_too_old,
     stale_prefix_cache,
     stale_sampler,
+    state_lost,
     step_too_big,
     stop_token_fault,
     temperature_on_one_side,
+    truncation_not_mirrored,
+    unexplained_gap,
+    unnormalised_logp,
     wrong_groups,
     wrong_loss_mask,
     wrong_metric,
@@ -64,6 +70,7 @@ FAULTS: tuple[Fault, ...] = (
     wrong_groups.FAULT,
     equal_rewards.FAULT,
     loss_scaled_wrong.FAULT,
+    gradient_not_cleared.FAULT,
     imprecise_logp.FAULT,
     dropout_in_scoring.FAULT,
     layout_changes_logp.FAULT,
@@ -80,8 +87,16 @@ FAULTS: tuple[Fault, ...] = (
     random_weights.FAULT,
     malformed_output.FAULT,
     cliff_rewards.FAULT,
+    unnormalised_logp.FAULT,
+    truncation_not_mirrored.FAULT,
+    corrupted_sync.FAULT,
+    state_lost.FAULT,
+    unexplained_gap.FAULT,
 )
-"""In the order of `klinic.checks.CHECKS`. Without routing-mismatch: no model here has experts."""
+"""In the order of `klinic.checks.CHECKS`. Without causes that a run of the lab cannot have: no
+model here has experts or long completions, and a run has one process. Faults of ratio-not-applied,
+policy-gradient-wrong, misplaced-advantage and entropy-term-wrong are in `in_trl.py`: klinic's own
+loop records a generation once, proves its loss, and has one advantage per row and no bonus."""
 
 SECOND_FAULTS: tuple[Fault, ...] = (
     stale_sampler.SECOND_FAULT,
@@ -102,6 +117,7 @@ SECOND_FAULTS: tuple[Fault, ...] = (
     wrong_groups.SECOND_FAULT,
     equal_rewards.SECOND_FAULT,
     loss_scaled_wrong.SECOND_FAULT,
+    gradient_not_cleared.SECOND_FAULT,
     imprecise_logp.SECOND_FAULT,
     dropout_in_scoring.SECOND_FAULT,
     layout_changes_logp.SECOND_FAULT,
@@ -114,6 +130,9 @@ SECOND_FAULTS: tuple[Fault, ...] = (
     samples_too_old.SECOND_FAULT,
     broken_sampler.SECOND_FAULT,
     wrong_metric.SECOND_FAULT,
+    unnormalised_logp.SECOND_FAULT,
+    corrupted_sync.SECOND_FAULT,
+    state_lost.SECOND_FAULT,
 )
 """In the same order."""
 

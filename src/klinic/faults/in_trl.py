@@ -91,6 +91,24 @@ def _mask_second_token(trainer: Any) -> None:
     _wrap_method(trainer, BATCH_METHOD, cut_mask)
 
 
+def _drop_old_logps(trainer: Any) -> None:
+    """Let every update on a generation take its own log-probs as the old ones."""
+
+    def without_old(real: Any, *args: Any) -> Any:
+        return {name: x for name, x in real(*args).items() if name != "old_per_token_logps"}
+
+    _wrap_method(trainer, BATCH_METHOD, without_old)
+
+
+def _negate_advantages_in_loss(trainer: Any) -> None:
+    """Maximise the loss of the policy term: the recorded advantages stay right."""
+
+    def negated_loss(real: Any, model: Any, batch: Any) -> Any:
+        return real(model, {**batch, "advantages": -batch["advantages"]})
+
+    _wrap_method(trainer, LOSS_METHOD, negated_loss)
+
+
 def _mask_end_tokens(trainer: Any) -> None:
     def cut_ends(real: Any, *args: Any) -> Any:
         batch = real(*args)
@@ -212,6 +230,49 @@ def _copy_group_members(trainer: Any) -> None:
     _wrap_method(trainer, "_generate_single_turn", generate_copies)
 
 
+def _train_last_token_only(trainer: Any) -> None:
+    """Write advantages per token, and those of a completion at its last token alone."""
+
+    def placed_advantages(real: Any, *args: Any) -> Any:
+        batch = real(*args)
+        mask = batch["completion_mask"]
+        is_last = torch.cumsum(mask, 1) == mask.sum(1, keepdim=True)
+        return {**batch, "advantages": batch["advantages"][:, None] * (is_last * mask)}
+
+    _wrap_method(trainer, BATCH_METHOD, placed_advantages)
+
+
+def _add_entropy_to_loss(trainer: Any) -> None:
+    """Turn the entropy bonus into a cost."""
+
+    def costly_loss(real: Any, *args: Any) -> Any:
+        coef, trainer.entropy_coef = trainer.entropy_coef, -trainer.entropy_coef
+        try:
+            return real(*args)
+        finally:
+            trainer.entropy_coef = coef
+
+    _wrap_method(trainer, LOSS_METHOD, costly_loss)
+
+
+def _keep_gradients(trainer: Any) -> None:
+    trainer.model.zero_grad = lambda *_, **__: None
+
+
+def _reload_start_weights(trainer: Any) -> None:
+    """Copy the weights of the start over those of the policy in the middle of the run."""
+    start = {name: p.detach().clone() for name, p in trainable_tensors(trainer.model).items()}
+
+    def reload_once(real: Any, *args: Any) -> Any:
+        if trainer.state.global_step == trainer.args.max_steps // 2:
+            with torch.no_grad():
+                for name, p in trainable_tensors(trainer.model).items():
+                    p.copy_(start[name])
+        return real(*args)
+
+    _wrap_method(trainer, BATCH_METHOD, reload_once)
+
+
 def _randomise_weights(trainer: Any) -> None:
     with torch.no_grad(), torch.random.fork_rng():
         for mine, theirs in zip(
@@ -224,6 +285,11 @@ def _randomise_weights(trainer: Any) -> None:
 def _reversed_rewards(completions: Any, **_: Any) -> list[float]:
     """Return the rewards in reversed order."""
     return [float(sum(map(ord, text)) % 7) for text in reversed(completions)]
+
+
+def _grade_exactly(completions: Any, answer: Any, **_: Any) -> list[float]:
+    """Return 1 for a right answer, else 0: most groups have equal rewards."""
+    return [float(text == want) for text, want in zip(completions, answer, strict=True)]
 
 
 def _trl_fault(cause: str, mechanism: str, **options: Any) -> TrlFault:
@@ -273,6 +339,17 @@ TRL_FAULTS = (
         reward=lambda completions, **_: [0.5] * len(completions),
     ),
     _trl_fault("loss-scaled-wrong", "rows are summed, not averaged", sabotage=_sum_rows),
+    _trl_fault(
+        "ratio-not-applied",
+        "old log-probs are dropped",
+        settings={"num_iterations": 2},
+        sabotage=_drop_old_logps,
+    ),
+    _trl_fault(
+        "policy-gradient-wrong",
+        "the policy term has the wrong sign",
+        sabotage=_negate_advantages_in_loss,
+    ),
     _trl_fault("imprecise-logp", "log-probs are rounded to a quarter", sabotage=_round_logps),
     _trl_fault("dropout-in-scoring", "attention dropout", sabotage=_enable_dropout),
     _trl_fault("layout-changes-logp", "padding is attended to", sabotage=_attend_to_padding),
@@ -285,5 +362,34 @@ TRL_FAULTS = (
     _trl_fault("moved-reference", "the reference follows the policy", sabotage=_sync_reference),
     _trl_fault("broken-sampler", "members of a group are copies", sabotage=_copy_group_members),
     _trl_fault("context-truncated", "a limit of two tokens", settings={"max_completion_length": 2}),
+    _trl_fault(
+        "misplaced-advantage",
+        "advantages per token lie at the last token",
+        sabotage=_train_last_token_only,
+    ),
+    _trl_fault(
+        "entropy-term-wrong",
+        "the entropy bonus is a cost",
+        settings={"entropy_coef": 0.05},
+        sabotage=_add_entropy_to_loss,
+    ),
+    _trl_fault(
+        "truncation-not-mirrored",
+        "scoring ignores the declared top-k",
+        settings={"top_k": 2},
+    ),
+    _trl_fault(
+        "gradient-not-cleared",
+        "gradients are never set to zero",
+        settings={"beta": 0.0, "per_device_train_batch_size": 8, "max_steps": 20},
+        reward=_grade_exactly,
+        sabotage=_keep_gradients,
+    ),
+    _trl_fault(
+        "state-lost",
+        "the weights of the start are loaded again",
+        settings={"learning_rate": 1e-3, "max_steps": 12},
+        sabotage=_reload_start_weights,
+    ),
     _trl_fault("random-weights", "the policy starts from noise", sabotage=_randomise_weights),
 )

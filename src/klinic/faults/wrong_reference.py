@@ -26,8 +26,8 @@ NOISE_FRACTION = {
 def perturb_reference(severity: Severity) -> Iterator[None]:
     """Add noise to every weight of the reference."""
 
-    def start_perturbed_reference(real: Any, recipe: Any, policy: Any, source: str) -> Any:
-        reference = real(recipe, policy, source)
+    def start_perturbed_reference(real: Any, *arguments: Any) -> Any:
+        reference = real(*arguments)
         random = torch.Generator().manual_seed(1)
         with torch.no_grad():
             for p in reference.scorer.lm.parameters():

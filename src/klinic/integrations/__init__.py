@@ -1,1 +1,1 @@
-"""Integrations with other trainers, one package each: TRL."""
+"""Integrations with other trainers, one package each: TRL and verl; files of others."""

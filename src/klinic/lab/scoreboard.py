@@ -60,7 +60,7 @@ def list_trials(only: Sequence[str], seeds: int, severities: Sequence[str]) -> I
                 for seed in range(seeds):
                     yield Trial(cause=fault.cause, mechanism=number, severity=severity, seed=seed)
     if not only or HEALTHY in only:
-        for name, seed, _ in healthy_recipes.healthy_runs():
+        for name, seed, _ in healthy_recipes.healthy_runs(seeds):
             yield Trial(cause=HEALTHY, mechanism=0, severity=name, seed=seed)
 
 

@@ -65,7 +65,7 @@ class Outcome:
 def diagnose_run(run: Path) -> tuple[Diagnosis, tuple[str, ...]]:
     """Diagnose a run; return the diagnosis and the names of the failed checks, ranked."""
     diagnosis = diagnose(read_cases(run), CHECKS)
-    return diagnosis, tuple(h.check.name for h in rank_failures(diagnosis.hypotheses))
+    return diagnosis, tuple(rank_failures(diagnosis))
 
 
 def confirm_by_replay(run: Path, diagnosis: Diagnosis) -> bool | None:

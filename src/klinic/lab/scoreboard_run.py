@@ -58,8 +58,11 @@ def train_trial(
     return folder
 
 
-def cache_warm_start(recipe: Recipe, console: Console) -> None:
-    """Run the warm start before the fault is injected: it is cached and shared with other runs."""
+def cache_warm_start(recipe: Recipe, console: Console, *, folder: Path | None = None) -> None:
+    """Run the warm start before the fault is injected: it is cached and shared with other runs.
+
+    `folder` is the run folder, where `klinic watch` reads the progress.
+    """
     if recipe.warm_start is not None:
         make_deterministic(recipe)
-        run_warm_start(recipe, load_task_data(recipe, PythonInputs()), console)
+        run_warm_start(recipe, load_task_data(recipe, PythonInputs()), console, folder=folder)

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
-from klinic.learner.update import total_norm
+from klinic.learner.update import read_numbers, total_norm
 from klinic.model.weights import full_tensor
 
 
@@ -35,15 +35,17 @@ class SplitGradients:
     def combine(self, kl_coef: float) -> dict[str, float]:
         """Sum both gradients; return the KL's norm, its fraction, and the cosine between them."""
         policy, kl = [], []
+        # in place: on a large model every further copy of the gradient counts
         for p, policy_grad in zip(self._trained, self._policy, strict=True):
             policy.append(torch.zeros_like(p) if policy_grad is None else policy_grad)
-            kl.append(torch.zeros_like(p) if p.grad is None else kl_coef * p.grad)
+            kl.append(torch.zeros_like(p) if p.grad is None else p.grad.mul_(kl_coef))
+            p.grad = None
+        self._policy = []
         dots = [(a.double() * b.double()).sum() for a, b in zip(policy, kl, strict=True)]
-        dot = sum(float(full_tensor(value)) for value in dots)
+        dot = sum(read_numbers([full_tensor(value) for value in dots]))
         kl_norm, policy_norm = total_norm(kl), total_norm(policy)
         for p, a, b in zip(self._trained, policy, kl, strict=True):
-            p.grad = a + b
-        self._policy = []
+            p.grad = a.add_(b)
         return {
             "kl/grad_norm_kl": kl_norm,
             "kl/grad_share": kl_norm / max(kl_norm + policy_norm, 1e-30),

@@ -5,6 +5,7 @@ the weights of a layer while it is used and sums its gradients. Loss, estimators
 those of one process.
 """
 
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, Partial
 
 from klinic.errors import PolicyError
+from klinic.evidence.record import ProbeResult, StepRecord
 from klinic.learner import checkpoint
 from klinic.learner.local import LocalLearner
 from klinic.learner.objective import Objective
-from klinic.learner.process_group import ProcessGroup
 from klinic.learner.protocol import LearnerState
+from klinic.learner.scored_batch import ScoredBatch
 from klinic.learner.settings import LearnerSettings
+from klinic.model.device import release_cached_memory
 from klinic.model.loading import Policy
 from klinic.model.reference import Reference
 from klinic.model.scorer import TokenScorer
@@ -31,11 +35,17 @@ FORWARD_METHODS = ("hidden", "score", "score_and_loss", "logits_of", "kept_token
 
 
 class TorchProcessGroup:
-    """The default torch process group."""
+    """The default torch process group, and the type of device that its ranks compute on."""
 
-    def __init__(self) -> None:
+    def __init__(self, device_type: str | None = None) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
+        self._device_type = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
+
+    @cached_property
+    def mesh(self) -> DeviceMesh:
+        """All ranks, as one dimension to shard over."""
+        return init_device_mesh(self._device_type, (self.size,))
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Return the all-reduced sum."""
@@ -44,16 +54,15 @@ class TorchProcessGroup:
         return total
 
 
-def shard_scorer(scorer: TokenScorer, mesh: DeviceMesh | None = None) -> None:
+def shard_scorer(scorer: TokenScorer, mesh: DeviceMesh) -> None:
     """Shard a model's weights over the ranks, layer by layer.
 
-    The embeddings and the head stay gathered until the backward pass has used them. Weights are
-    gathered in fp32 even where autocast computes in bf16, so results equal those of one process
-    bitwise.
+    The embeddings and the head stay gathered until the backward pass has used them; a frozen model
+    has none, so `FsdpLearner` releases them. Weights are gathered in fp32 even where autocast
+    computes in bf16, so results equal those of one process bitwise.
     """
-    mesh = init_device_mesh(_device_type(), (dist.get_world_size(),)) if mesh is None else mesh
-    for layer in _decoder_layers(scorer.lm):
-        fully_shard(layer, mesh=mesh)
+    for part in (*_decoder_layers(scorer.lm), *_separate_embedding(scorer.lm)):
+        fully_shard(part, mesh=mesh)
     fully_shard(scorer, mesh=mesh, reshard_after_forward=False)
     for module in scorer.modules():
         if isinstance(module, FSDPModule):
@@ -62,10 +71,23 @@ def shard_scorer(scorer: TokenScorer, mesh: DeviceMesh | None = None) -> None:
             module.set_force_sum_reduction_for_comms(True)
     for name in FORWARD_METHODS:
         register_fsdp_forward_method(scorer, name)
+    scorer.head.add_gradient = partial(_add_to_shards, scorer.lm.get_output_embeddings().weight)
 
 
-def _device_type() -> str:
-    return "cuda" if torch.cuda.is_available() else "cpu"
+def _add_to_shards(weight: Tensor, gradient: Tensor) -> None:
+    """Sum a gradient over the ranks into each rank's shard of the weight's gradient.
+
+    FSDP2 does so when the backward pass ends. The head's gradient exists when it begins, and is as
+    large as the head: kept in full, it would add to the memory of every layer.
+    """
+    assert isinstance(weight, DTensor)  # noqa: S101 - sharded above
+    with torch.no_grad():
+        own = DTensor.from_local(gradient, weight.device_mesh, [Partial()], run_check=False)
+        summed = own.redistribute(placements=weight.placements)
+        if weight.grad is None:
+            weight.grad = summed
+        else:
+            weight.grad += summed
 
 
 def _decoder_layers(lm: Any) -> list[nn.Module]:
@@ -79,6 +101,18 @@ def _decoder_layers(lm: Any) -> list[nn.Module]:
     )
 
 
+def _separate_embedding(lm: Any) -> list[nn.Module]:
+    """Return the input embedding, unless it shares its weights with the head."""
+    embedding, head = lm.get_input_embeddings(), lm.get_output_embeddings()
+    return [] if embedding.weight is head.weight else [embedding]
+
+
+def _release_gathered(scorer: nn.Module) -> None:
+    """Release gathered weights after a pass without a gradient: no backward pass does it."""
+    assert isinstance(scorer, FSDPModule)  # noqa: S101 - sharded by shard_scorer
+    scorer.reshard()
+
+
 class FsdpLearner(LocalLearner):
     """One rank of a sharded learner. Every rank must make the same calls."""
 
@@ -89,19 +123,44 @@ class FsdpLearner(LocalLearner):
         *,
         objective: Objective,
         settings: LearnerSettings,
-        group: ProcessGroup,
+        group: TorchProcessGroup,
         published: Policy | None,
     ) -> None:
         """Shard a policy, and its reference if that has its own weights.
 
         `published` is a full copy of the policy on the rank that samples, None on the others.
         """
-        shard_scorer(policy.scorer)
+        shard_scorer(policy.scorer, group.mesh)
         if reference is not None and reference.kind == "copy":
-            shard_scorer(reference.scorer)
+            shard_scorer(reference.scorer, group.mesh)
         super().__init__(policy, reference, objective=objective, settings=settings, group=group)
         self._published = published
         self._published_at: int | None = None
+
+    def score(self, record: StepRecord, *, needs_reference: bool) -> ScoredBatch:
+        """Score a batch, then release the embeddings and heads that it left gathered."""
+        scored = super().score(record, needs_reference=needs_reference)
+        _release_gathered(self.scorer)
+        self._release_reference()
+        return scored
+
+    def rescore(self, scored: ScoredBatch) -> Tensor:
+        """Return the log-probs of a batch under the current policy, then release its weights."""
+        logp = super().rescore(scored)
+        _release_gathered(self.scorer)
+        return logp
+
+    def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, ProbeResult]:
+        """Run the active probes, then release the weights that they gathered."""
+        results = super().probe(record, kl_coef=kl_coef)
+        _release_gathered(self.scorer)
+        self._release_reference()
+        return results
+
+    def _release_reference(self) -> None:
+        """Release the head of a reference with its own weights."""
+        if self.reference is not None and self.reference.kind == "copy":
+            _release_gathered(self.reference.scorer)
 
     @torch.no_grad()
     def publish(self) -> Weights:
@@ -113,6 +172,9 @@ class FsdpLearner(LocalLearner):
                 if self._published is not None:
                     copies[name].copy_(gathered)
             self._published_at = self._num_updates
+        release_cached_memory()
+        # an engine on the GPUs of these ranks wakes next: all of them have released their memory
+        self.group.all_reduce_sum(torch.zeros(1))
         published_fingerprint = "" if self._published is None else fingerprint(self._published.lm)
         return Weights(
             version=self._num_updates, fingerprint=published_fingerprint, location="process"
@@ -121,13 +183,15 @@ class FsdpLearner(LocalLearner):
     def save(self, folder: Path) -> LearnerState:
         """Write the shards, and the full model for `from_pretrained`."""
         self.publish()
+        checkpoint.save_sharded_learner(folder, self._trained, self._optimizer)
+        # last: no rank waits in a collective, which has a time limit, for a slow disk of rank 0
         if self._published is not None:
             checkpoint.save_model(folder / checkpoint.MODEL_DIR, self._published)
-        checkpoint.save_sharded_learner(folder, self._trained, self._optimizer)
         return {"num_updates": self._num_updates}
 
     def load(self, folder: Path, state: LearnerState) -> None:
         """Load a checkpoint that any number of processes wrote."""
+        _release_gathered(self.scorer)  # gathered weights would outlive the shards they came from
         checkpoint.load_sharded_learner(folder, self._trained, self._optimizer)
         self._num_updates = int(state["num_updates"])
         self._published_at = None

@@ -42,9 +42,10 @@ from klinic.learner.step_results import (
 )
 from klinic.learner.update import (
     clip_gradients,
+    groups_finite,
     make_optimizer,
+    read_numbers,
     set_learning_rate,
-    tensors_finite,
     total_norm,
 )
 from klinic.maths.arrays import row_of_token, segment_sum
@@ -77,8 +78,7 @@ def _read_sums(terms_by_batch: list[LossTerms]) -> list[float]:
         [terms.kl for terms in terms_by_batch if terms.kl is not None],
         [terms.num_saturated for terms in terms_by_batch],
     ]
-    numbers = torch.stack([value.detach().double() for column in columns for value in column])
-    read = iter(numbers.tolist())
+    read = iter(read_numbers([value for column in columns for value in column]))
     return [sum((next(read) for _ in column), 0.0) for column in columns]
 
 
@@ -104,7 +104,9 @@ class LocalLearner:
         self.reference = reference
         self.objective = objective
         self.settings = settings
-        self._optimizer = make_optimizer(policy.lm, weight_decay=settings.weight_decay)
+        self._optimizer = make_optimizer(
+            policy.lm, weight_decay=settings.weight_decay, betas=settings.adam_betas
+        )
         # read once: while a sharded model is gathered, its parameters are other tensors
         self._trained = trainable_tensors(policy.lm)
         self._num_updates = 0
@@ -260,9 +262,13 @@ class LocalLearner:
             scores, number = self.scorer.score_and_loss(
                 batch.layout, reference, loss, token_by_token=objective.token_by_token
             )
+            self._release_reference()
             torch.autograd.backward(number)
             scores_by_batch.append(scores)
         return scores_by_batch
+
+    def _release_reference(self) -> None:
+        """Release memory that the reference does not need during a backward pass."""
 
     def _batches_with_reference(
         self, scored: ScoredBatch, kl_coef: float
@@ -299,9 +305,10 @@ class LocalLearner:
             **kl_metrics,
         }
         facts = self._step_facts(scored, kl_coef) | kl_gradient_facts(kl_metrics)
-        record = complete_record(
+        record, policy_weight = complete_record(
             scored.record, scored.targets, scores_by_batch, scored.batches, self.group
         )
+        facts["loss_denominator"] = loss_denominator(policy_weight)
         metrics |= kl_to_start(record, scored.logp_start)
         record = replace(record, facts={**record.facts, **facts})
         finite = finite_at(record, loss=policy_loss, grad_norm=self._grad_norm)
@@ -321,7 +328,6 @@ class LocalLearner:
         return {
             "kl_coef": kl_coef,
             "learner_version": self._num_updates,
-            "loss_denominator": loss_denominator(scored.targets.policy_weight),
             "micro_batch_size": self.settings.micro_batch_size,
             "scoring_batch_size": self.settings.micro_batch_size,
             "num_micro_batches": int(self._sum_over_ranks(float(len(counted)))),
@@ -352,7 +358,7 @@ class LocalLearner:
         """Whether all weights and optimizer moments are finite."""
         trained = [p.detach() for p in self._trained.values()]
         moments = [m for fields in self._optimizer.state.values() for m in fields.values()]
-        return {"weights": tensors_finite(trained), "optimizer": tensors_finite(moments)}
+        return groups_finite({"weights": trained, "optimizer": moments})
 
     @torch.no_grad()
     def update_kl(self, scored: ScoredBatch, before: StepRecord) -> float:

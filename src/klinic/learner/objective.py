@@ -84,9 +84,8 @@ class LossTargets:
 
     def select_batch(self, batch: MicroBatch) -> "LossTargets":
         """Return the targets of a micro-batch; a filler micro-batch has no trained token."""
-        rows = torch.from_numpy(batch.rows).to(self.group.device)
-        offsets = torch.from_numpy(batch.offsets).to(self.row_offsets)
-        by_row = {"group": self.group[rows], "advantage": self.advantage[rows]}
+        offsets = batch.row_offsets.to(self.row_offsets)
+        by_row = {name: getattr(self, name)[batch.row_ids] for name in ("group", "advantage")}
         by_token: dict[str, Any] = {
             name: None if (x := getattr(self, name)) is None else x[batch.tokens]
             for name in TOKEN_COLUMNS

@@ -38,6 +38,10 @@ class MicroBatch:
     """Indices of their tokens among those of the step."""
     offsets: Int[np.ndarray, "r+1"]
     """Start and end of each row among these tokens."""
+    row_ids: Int[Tensor, "r"]
+    """`rows` on the device: a copy in the middle of a step would make the host wait."""
+    row_offsets: Int[Tensor, "r+1"]
+    """`offsets` on the device."""
     is_counted: bool = True
     """False for a filler that only keeps this rank in sync with the others."""
 
@@ -86,6 +90,8 @@ def lay_out_batches(
                 rows=rows,
                 tokens=torch.from_numpy(tokens).to(device),
                 offsets=offsets,
+                row_ids=torch.from_numpy(rows).to(device),
+                row_offsets=torch.from_numpy(offsets).to(device),
                 is_counted=is_counted,
             )
         )

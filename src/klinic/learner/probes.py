@@ -23,6 +23,7 @@ from klinic.learner.settings import LearnerSettings
 from klinic.maths.importance import ImportanceSampling
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.model.adapters import has_adapter
+from klinic.model.attention import fp32_attention
 from klinic.model.loading import Policy
 from klinic.model.reference import Reference
 from klinic.model.scorer import TokenScorer
@@ -132,6 +133,7 @@ def run_probes(
         results["adapters_off"] = probe_adapters_off(learner, scored, logp)
     if with_kl and learner.objective.estimator in PROBED_ESTIMATORS:
         results["kl_gradient"] = probe_kl_gradient(learner, scored)
+    results["policy_gradient"] = probe_policy_gradient(learner, scored)
     if record.num_rows > 1:
         results["micro_batches"] = probe_half_batches(learner, scored, kl_coef)
     learner.discard()
@@ -152,9 +154,9 @@ def probe_rows_alone(learner: ProbedLearner, record: StepRecord, together: Tenso
 def probe_float32(learner: ProbedLearner, scored: ScoredBatch, logp: Tensor) -> ProbeResult:
     """Score without the recipe's lower precision."""
     float32_scorer = TokenScorer(learner.policy.lm, temperature=learner.scorer.temperature)
-    return logp_difference(
-        logp, _score_batches(learner, scored.record, scored.batches, scorer=float32_scorer)
-    )
+    with fp32_attention(learner.policy.lm):
+        in_float32 = _score_batches(learner, scored.record, scored.batches, scorer=float32_scorer)
+    return logp_difference(logp, in_float32)
 
 
 @torch.no_grad()
@@ -196,6 +198,23 @@ def probe_kl_gradient(learner: ProbedLearner, scored: ScoredBatch) -> ProbeResul
         "score_norm": vector_norm(expected if name == "k1" else alternatives["k1"]),
         "looks_like": max(similarity, key=lambda key: similarity[key]),
     }
+
+
+def probe_policy_gradient(learner: ProbedLearner, scored: ScoredBatch) -> ProbeResult:
+    """Compare the policy term's gradient with that of -advantage times logp.
+
+    The batch is scored by the current weights, so the ratio is 1.
+    """
+    gradient = _prepared_gradient(learner, scored, LossScales(kl_coef=0.0, reward=1.0))
+    gradient = gradient - _prepared_gradient(learner, scored, LossScales(kl_coef=0.0, reward=0.0))
+    for batch in scored.batches:
+        targets = scored.targets.select_batch(batch)
+        logp = learner.scorer(batch.layout).logp
+        lengths = targets.row_offsets.diff()
+        advantage = torch.repeat_interleave(targets.advantage, lengths)
+        inside = torch.where(targets.loss_mask, -advantage * targets.policy_weight * logp, 0.0)
+        torch.autograd.backward(inside.sum())
+    return compare_gradients(gradient, _take_gradient_sample(learner))
 
 
 def probe_half_batches(learner: ProbedLearner, scored: ScoredBatch, kl_coef: float) -> ProbeResult:

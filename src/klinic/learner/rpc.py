@@ -5,6 +5,7 @@ call. Calls are sent as JSON and records as Arrow over the process group: nothin
 """
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ from klinic.model.moving_reference import MovingReferenceIdentity
 from klinic.model.weights import Weights
 
 STOP = "stop"
+TIMED_OUT = re.compile(r"Timed out[^.]*")  # gloo's error has no type of its own
 
 ResultT = TypeVar("ResultT")
 
@@ -54,6 +56,13 @@ class CallChannel(Protocol):
 class BroadcastChannel:
     """Broadcasts calls from rank 0 over the process group."""
 
+    def __init__(self, waiting_group: dist.ProcessGroup | None = None) -> None:
+        """Take the group in which ranks wait for a call, with its own time limit.
+
+        The rest of a call is broadcast in the default group, like every other collective.
+        """
+        self._waiting_group = waiting_group
+
     def send(self, call: Call) -> None:
         """Send a call to every other rank."""
         step = None if call.record is None else call.record.step
@@ -61,13 +70,13 @@ class BroadcastChannel:
         body = b"" if call.record is None else _encode_record(call.record)
         sizes = torch.tensor([len(head), len(body)])
         data = np.frombuffer(head + body, dtype=np.uint8).copy()
-        _broadcast(sizes)
+        _broadcast(sizes, self._waiting_group)
         _broadcast(torch.from_numpy(data))
 
     def receive(self) -> Call:
         """Block until the next call."""
         sizes = torch.zeros(2, dtype=torch.int64)
-        _broadcast(sizes)
+        _broadcast(sizes, self._waiting_group)
         data = torch.empty(int(sizes.sum()), dtype=torch.uint8)
         _broadcast(data)
         content = data.numpy().tobytes()
@@ -77,21 +86,31 @@ class BroadcastChannel:
         return Call(name=head["name"], arguments=head["arguments"], record=record)
 
 
-def _broadcast(tensor: torch.Tensor) -> None:
+def _broadcast(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
     try:
-        dist.broadcast(tensor, src=0)
+        dist.broadcast(tensor, src=0, group=group)
     except RuntimeError as error:
         raise rank_lost_error(error) from error
 
 
 def rank_lost_error(error: BaseException) -> RankLostError:
-    """Return the error for a rank that exited or is out of sync."""
-    first = first_line(error)[:160]
+    """Return the error for a rank that exited, hangs or is out of sync."""
+    lost = "Only the steps since the newest checkpoint are lost: continue with --resume."
+    if timed_out := _find_timeout(error):
+        return RankLostError(
+            "another rank of this learner hangs: a collective of all ranks did not complete in "
+            f"time ({timed_out}). {lost}"
+        )
     return RankLostError(
-        f"another rank of this learner exited, or is out of sync with this one ({first}). Its "
-        "output is above. Only the steps since the newest checkpoint are lost: continue with "
-        "--resume."
+        "another rank of this learner exited, or is out of sync with this one "
+        f"({first_line(error)[:160]}). Its output is above. {lost}"
     )
+
+
+def _find_timeout(error: BaseException) -> str | None:
+    """Return gloo's words about a collective that timed out, without its source path."""
+    found = TIMED_OUT.search(first_line(error)[:400])
+    return None if found is None else found.group()
 
 
 def _encode_record(record: StepRecord) -> bytes:
@@ -251,7 +270,12 @@ def serve_calls(learner: FsdpLearner, channel: CallChannel) -> None:
         call = channel.receive()
         if call.name == STOP:
             return
-        worker.execute_call(call)
+        try:
+            worker.execute_call(call)
+        except RuntimeError as error:
+            if _find_timeout(error):  # of another rank; rank 0 reports it
+                raise rank_lost_error(error) from error
+            raise
 
 
 class _RankWorker:

@@ -13,6 +13,7 @@ class LearnerSettings:
 
     learning_rate: LearningRate
     weight_decay: float
+    adam_betas: tuple[float, float] = (0.9, 0.999)
     max_grad_norm: float
     micro_batch_size: int
     updates_per_batch: int

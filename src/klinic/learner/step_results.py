@@ -12,7 +12,7 @@ from klinic.evidence.record import StepRecord
 from klinic.learner.objective import LossTargets, LossTerms
 from klinic.learner.packing import MicroBatch, gather_tokens
 from klinic.learner.process_group import ProcessGroup
-from klinic.learner.update import total_norm
+from klinic.learner.update import read_numbers, total_norm
 from klinic.maths import kl
 from klinic.model.scorer import RefHidden
 from klinic.model.token_scores import TokenScores
@@ -42,8 +42,8 @@ def complete_record(
     scores_by_batch: list[TokenScores],
     batches: list[MicroBatch],
     group: ProcessGroup,
-) -> StepRecord:
-    """Return the record with the learner's per-token results."""
+) -> tuple[StepRecord, np.ndarray]:
+    """Return the record with the learner's per-token results, and the policy term's weights."""
 
     def token_column(name: str) -> Tensor | None:
         values = [getattr(scores, name) for scores in scores_by_batch]
@@ -53,20 +53,21 @@ def complete_record(
 
     columns = {name: token_column(name) for name in ("logp", "entropy", "rank", "kl_exact")}
     columns |= {"logp_old": targets.logp_old, "logp_ref": targets.logp_ref}
-    arrays = _copy_to_host(columns)
+    arrays = _copy_to_host(columns | {"policy_weight": targets.policy_weight})
     if targets.logp_old is None:
         arrays["logp_old"] = arrays["logp"]
-    return replace(record, **arrays)
+    policy_weight = arrays.pop("policy_weight")
+    return replace(record, **arrays), policy_weight
 
 
 def _copy_to_host(columns: Mapping[str, Tensor | None]) -> dict[str, Any]:
-    """Return tensors of one length as arrays, with one copy per dtype: the host waits for each."""
+    """Return tensors as arrays, with one copy of all their bytes: the host waits for each copy."""
     arrays: dict[str, Any] = dict.fromkeys(columns)
-    given = {name: column for name, column in columns.items() if column is not None}
-    for dtype in {column.dtype for column in given.values()}:
-        names = [name for name, column in given.items() if column.dtype == dtype]
-        together = torch.stack([given[name].detach() for name in names]).cpu().numpy()
-        arrays |= dict(zip(names, together, strict=True))
+    given = {name: c.detach().contiguous() for name, c in columns.items() if c is not None}
+    whole = torch.cat([column.view(torch.uint8) for column in given.values()]).cpu()
+    parts = torch.split(whole, [column.nbytes for column in given.values()])
+    for (name, column), part in zip(given.items(), parts, strict=True):
+        arrays[name] = part.clone().view(column.dtype).numpy()  # aligned for its dtype
     return arrays
 
 
@@ -99,9 +100,9 @@ def kl_to_start(record: StepRecord, logp_start: Tensor | None) -> dict[str, floa
     return {"kl_to_start": float(k3[record.loss_mask].mean())}
 
 
-def loss_denominator(weights: Tensor) -> float:
+def loss_denominator(policy_weight: np.ndarray) -> float:
     """Return the effective divisor of the summed loss: 1 / mean weight of a trained token."""
-    weights = weights.cpu()
+    weights = torch.from_numpy(policy_weight)
     used = weights[weights != 0]
     return float(len(used) / used.sum()) if len(used) else 0.0
 
@@ -110,7 +111,8 @@ def loss_denominator(weights: Tensor) -> float:
 def update_metrics(before: list[Tensor], after: list[Tensor]) -> dict[str, float]:
     """Return the norm of an update, and the fraction of parameters that it left unchanged."""
     total = sum(p.numel() for p in after)
-    unchanged = sum(int(full_tensor((a == b).sum())) for a, b in zip(before, after, strict=True))
+    equal = [full_tensor((a == b).sum()) for a, b in zip(before, after, strict=True)]
+    unchanged = sum(int(number) for number in read_numbers(equal))
     return {
         "update_norm": total_norm([b - a for a, b in zip(before, after, strict=True)]),
         "unchanged_share": unchanged / max(total, 1),

@@ -1,7 +1,7 @@
 """AdamW, a stateless learning-rate schedule, and gradient clipping."""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,14 +43,16 @@ class LearningRate:
                 return self.peak * (1 + math.cos(math.pi * progress)) / 2
 
 
-def make_optimizer(model: nn.Module, *, weight_decay: float) -> torch.optim.AdamW:
+def make_optimizer(
+    model: nn.Module, *, weight_decay: float, betas: tuple[float, float] = (0.9, 0.999)
+) -> torch.optim.AdamW:
     """Return AdamW over the trainable parameters; norms and biases do not decay."""
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": weight_decay},
         {"params": [p for p in trained if p.ndim <= 1], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=0.0, fused=True)
+    return torch.optim.AdamW(groups, lr=0.0, betas=betas, fused=True)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
@@ -70,13 +72,44 @@ def tensors_finite(tensors: Iterable[Tensor]) -> bool:
     A sum runs at memory bandwidth and is finite only if all entries are. It can overflow for large
     entries: if it is not finite, or if tensors are sharded, the largest entry decides.
     """
-    tensor_list = list(tensors)
-    if not any(isinstance(tensor, DTensor) for tensor in tensor_list):
-        wide = (torch.promote_types(tensor.dtype, torch.float32) for tensor in tensor_list)
-        sums = [tensor.sum(dtype=dtype) for tensor, dtype in zip(tensor_list, wide, strict=True)]
-        if all(math.isfinite(float(total)) for total in sums):
-            return True
-    largest = torch.nn.utils.get_total_norm(tensor_list, norm_type=math.inf)
+    return groups_finite({"all": list(tensors)})["all"]
+
+
+def groups_finite(groups: Mapping[str, Sequence[Tensor]]) -> dict[str, bool]:
+    """Whether every entry of each group of tensors is finite; the host waits once for all."""
+    sums = {
+        name: [_wide_sum(tensor) for tensor in tensors]
+        for name, tensors in groups.items()
+        if not any(isinstance(tensor, DTensor) for tensor in tensors)
+    }
+    numbers = read_numbers([total for group in sums.values() for total in group])
+    names = [name for name, group in sums.items() for _ in group]
+    overflown = {
+        name for name, number in zip(names, numbers, strict=True) if not math.isfinite(number)
+    }
+    return {
+        name: (name in sums and name not in overflown) or _largest_is_finite(tensors)
+        for name, tensors in groups.items()
+    }
+
+
+def read_numbers(tensors: Sequence[Tensor]) -> list[float]:
+    """Return tensors of one entry as numbers; the host waits once for each device."""
+    numbers = [0.0] * len(tensors)
+    for device in {tensor.device for tensor in tensors}:
+        places = [place for place, tensor in enumerate(tensors) if tensor.device == device]
+        stacked = torch.stack([tensors[place].detach().double() for place in places])
+        for place, number in zip(places, stacked.tolist(), strict=True):
+            numbers[place] = number
+    return numbers
+
+
+def _wide_sum(tensor: Tensor) -> Tensor:
+    return tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _largest_is_finite(tensors: Sequence[Tensor]) -> bool:
+    largest = torch.nn.utils.get_total_norm(list(tensors), norm_type=math.inf)
     return bool(torch.isfinite(full_tensor(largest)))
 
 

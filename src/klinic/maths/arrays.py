@@ -87,10 +87,16 @@ def masked_count(mask: Bool[Any, "K"], segment: Int[Any, "K"], num_segments: int
 def dense_ids(group: Int[Any, "B"]) -> Int[Any, "B"]:
     """Renumber the ids as 0, 1, 2, ...: prompt ids may be large, sparse or negative.
 
+    On an accelerator numbers are left out, but all are below the number of entries.
+
     >>> dense_ids(np.array([700, -1, 700]))
     array([1, 0, 1])
     """
-    return array_namespace(group).unique(group, return_inverse=True)[1]
+    xp = array_namespace(group)
+    if is_on_host(group):
+        return xp.unique(group, return_inverse=True)[1]
+    # the distinct ids have a number that the host would wait for
+    return xp.searchsorted(group.sort().values, group)
 
 
 def segment_max(
@@ -178,7 +184,9 @@ def sum_to_go(values: Float[Any, "N"], row_offsets: RowOffsets) -> Float[Any, "N
     array([7., 6., 4., 8.])
     """
     xp, row = array_namespace(values), row_of_token(row_offsets, len(values))
-    longest = int((row_offsets[1:] - row_offsets[:-1]).max()) if len(values) else 0
+    longest = len(values)
+    if longest and is_on_host(row_offsets):  # elsewhere the host would wait for it
+        longest = int((row_offsets[1:] - row_offsets[:-1]).max())
     total, offset = values, 1
     while offset < longest:
         later = xp.where(row[:-offset] == row[offset:], total[offset:], 0.0)

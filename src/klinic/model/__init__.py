@@ -3,10 +3,12 @@
 Loading and adapters
     loading           load a causal LM as a `Policy`: weights, tokenizer, adapter, log-prob check
     adapters          LoRA adapters on a model in memory: add, load, freeze, merge
+    frozen_base       store the frozen weights under an adapter in bf16
     adapter_files     read, check and write an adapter folder in PEFT's format
     tiny              the built-in models `tiny` and `tiny-gpt2`
     chat              prompts and chats as token ids
     weights           digests and fingerprints of weights
+    start_digests     digests of a policy at the start of a run, computed once
 
 Log-probs
     layout            completions as padded or packed rows of a forward pass
@@ -19,6 +21,7 @@ Log-probs
     dropout           set every dropout to 0; refuse a random forward pass
     determinism       make torch bitwise reproducible
     device            the device of a one-process run
+    attention         the attention kernel: which can be used, and how to select one
     equivalence       fixed tokens on which two models are compared
 
 References

@@ -7,7 +7,7 @@ at the start of the run (`start`). The base is never copied.
 
 import copy
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -33,8 +33,15 @@ def has_adapter(lm: Any) -> bool:
     return hasattr(lm, "peft_config")
 
 
-def add_lora_adapter(lm: Any, *, rank: int, alpha: int | None, seed: int) -> Any:
-    """Return the model with a new adapter on every linear layer except the head."""
+def add_lora_adapter(
+    lm: Any,
+    *,
+    rank: int,
+    alpha: int | None,
+    seed: int,
+    target_modules: Sequence[str] | None = None,
+) -> Any:
+    """Return the model with a new adapter on the named layers, or all linear ones but the head."""
     from peft import LoraConfig, get_peft_model
     from transformers.pytorch_utils import Conv1D
 
@@ -42,14 +49,30 @@ def add_lora_adapter(lm: Any, *, rank: int, alpha: int | None, seed: int) -> Any
         r=rank,
         lora_alpha=2 * rank if alpha is None else alpha,
         lora_dropout=0.0,
-        target_modules=TARGET_MODULES,
+        target_modules=TARGET_MODULES if target_modules is None else list(target_modules),
         # GPT-2 stores its matrices transposed
         fan_in_fan_out=any(isinstance(module, Conv1D) for module in lm.modules()),
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _explain_missing_layers(lm, target_modules):
         torch.manual_seed(seed)
         return _record_base_name(get_peft_model(lm, config), lm.name_or_path)
+
+
+@contextmanager
+def _explain_missing_layers(lm: Any, target_modules: Sequence[str] | None) -> Iterator[None]:
+    """Replace PEFT's error about target modules by one that lists the layers of the model."""
+    try:
+        yield
+    except ValueError as error:
+        if target_modules is None:
+            raise
+        layers = (n for n, m in lm.named_modules() if isinstance(m, torch.nn.Linear))
+        names = dict.fromkeys(name.rpartition(".")[2] for name in layers)
+        raise ConfigError(
+            f"model.lora_target_modules is {', '.join(target_modules)}: the model has no such "
+            f"layer. Its linear layers are {', '.join(names)}."
+        ) from error
 
 
 def load_adapter(lm: Any, folder: Path) -> Any:
@@ -87,12 +110,16 @@ def merge_into_base(lm: Any) -> Any:
     return merged.requires_grad_(True)  # PEFT froze the base
 
 
+def has_only_low_rank(lm: Any) -> bool:
+    """Whether the adapter consists of pairs of low-rank matrices beside linear layers."""
+    names = [name for name in lm.state_dict() if _is_adapter_weight(name)]
+    return all(".lora_A." in name or ".lora_B." in name for name in names)
+
+
 def starts_at_zero(lm: Any) -> bool:
     """Whether the adapter adds exactly 0: only low-rank matrices, and every `lora_B` is 0."""
-    adapter_weights = {name: p for name, p in lm.state_dict().items() if _is_adapter_weight(name)}
-    output_factors = [p for name, p in adapter_weights.items() if ".lora_B." in name]
-    only_low_rank = all(".lora_A." in name or ".lora_B." in name for name in adapter_weights)
-    return only_low_rank and not any(bool(p.any()) for p in output_factors)
+    output_factors = [p for name, p in lm.state_dict().items() if ".lora_B." in name]
+    return has_only_low_rank(lm) and not any(bool(p.any()) for p in output_factors)
 
 
 def add_frozen_copy(lm: Any, name: str = FROZEN_ADAPTER) -> None:
@@ -108,8 +135,18 @@ def add_frozen_copy(lm: Any, name: str = FROZEN_ADAPTER) -> None:
         lm, adapter_name=TRAINED_ADAPTER, save_embedding_layers=False
     )
     set_peft_model_state_dict(lm, weights, adapter_name=name)
+    _use_dtype_of_trained(lm, name)
     lm.set_adapter(TRAINED_ADAPTER)  # also makes it the trainable one
     disable_dropout(lm)
+
+
+def _use_dtype_of_trained(lm: Any, name: str) -> None:
+    """Give a copy of the adapter its dtype: PEFT before 0.19 takes that of the base, maybe bf16."""
+    parameters = dict(lm.named_parameters())
+    for trained_name, trained in parameters.items():
+        if _is_adapter_weight(trained_name) and TRAINED_ADAPTER in trained_name.split("."):
+            copied = parameters[_frozen_name(trained_name, name)]
+            copied.data = copied.data.to(trained.dtype)
 
 
 @contextmanager
@@ -175,8 +212,9 @@ def _is_frozen_weight(name: str) -> bool:
     )
 
 
-def _frozen_name(name: str) -> str:
-    return ".".join(FROZEN_ADAPTER if part == TRAINED_ADAPTER else part for part in name.split("."))
+def _frozen_name(name: str, adapter: str = FROZEN_ADAPTER) -> str:
+    """Return the name of a trained weight's copy in a frozen adapter."""
+    return ".".join(adapter if part == TRAINED_ADAPTER else part for part in name.split("."))
 
 
 def _record_base_name(lm: Any, base: str) -> Any:

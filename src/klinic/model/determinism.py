@@ -8,6 +8,7 @@ at random, and a resumed run differs from the run that was killed. One single-th
 number selects each kernel safely.
 """
 
+import os
 from functools import cache
 
 import torch
@@ -20,6 +21,13 @@ VML_FUNCTIONS = (
     *("floor", "lgamma", "log", "log10", "log1p", "log2", "reciprocal", "round", "rsqrt", "sin"),
     *("sinh", "sqrt", "tan", "tanh", "trunc"),
 )
+
+
+def use_deterministic_kernels() -> None:
+    """Make torch use deterministic kernels, or refuse operations that have none."""
+    # torch before 2.10 refuses every matrix product on a GPU without it
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(mode=True)
 
 
 @cache

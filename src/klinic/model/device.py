@@ -53,6 +53,12 @@ def _has_tied_head(lm: Any) -> bool:
     return head is not None and head.weight is lm.get_input_embeddings().weight
 
 
+def release_cached_memory() -> None:
+    """Return the GPU memory that this process has freed to the GPU, where an engine needs it."""
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def device_name(device: torch.device) -> str:
     """Return a device with the name of its hardware, if torch knows one."""
     if device.type not in ("cuda", "xpu"):

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from klinic.model.head import HeadGradient
+from klinic.model.head import AddGradient, HeadGradient
 from klinic.model.token_scores import TokenScores, concat_scores
 
 ChunkLoss = Callable[[TokenScores, slice], Tensor]
@@ -122,10 +122,15 @@ class _ChunkedBackward:
     def loss_with_gradient(self) -> Tensor:
         """Return the loss; its backward pass propagates the gradient to the decoder."""
         weights, grad_weights = self._weights, self._grad_weights
-        if self._head_gradient is not None:
-            weights, grad_weights = [self._head_gradient.weight], [self._head_gradient.grad]
+        add_gradient = None
+        if (head := self._head_gradient) is not None:
+            weights, grad_weights, add_gradient = [head.weight], [head.grad], head.add_gradient
         loss: Tensor = _PrecomputedGradient.apply(  # type: ignore[no-untyped-call]
-            self._value, (self._grad_hidden, *grad_weights), self._hidden, *weights
+            self._value,
+            (self._grad_hidden, *grad_weights),
+            add_gradient,
+            self._hidden,
+            *weights,
         )
         return loss
 
@@ -135,9 +140,13 @@ class _PrecomputedGradient(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, value: Tensor, gradients: tuple[Tensor | None, ...], *_: Tensor
+        ctx: Any,
+        value: Tensor,
+        gradients: tuple[Tensor | None, ...],
+        add_gradient: AddGradient | None,
+        *_: Tensor,
     ) -> Tensor:
-        ctx.gradients = gradients
+        ctx.gradients, ctx.add_gradient = gradients, add_gradient
         return value.clone()
 
     @staticmethod
@@ -146,10 +155,13 @@ class _PrecomputedGradient(torch.autograd.Function):
         gradients, ctx.gradients = ctx.gradients, None
         if gradients is None:
             raise RuntimeError("a fused loss supports one backward pass")
-        if factor.is_cpu and factor == 1:  # the usual case; scaling would touch half a gigabyte
-            return (None, None, *gradients)
-        scaled = (None if g is None else g.mul_(factor) for g in gradients)
-        return (None, None, *scaled)
+        if not (factor.is_cpu and factor == 1):  # usually 1; scaling would touch half a gigabyte
+            gradients = tuple(None if g is None else g.mul_(factor) for g in gradients)
+        if ctx.add_gradient is not None:
+            hidden_gradient, head_gradient = gradients
+            ctx.add_gradient(head_gradient)
+            gradients = (hidden_gradient, None)
+        return (None, None, None, *gradients)
 
 
 def detach_scores(scores: TokenScores) -> TokenScores:

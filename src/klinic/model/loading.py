@@ -14,10 +14,16 @@ from torch import nn
 
 from klinic.errors import ConfigError, first_line
 from klinic.model.adapter_files import base_model_name, is_adapter
-from klinic.model.adapters import add_lora_adapter, load_adapter, merge_into_base
+from klinic.model.adapters import (
+    add_lora_adapter,
+    load_adapter,
+    merge_into_base,
+)
+from klinic.model.attention import fp32_attention, refuse_missing_kernel, select_attention
 from klinic.model.device import move_model, resolve_device
 from klinic.model.dropout import disable_dropout, refuse_nondeterminism
 from klinic.model.equivalence import MAX_LOGP_DIFFERENCE, largest_difference, probe_logp
+from klinic.model.frozen_base import store_base_in_bf16
 from klinic.model.head import check_head_logits
 from klinic.model.layout import pad_rows
 from klinic.model.scorer import TokenScorer
@@ -53,6 +59,8 @@ class Policy:
     """Whether code shipped with the model may run."""
     context_window: int | None
     """Maximum tokens of prompt and completion together; None where the config has no limit."""
+    attention: str = "auto"
+    """The recipe's `model.attention`."""
 
     @property
     def lm(self) -> Any:
@@ -60,27 +68,35 @@ class Policy:
         return self.scorer.lm
 
 
-def load_policy(section: "ModelSection", *, temperature: float, seed: int) -> Policy:
+def load_policy(
+    section: "ModelSection", *, temperature: float, seed: int, tokenizer: Any = None
+) -> Policy:
     """Return the policy described by a recipe's `model` section.
 
     An existing adapter is trained further; with `lora_rank` set, it is merged into its base first.
+    `tokenizer` replaces that of the model's folder.
     """
-    lm, tokenizer = _load_model(
+    refuse_missing_kernel(section.attention, resolve_device(section.device), section.dtype)
+    lm, own_tokenizer = _load_model(
         section.name, seed=seed, trust_remote_code=section.trust_remote_code
     )
     if section.lora_rank is not None and is_adapter(section.name):
         lm = _merge_checked(lm, section.name)
+    tokenizer = own_tokenizer if tokenizer is None else tokenizer
     return prepare_policy(lm, tokenizer, section, temperature=temperature, seed=seed)
 
 
 def load_merged_policy(section: "ModelSection", *, temperature: float, seed: int) -> Policy:
     """Return the policy without an adapter: an existing one is merged in, and none is added."""
+    refuse_missing_kernel(section.attention, resolve_device(section.device), section.dtype)
     lm, tokenizer = _load_model(
         section.name, seed=seed, trust_remote_code=section.trust_remote_code
     )
     if is_adapter(section.name):
         lm = _merge_checked(lm, section.name)
-    merged_section = section.model_copy(update={"lora_rank": None, "lora_alpha": None})
+    merged_section = section.model_copy(
+        update={"lora_rank": None, "lora_alpha": None, "lora_target_modules": None}
+    )
     return prepare_policy(lm, tokenizer, merged_section, temperature=temperature, seed=seed)
 
 
@@ -89,15 +105,26 @@ def prepare_policy(
 ) -> Policy:
     """Return a loaded model as a policy: adapter added, dropout off, log-probs checked."""
     if section.lora_rank is not None:
-        lm = add_lora_adapter(lm, rank=section.lora_rank, alpha=section.lora_alpha, seed=seed)
+        lm = add_lora_adapter(
+            lm,
+            rank=section.lora_rank,
+            alpha=section.lora_alpha,
+            target_modules=section.lora_target_modules,
+            seed=seed,
+        )
+    if section.dtype == "bf16":
+        store_base_in_bf16(lm)
     # after the adapter, whose start is then the same on any device
     move_model(lm, resolve_device(section.device))
+    select_attention(lm, section.attention, section.name)
     if section.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     disable_dropout(lm)
     lm.train()
     autocast = torch.bfloat16 if section.dtype == "bf16" else None
-    scorer = TokenScorer(lm, temperature=temperature, autocast=autocast)
+    scorer = TokenScorer(
+        lm, temperature=temperature, autocast=autocast, bf16_head=uses_bf16_head(lm, autocast)
+    )
     check_log_probs(scorer, section.name)
     if section.compile:
         lm.get_decoder().compile(dynamic=True)
@@ -112,7 +139,23 @@ def prepare_policy(
         vocabulary_size=vocabulary,
         trust_remote_code=section.trust_remote_code,
         context_window=getattr(lm.config.get_text_config(), "max_position_embeddings", None),
+        attention=section.attention,
     )
+
+
+def uses_bf16_head(lm: Any, autocast: torch.dtype | None) -> bool:
+    """Whether the head multiplies bf16 operands: on an accelerator, if the head is trained.
+
+    Ranks load their model on the CPU, before it is sharded. A frozen head keeps one fp32 product,
+    without a rounded copy of its weight.
+    """
+    is_on_cpu = lm.get_output_embeddings().weight.device.type == "cpu"
+    return not is_on_cpu and has_bf16_head(lm, autocast)
+
+
+def has_bf16_head(lm: Any, autocast: torch.dtype | None) -> bool:
+    """Whether an accelerator would multiply bf16 operands by the head."""
+    return autocast is not None and bool(lm.get_output_embeddings().weight.requires_grad)
 
 
 def load_scorer(name: str, *, like: Policy, seed: int) -> TokenScorer:
@@ -121,7 +164,13 @@ def load_scorer(name: str, *, like: Policy, seed: int) -> TokenScorer:
     _refuse_other_vocabulary(lm, tokenizer, name, like)
     disable_dropout(lm)
     move_model(lm, like.scorer.device)
-    scorer = TokenScorer(lm, temperature=like.scorer.temperature, autocast=like.scorer.autocast)
+    select_attention(lm, like.attention, name)
+    scorer = TokenScorer(
+        lm,
+        temperature=like.scorer.temperature,
+        autocast=like.scorer.autocast,
+        bf16_head=like.scorer.head.in_bf16,
+    )
     check_log_probs(scorer, name)
     return scorer
 
@@ -280,7 +329,7 @@ def check_log_probs(scorer: TokenScorer, name: str) -> None:
     layout = pad_rows([ids[:4]], [ids[4:]], pad_id=0, device=scorer.device)
     first, second = scorer.hidden(layout), scorer.hidden(layout)
     refuse_nondeterminism(first, second, name)
-    with torch.autocast(scorer.device.type, enabled=False):
+    with torch.autocast(scorer.device.type, enabled=False), fp32_attention(scorer.lm):
         plain = TokenScorer(scorer.lm, temperature=scorer.temperature)
         model_logits = scorer.lm(
             input_ids=layout.input_ids, position_ids=layout.position_ids

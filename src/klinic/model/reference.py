@@ -34,6 +34,7 @@ from klinic.model.adapters import (
 from klinic.model.equivalence import probe_layout
 from klinic.model.layout import Layout, TokenTargets
 from klinic.model.scorer import RefHidden, TokenScorer
+from klinic.model.start_digests import StartDigests
 from klinic.model.weights import digest, sampled_digest
 
 ReferenceKind = Literal["copy", "adapter_off", "adapter_frozen"]
@@ -107,13 +108,23 @@ class Reference:
                 return use_frozen_adapter(lm, self.adapter)
 
 
-def reference_at_start(policy: TokenScorer, *, source: str, moves: bool = False) -> Reference:
-    """Return the initial policy as a reference, verified; a moving one gets its own weights."""
+def reference_at_start(
+    policy: TokenScorer, *, source: str, moves: bool = False, digests: StartDigests | None = None
+) -> Reference:
+    """Return the initial policy as a reference, verified; a moving one gets its own weights.
+
+    `digests` are those of the policy; by default they are computed here.
+    """
+    digests = StartDigests(policy.lm) if digests is None else digests
     if not has_adapter(policy.lm):
-        return copy_as_reference(policy, source=source)
+        return make_reference(copy.deepcopy(policy), source=source, weights_digest=digests.policy)
     if starts_at_zero(policy.lm) and not moves:
-        return _verify_reference(make_adapter_off_reference(policy, source=source))
-    return _verify_reference(make_adapter_frozen_reference(policy, source=source))
+        reference = make_adapter_off_reference(policy, source=source, weights_digest=digests.base)
+    else:
+        reference = make_adapter_frozen_reference(
+            policy, source=source, weights_digest=digests.policy
+        )
+    return _verify_reference(reference)
 
 
 def copy_as_reference(policy: TokenScorer, *, source: str) -> Reference:
@@ -122,15 +133,19 @@ def copy_as_reference(policy: TokenScorer, *, source: str) -> Reference:
     return make_reference(scorer, source=source)
 
 
-def make_reference(scorer: TokenScorer, *, source: str) -> Reference:
-    """Return a separate model as the reference."""
+def make_reference(
+    scorer: TokenScorer, *, source: str, weights_digest: str | None = None
+) -> Reference:
+    """Return a separate model as the reference; its digest is computed unless it is given."""
     scorer.requires_grad_(False)
-    return Reference(
-        scorer=scorer, kind="copy", source=source, digest=digest(scorer.lm.state_dict())
-    )
+    if weights_digest is None:
+        weights_digest = digest(scorer.lm.state_dict())
+    return Reference(scorer=scorer, kind="copy", source=source, digest=weights_digest)
 
 
-def make_adapter_off_reference(policy: TokenScorer, *, source: str) -> Reference:
+def make_adapter_off_reference(
+    policy: TokenScorer, *, source: str, weights_digest: str | None = None
+) -> Reference:
     """Return the policy's base as the reference: no copy, exact only for an adapter that is 0."""
     if not starts_at_zero(policy.lm):
         raise PolicyError(
@@ -139,16 +154,20 @@ def make_adapter_off_reference(policy: TokenScorer, *, source: str) -> Reference
             "policy back to the base. Leave `reference` out for a frozen copy of the adapter, or "
             "set reference.path to the base to stay close to it."
         )
-    base = base_digest(policy.lm)
+    base = base_digest(policy.lm) if weights_digest is None else weights_digest
     assert base is not None  # noqa: S101 - it has an adapter
     return Reference(scorer=policy, kind="adapter_off", source=source, digest=base)
 
 
 def make_adapter_frozen_reference(
-    policy: TokenScorer, *, source: str, adapter: str = FROZEN_ADAPTER
+    policy: TokenScorer,
+    *,
+    source: str,
+    adapter: str = FROZEN_ADAPTER,
+    weights_digest: str | None = None,
 ) -> Reference:
     """Return the policy with a frozen copy of its current adapter; the base is not copied."""
-    before = policy_digest(policy.lm)
+    before = policy_digest(policy.lm) if weights_digest is None else weights_digest
     add_frozen_copy(policy.lm, adapter)
     return Reference(
         scorer=policy, kind="adapter_frozen", source=source, digest=before, adapter=adapter

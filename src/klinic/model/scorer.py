@@ -7,7 +7,7 @@ all tokens at once: `score_and_loss` computes the gradient of each chunk immedia
 reference, the KL over the full vocabulary come from the same chunks.
 
 `supports_packing` decides whether a model may score packed rows. Packing pays off only with flash
-attention, which handles rows of any length without padding; other kernels materialise the mask
+or flex attention, which handle rows of any length without padding; others materialise the mask
 between rows. Most transformers models detect row boundaries by decreasing positions. Some do not,
 and then a row's log-probs silently depend on the row before it, so support is tested on two rows.
 """
@@ -25,11 +25,12 @@ from torch.utils.checkpoint import checkpoint
 from klinic.maths import kl
 from klinic.maths.arrays import top_k_indices
 from klinic.maths.entropy import entropy
+from klinic.model.attention import PACKED_KERNELS
 from klinic.model.fused import ChunkLoss, fused_loss
 from klinic.model.head import Head, HeadGradient
 from klinic.model.layout import Layout, TokenTargets, pack_rows
 from klinic.model.selected_logp import selected_logp
-from klinic.model.token_filters import KeptTokens, TokenFilters, concat_kept, filter_mask
+from klinic.model.token_filters import KeptTokens, TokenFilters, filter_mask
 from klinic.model.token_scores import TokenScores, concat_scores
 
 CHUNK_ELEMENTS = 27 * 2**20  # logits per chunk: 108 MiB in fp32
@@ -59,6 +60,8 @@ class RefHidden:
     logits: Callable[[Tensor], Tensor]
     tokens: Int[np.ndarray, "m"] | None = None
     """Sorted indices of the tokens it covers; None for all of them."""
+    token_indices: Int[Tensor, "m"] | None = None
+    """`tokens` on the device: a copy for every chunk would make the host wait."""
     topk: bool = False
     """Whether to compute the top-k KL in addition to the exact one."""
     top: RefTop | None = None
@@ -67,7 +70,7 @@ class RefHidden:
     def select_tokens(self, tokens: Int[np.ndarray, "k"]) -> "RefHidden":
         """Return the entries of selected tokens."""
         indices = torch.from_numpy(tokens).to(self.hidden.device)
-        return replace(self, hidden=self.hidden[indices], tokens=tokens)
+        return replace(self, hidden=self.hidden[indices], tokens=tokens, token_indices=indices)
 
     def slice_tokens(self, tokens: slice) -> "RefHidden":
         """Return the entries of a slice of tokens, with indices relative to its start."""
@@ -75,17 +78,30 @@ class RefHidden:
         if self.tokens is None:
             return replace(self, hidden=self.hidden[tokens], top=top)
         start, stop = np.searchsorted(self.tokens, [tokens.start, tokens.stop])
-        indices = self.tokens[start:stop] - tokens.start
-        return replace(self, hidden=self.hidden[start:stop], tokens=indices, top=top)
+        assert self.token_indices is not None  # noqa: S101 - set with `tokens`
+        return replace(
+            self,
+            hidden=self.hidden[start:stop],
+            tokens=self.tokens[start:stop] - tokens.start,
+            token_indices=self.token_indices[start:stop] - tokens.start,
+            top=top,
+        )
 
 
 class TokenScorer(nn.Module):
     """Maps rows to the log-probs of their completion tokens with a causal LM."""
 
-    def __init__(self, lm: Any, *, temperature: float, autocast: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        lm: Any,
+        *,
+        temperature: float,
+        autocast: torch.dtype | None = None,
+        bf16_head: bool = False,
+    ) -> None:
         super().__init__()
         self.lm: Any = lm
-        self.head = Head(lm)
+        self.head = Head(lm, in_bf16=bf16_head)
         self.temperature = temperature
         self.autocast = autocast
         self.chunk_elements = CHUNK_ELEMENTS
@@ -144,7 +160,7 @@ class TokenScorer(nn.Module):
             self.head.trainable_weights if head_gradient is None else head_gradient,
             score_chunk,
             loss,
-            chunks=self._token_chunks(len(hidden)),
+            chunks=self.token_chunks(len(hidden)),
             token_by_token=token_by_token,
         )
 
@@ -155,7 +171,7 @@ class TokenScorer(nn.Module):
         reference: RefHidden | None = None,
     ) -> TokenScores:
         """Score tokens from their hidden states, in chunks."""
-        chunks = self._token_chunks(len(targets.ids))
+        chunks = self.token_chunks(len(targets.ids))
         # a single chunk frees nothing before the backward pass, so recomputing saves nothing
         recompute = torch.is_grad_enabled() and len(chunks) > 1
         parts = []
@@ -177,7 +193,7 @@ class TokenScorer(nn.Module):
             logits = chunk.restrict_logits(self._scale_logits(self.head(hidden[some])))
             return selected_logp(logits, chunk.ids)[1]
 
-        return torch.cat([chunk_logp(some) for some in self._token_chunks(len(targets.ids))])
+        return torch.cat([chunk_logp(some) for some in self.token_chunks(len(targets.ids))])
 
     @torch.no_grad()
     def kept_tokens(self, layout: Layout, filters: TokenFilters) -> KeptTokens:
@@ -185,12 +201,13 @@ class TokenScorer(nn.Module):
 
         A sampler with other rounding can return a token at the edge of the set found here.
         """
-        hidden, parts = self.hidden(layout), []
-        for chunk in self._token_chunks(len(hidden)):
+        hidden = self.hidden(layout)
+
+        def kept_mask(chunk: slice) -> Tensor:
             keep = filter_mask(self.log_softmax(self.head(hidden[chunk])), filters)
-            keep.scatter_(-1, layout.target_ids[chunk, None], value=True)
-            parts.append(KeptTokens.from_mask(keep))
-        return concat_kept(parts)
+            return keep.scatter_(-1, layout.target_ids[chunk, None], value=True)
+
+        return KeptTokens.from_masks(kept_mask(some) for some in self.token_chunks(len(hidden)))
 
     @torch.no_grad()
     def reference_top_k(
@@ -198,7 +215,7 @@ class TokenScorer(nn.Module):
     ) -> RefTop:
         """Return the reference's log-probs at the policy's most likely tokens, in chunks."""
         token_ids, logp = [], []
-        for chunk in self._token_chunks(len(hidden)):
+        for chunk in self.token_chunks(len(hidden)):
             restrict = targets.slice_tokens(chunk).restrict_logits
             logp_all = self.log_softmax(restrict(self.head(hidden[chunk])))
             ref_all = self.log_softmax(restrict(reference.logits(reference.hidden[chunk])))
@@ -206,7 +223,8 @@ class TokenScorer(nn.Module):
             logp.append(kl.coarse_logp(logp=ref_all, token_ids=token_ids[-1]))
         return RefTop(token_ids=torch.cat(token_ids), logp=torch.cat(logp))
 
-    def _token_chunks(self, num_tokens: int) -> list[slice]:
+    def token_chunks(self, num_tokens: int) -> list[slice]:
+        """Return the slices of tokens whose logits are computed at a time."""
         vocabulary = self.lm.get_output_embeddings().weight.shape[0]
         size = max(1, self.chunk_elements // vocabulary)
         size -= size % CHUNK_ROWS if size > CHUNK_ROWS else 0
@@ -234,7 +252,8 @@ class TokenScorer(nn.Module):
     ) -> TokenScores:
         logits = targets.restrict_logits(self._scale_logits(self.head(hidden, head_gradient)))
         logp_vocab, logp = selected_logp(logits, targets.ids)
-        scores = TokenScores(logp=logp, **_entropy_and_rank(logp_vocab, logp.detach()))
+        rows = self._rows_per_block(logp_vocab)
+        scores = TokenScores(logp=logp, **_entropy_and_rank(logp_vocab, logp.detach(), rows))
         if reference is None:
             return scores
         if reference.tokens is None or reference.top is not None:
@@ -254,10 +273,17 @@ class TokenScorer(nn.Module):
             kl_topk=kl.topk(**both, k=_num_top_tokens(logp_all)) if reference.topk else None,
         )
 
+    def _rows_per_block(self, logp_all: Tensor) -> int:
+        """Return the rows that entropy and rank take at a time: on a CPU those of its cache."""
+        if logp_all.device.type != "cpu":
+            return max(1, len(logp_all))
+        return max(1, BLOCK_ELEMENTS // logp_all.shape[-1])
+
     @torch.no_grad()
     def _kl_at_tokens(self, hidden: Tensor, targets: TokenTargets, reference: RefHidden) -> Tensor:
         """Return the exact KL at the reference's tokens and NaN at the others, without gradient."""
-        tokens = torch.from_numpy(reference.tokens).to(hidden.device)
+        tokens = reference.token_indices
+        assert tokens is not None  # noqa: S101 - set with `tokens`
         ref_logits = reference.logits(reference.hidden)
         ref_all = self.log_softmax(targets.restrict_logits(ref_logits, tokens))
         # separate logits, in the shape of the reference's: equal policies differ by exactly 0
@@ -273,10 +299,8 @@ def _num_top_tokens(logp_all: Tensor) -> int:
 
 
 @torch.no_grad()
-def _entropy_and_rank(logp_all: Tensor, logp: Tensor) -> dict[str, Tensor]:
-    """Return entropy and rank; on a CPU in blocks of rows that fit in its cache."""
-    on_cpu = logp_all.device.type == "cpu"
-    rows = max(1, BLOCK_ELEMENTS // logp_all.shape[-1]) if on_cpu else max(1, len(logp))
+def _entropy_and_rank(logp_all: Tensor, logp: Tensor, rows: int) -> dict[str, Tensor]:
+    """Return entropy and rank, in blocks of `rows` rows."""
     entropies, rank = torch.empty_like(logp), torch.empty_like(logp)
     likelier = torch.empty_like(logp_all[:rows])
     for start in range(0, len(logp), rows):
@@ -293,9 +317,10 @@ PACKING_TOLERANCE = 0.02  # relative to a hidden state; bf16 rounding reaches 0.
 
 
 def supports_packing(scorer: TokenScorer) -> bool:
-    """Whether a model uses flash attention and keeps packed rows independent."""
+    """Whether a model's kernel needs no padding and keeps packed rows independent."""
     attention = str(scorer.lm.config._attn_implementation)
-    return attention.startswith("flash_attention") and keeps_rows_independent(scorer)
+    skips_rows = attention.startswith("flash_attention") or attention in PACKED_KERNELS
+    return skips_rows and keeps_rows_independent(scorer)
 
 
 @torch.no_grad()

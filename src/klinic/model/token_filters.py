@@ -10,12 +10,15 @@ Source: the same sets for sampling and training, DeepSeek-V3.2 (2025), section 3
 Mask".
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from klinic.evidence.rollout import offsets_from_lengths
 from klinic.model.determinism import cumulative_sum
 
 
@@ -41,37 +44,46 @@ class KeptTokens:
     """The tokens that the filters kept at each completion token, concatenated."""
 
     token_ids: Int[Tensor, "K"]
-    offsets: Int[Tensor, "offsets"]
+    rows: Int[Tensor, "K"]
+    """For each of them, the completion token whose place it could have taken."""
+    offsets: Int[np.ndarray, "offsets"]
+    """On the host, which slices by them."""
 
     @classmethod
-    def from_mask(cls, keep: Bool[Tensor, "n V"]) -> "KeptTokens":
-        """Return the kept tokens of a mask."""
-        counts = torch.nn.functional.pad(keep.sum(-1), (1, 0))
-        return cls(token_ids=keep.nonzero()[:, 1].int(), offsets=counts.cumsum(0))
+    def from_masks(cls, masks: Iterable[Tensor]) -> "KeptTokens":
+        """Return the kept tokens of masks over the vocabulary, of consecutive completion tokens.
+
+        On an accelerator the host waits once for each mask, and once for all counts.
+        """
+        token_ids, rows, counts, start = [], [], [], 0
+        for keep in masks:
+            row, token = keep.nonzero().int().unbind(-1)
+            rows.append(row + start)
+            token_ids.append(token)
+            counts.append(keep.sum(-1))
+            start += len(keep)
+        return cls(
+            token_ids=torch.cat(token_ids),
+            rows=torch.cat(rows),
+            offsets=offsets_from_lengths(torch.cat(counts).tolist()),
+        )
 
     def slice_tokens(self, tokens: slice) -> "KeptTokens":
         """Return the entries of a slice of completion tokens."""
         offsets = self.offsets[tokens.start : tokens.stop + 1]
-        token_ids = self.token_ids[int(offsets[0]) : int(offsets[-1])]
-        return KeptTokens(token_ids=token_ids, offsets=offsets - offsets[0])
+        some = slice(int(offsets[0]), int(offsets[-1]))
+        return KeptTokens(
+            token_ids=self.token_ids[some],
+            rows=self.rows[some] - tokens.start,
+            offsets=offsets - offsets[0],
+        )
 
     def mask(self, num_tokens: int) -> Bool[Tensor, "n V"]:
         """Return the mask over a vocabulary."""
         num_rows = len(self.offsets) - 1
-        rows = torch.arange(num_rows, device=self.offsets.device)
-        rows = rows.repeat_interleave(self.offsets.diff())
-        keep = torch.zeros(num_rows, num_tokens, dtype=torch.bool, device=rows.device)
-        keep[rows, self.token_ids.long()] = True
+        keep = torch.zeros(num_rows, num_tokens, dtype=torch.bool, device=self.rows.device)
+        keep.view(-1)[self.rows.long() * num_tokens + self.token_ids] = True
         return keep
-
-
-def concat_kept(parts: list[KeptTokens]) -> KeptTokens:
-    """Concatenate the kept tokens of consecutive completion tokens."""
-    counts = torch.cat([part.offsets.diff() for part in parts])
-    return KeptTokens(
-        token_ids=torch.cat([part.token_ids for part in parts]),
-        offsets=torch.nn.functional.pad(counts.cumsum(0), (1, 0)),
-    )
 
 
 def restrict_logp(logp: Float[Tensor, "R V"], filters: TokenFilters) -> Float[Tensor, "R V"]:

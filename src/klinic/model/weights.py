@@ -47,8 +47,11 @@ def fingerprint(model: nn.Module) -> str:
 
 @torch.no_grad()
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return a hash of every entry of the tensors, usually a model's state dict."""
-    return _hash_tensors(tensors.items())
+    """Return a hash of every entry of the tensors, usually a model's state dict.
+
+    All ranks must call it on shards; each is gathered in turn.
+    """
+    return _hash_tensors((name, full_tensor(tensor)) for name, tensor in tensors.items())
 
 
 def sample_entries(tensor: Tensor) -> Tensor:
@@ -121,7 +124,9 @@ def _spacing(tensor: Tensor) -> int:
 
 def _hash_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
     total = hashlib.sha256()
-    for name, tensor in tensors:
+    for name, stored in tensors:
+        # a frozen base may be stored in bf16: its identity is that of the same entries in fp32
+        tensor = stored.float() if stored.dtype == torch.bfloat16 else stored
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
         total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
     return total.hexdigest()

@@ -5,8 +5,12 @@ sections.py             the sections of a recipe: `kl`, `model`, `data`, `loop`,
 section.py              base class of the sections: strict, frozen, bounds with a reason
 rewards.py              the `rewards` list
 aliases.py              names of other trainers, and the keys that each sets
+trl_arguments.py        arguments of TRL's `GRPOConfig` as settings
+trl_tables.py           those that have no effect here, and those that cannot be had
+trl_schedule.py         batches, epochs and intervals as steps
 keys.py                 dotted key names, and spelling suggestions
 resolve.py              one source (file, command line, call) to settings; merging of sources
+changed.py              settings that differ from their defaults
 loading.py              loads and writes recipes
 yaml_text.py            the YAML subset of recipes
 file.py                 the text of a recipe file

@@ -56,6 +56,12 @@ def _set_bf16(value: Any) -> AliasTarget:
     return AliasTarget(sets={"model.dtype": "bf16" if _parse_flag(value) else "fp32"})
 
 
+def _flash_attention(value: Any) -> AliasTarget:
+    return AliasTarget(
+        sets={"model.attention": "flash_attention_2" if _parse_flag(value) else "auto"}
+    )
+
+
 def _use_cpu(value: Any) -> AliasTarget:
     return AliasTarget(sets={"model.device": "cpu" if _parse_flag(value) else "auto"})
 
@@ -80,6 +86,10 @@ def _use_vllm(value: Any) -> AliasTarget:
 
 def _vllm_server(value: Any) -> AliasTarget:
     return AliasTarget(sets={"sampler.server": value}, unless_explicit={"sampler.type": "vllm"})
+
+
+def _sleep(value: Any) -> AliasTarget:
+    return AliasTarget(sets={"sampler.sleep_level": "auto" if _parse_flag(value) else 0})
 
 
 def _corrects_sampler(value: Any) -> AliasTarget:
@@ -121,6 +131,11 @@ ALIASES: dict[str, str | Callable[[Any], AliasTarget]] = {
     "gpu_mem_util": "sampler.gpu_memory_utilization",
     "gpu_memory_utilization": "sampler.gpu_memory_utilization",
     "vllm_gpu_memory_utilization": "sampler.gpu_memory_utilization",
+    "vllm_enable_sleep_mode": _sleep,
+    "free_cache_engine": _sleep,
+    "vllm_tensor_parallel_size": "sampler.tensor_parallel_size",
+    "tensor_model_parallel_size": "sampler.tensor_parallel_size",
+    "tensor_parallel_size": "sampler.tensor_parallel_size",
     "kl_coef": "kl.coef",
     "kl_beta": "kl.coef",
     "beta": "kl.coef",
@@ -159,6 +174,8 @@ ALIASES: dict[str, str | Callable[[Any], AliasTarget]] = {
     "lr_scheduler_type": "learner.schedule",
     "warmup_steps": "learner.warmup_steps",
     "weight_decay": "learner.weight_decay",
+    "adam_beta1": "learner.adam_beta1",
+    "adam_beta2": "learner.adam_beta2",
     "max_grad_norm": "learner.max_grad_norm",
     "loss_type": "learner.loss",
     "clip_range": _both_bounds,
@@ -194,11 +211,16 @@ ALIASES: dict[str, str | Callable[[Any], AliasTarget]] = {
     "model_id": "model.name",
     "bf16": _set_bf16,
     "device": "model.device",
+    "attn_implementation": "model.attention",
+    "attention_implementation": "model.attention",
+    "flash_attn": _flash_attention,
+    "flash_attention": _flash_attention,
     "use_cpu": _use_cpu,
     "no_cuda": _use_cpu,
     "lora_r": "model.lora_rank",
     "lora_rank": "model.lora_rank",
     "lora_alpha": "model.lora_alpha",
+    "lora_target_modules": "model.lora_target_modules",
     "gradient_checkpointing": "model.gradient_checkpointing",
     "task": "data.task",
     "dataset": "data.path",
@@ -228,6 +250,8 @@ _REJECTION = (
     "learner.importance_sampling to token_mask or sequence_mask"
 )
 
+_OBJECT = "It is a Python object, for klinic.train(...)"
+
 REFUSED = {
     "rollout_rs": _REJECTION,
     "rollout_rs_threshold": _REJECTION,
@@ -241,6 +265,16 @@ REFUSED = {
     "rollout_batch_size": _STEP,
     "train_batch_size": _STEP,
     "per_device_train_batch_size": _STEP,
+    "num_train_epochs": "Set loop.max_steps: epochs x rows / loop.prompts_per_step",
+    "warmup_ratio": "Set learner.warmup_steps: the ratio x loop.max_steps",
+    "train_dataset": "In a recipe the rows are data.path; klinic.train(...) takes rows in memory",
+    "processing_class": _OBJECT,
+    "peft_config": f"{_OBJECT}. In a recipe set model.lora_rank, model.lora_alpha and "
+    "model.lora_target_modules",
+    "callbacks": _OBJECT,
+    "args": f"{_OBJECT}. In a recipe write its arguments as keys",
+    "resume_from_checkpoint": "On a command line it is --resume; klinic.train(...) takes it",
+    "push_to_hub": "klinic uploads nothing; klinic export writes a folder that can be uploaded",
     "max_prompt_length": "Prompts are never truncated: one that does not fit the model is refused",
     "run_name": "The run is named after its folder: set output.dir",
     "logging_steps": "Every step is logged; output.records_every sets how often a record is saved",
@@ -257,6 +291,8 @@ FLAGS = frozenset(
     {
         *("use_kl_penalty", "use_kl_loss", "bf16", "dynamic_sampling", "use_vllm"),
         *("vllm_importance_sampling_correction", "use_cpu", "no_cuda"),
+        *("flash_attn", "flash_attention"),
+        *("vllm_enable_sleep_mode", "free_cache_engine"),
     }
 )
 """Aliases whose value is a boolean."""

@@ -1,7 +1,7 @@
 """Loads recipes from files, command lines and Python calls; dumps them as YAML."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from klinic.errors import ConfigError
 from klinic.recipe import aliases, keys, resolve, yaml_text
 from klinic.recipe.file import read_text
 from klinic.recipe.recipe import Recipe
+from klinic.recipe.section import Section
 from klinic.recipe.validation_messages import explain_errors, format_value
 
 MAX_PROBLEMS = 20  # listed in one error message
@@ -25,6 +26,10 @@ class LoadedRecipe:
     recipe: Recipe
     notes: list[str]
     """One line for each alias used, with the key it sets."""
+    renamed: Mapping[str, resolve.Setting] = field(default_factory=dict)
+    """The settings that were written under another name, by their key."""
+    remarks: Sequence[str] = ()
+    """The notes that are about no alias."""
     name: str
     """Name of the recipe file, or of the model."""
 
@@ -44,8 +49,8 @@ def load_recipe(
         )
     file = resolve.read_source(values.items(), where=where)
     code_source = resolve.read_source((changed or {}).items(), where="")
-    recipe, echoes = _resolve_recipe([file, code_source, _parse_overrides(overrides)], where=where)
-    return LoadedRecipe(recipe=recipe, notes=echoes, name=Path(path).stem)
+    resolved = _resolve_recipe([file, code_source, _parse_overrides(overrides)], where=where)
+    return replace(resolved, name=Path(path).stem)
 
 
 def from_keywords(**values: Any) -> LoadedRecipe:
@@ -55,10 +60,27 @@ def from_keywords(**values: Any) -> LoadedRecipe:
     >>> loaded.recipe.kl.coef, loaded.notes[1]
     (0.02, 'kl_beta is written kl.coef here: 0.02')
     """
-    plain = {name: fspath(v) if isinstance(v, PathLike) else v for name, v in values.items()}
-    recipe, echoes = _resolve_recipe([resolve.read_source(plain.items(), where="")], where="")
-    name = recipe.model.name.rstrip("/").rpartition("/")[2]
-    return LoadedRecipe(recipe=recipe, notes=echoes, name=name or "model")
+    return from_mappings(values)
+
+
+def from_mappings(*sources: Mapping[str, Any]) -> LoadedRecipe:
+    """Build a recipe from several mappings of keywords; a later one takes precedence."""
+    resolved = _resolve_recipe(
+        [resolve.read_source(_plain_items(source), where="") for source in sources], where=""
+    )
+    name = resolved.recipe.model.name.rstrip("/").rpartition("/")[2]
+    return replace(resolved, name=name or "model")
+
+
+def _plain_items(values: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the items with paths as text, and sections such as `klinic.KL(...)` as mappings."""
+    return [(name, _plain_value(value)) for name, value in values.items()]
+
+
+def _plain_value(value: Any) -> Any:
+    if isinstance(value, Section):
+        return value.model_dump(exclude_unset=True)
+    return fspath(value) if isinstance(value, PathLike) else value
 
 
 def flags_to_overrides(args: Sequence[str]) -> list[str]:
@@ -119,8 +141,8 @@ def _parse_overrides(overrides: Sequence[str]) -> resolve.Source:
     return source
 
 
-def _resolve_recipe(sources: Sequence[resolve.Source], *, where: str) -> tuple[Recipe, list[str]]:
-    """Merge sources into a recipe; raise ConfigError with all problems."""
+def _resolve_recipe(sources: Sequence[resolve.Source], *, where: str) -> LoadedRecipe:
+    """Merge sources into a recipe without a name; raise ConfigError with all problems."""
     tree, settings_by_key, echoes = resolve.merge_sources(sources)
     problems = [problem for source in sources for problem in source.problems]
     try:
@@ -132,7 +154,14 @@ def _resolve_recipe(sources: Sequence[resolve.Source], *, where: str) -> tuple[R
             problems.append(setting.format_message(sentence) if setting else prefix + sentence)
     if problems:
         raise ConfigError(_join_problems(list(dict.fromkeys(problems))))
-    return recipe, echoes
+    alias_notes = {note for source in sources for note in source.notes}
+    return LoadedRecipe(
+        recipe=recipe,
+        notes=echoes,
+        name="",
+        renamed={k: s for k, s in settings_by_key.items() if s.written_as != k},
+        remarks=[note for note in echoes if note not in alias_notes],
+    )
 
 
 def _join_problems(problems: list[str]) -> str:

@@ -79,7 +79,9 @@ class Recipe(Section):
             *_check_reference(self),
             *_check_kl_limit(self),
             *_check_shards(self),
+            *_check_attention(self),
             *_check_server(self),
+            *_check_engine(self),
             *_check_cluster(self),
         ]
         if problems:
@@ -215,6 +217,27 @@ def _check_server(recipe: Recipe) -> Iterator[str]:
         )
 
 
+def _check_engine(recipe: Recipe) -> Iterator[str]:
+    sampler = recipe.sampler
+    if sampler.type != "vllm":
+        for name, default in (("sleep_level", "auto"), ("tensor_parallel_size", 1)):
+            if (value := getattr(sampler, name)) not in (default, 0):
+                yield (
+                    f"sampler.{name} is {value} with sampler.type {sampler.type}, which has no "
+                    f"engine. Set sampler.type vllm, or remove sampler.{name}."
+                )
+    elif sampler.sleep_level in (1, 2) and recipe.cluster is not None:
+        yield (
+            f"sampler.sleep_level is {sampler.sleep_level} and there is a cluster: its samplers "
+            "have GPUs of their own, so nothing needs their memory. Remove sampler.sleep_level."
+        )
+    elif sampler.sleep_level == 2 and recipe.model.lora_rank is not None:
+        yield (
+            "sampler.sleep_level is 2 with model.lora_rank: level 2 discards the engine's weights, "
+            "and only the adapter is sent to it. Use sampler.sleep_level 1."
+        )
+
+
 def _check_cluster(recipe: Recipe) -> Iterator[str]:
     if recipe.cluster is not None and recipe.sampler.server is not None:
         yield (
@@ -236,6 +259,15 @@ def _check_shards(recipe: Recipe) -> Iterator[str]:
         yield (
             f"learner.shards is {shards} with model.compile: FSDP with a compiled model is not "
             "verified. Remove one of them."
+        )
+
+
+def _check_attention(recipe: Recipe) -> Iterator[str]:
+    several = recipe.learner.shards > 1 or recipe.cluster is not None
+    if several and recipe.model.attention in ("flash_attention_2", "flex_attention"):
+        yield (
+            f"model.attention is {recipe.model.attention} with several processes: their models are "
+            "loaded on the CPU, which has no such kernel. Set model.attention: auto."
         )
 
 

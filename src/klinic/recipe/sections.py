@@ -178,6 +178,10 @@ class LearnerSection(Section):
     """Steps of linear warm-up of the advantages from 0; the KL term is not scaled."""
     weight_decay: Annotated[float, within("a negative one makes weights grow", low=0)] = 0.0
     """Weight decay of AdamW."""
+    adam_beta1: Annotated[float, within("it is the decay of a mean", low=0, below=1)] = 0.9
+    """Decay of AdamW's mean of gradients."""
+    adam_beta2: Annotated[float, within("it is the decay of a mean", low=0, below=1)] = 0.999
+    """Decay of AdamW's mean of squared gradients."""
     max_grad_norm: Annotated[float, within("gradients of norm 0 change nothing", above=0)] = 1.0
     """Gradients are clipped to this norm."""
     updates_per_batch: Count = 1
@@ -248,13 +252,21 @@ class ModelSection(Section):
     """Device of policy, reference and sampler in one process: `auto`, `cpu`, `cuda`, `cuda:N`,
     `xpu`; auto: the accelerator if there is one."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Dtype of matrix products; weights, head and log-probs are always fp32."""
+    """Dtype of matrix products, but for the head: fp32, or bf16 operands and fp32 sums for a
+    trained head on one GPU. Trained weights and log-probs are always fp32."""
+    attention: Literal["auto", "eager", "sdpa", "flash_attention_2", "flex_attention"] = "auto"
+    """Attention kernel; auto: the one that transformers selects. Rows are packed without padding
+    with `flash_attention_2` (needs its package, a GPU and bf16) and `flex_attention` (a GPU)."""
     trust_remote_code: bool = False
     """Whether to run Python code that comes with the model."""
     lora_rank: Count | None = None
     """Rank of a new LoRA adapter; null trains all weights, or the adapter in `name`."""
     lora_alpha: Count | None = None
     """LoRA alpha; null: 2 x rank."""
+    lora_target_modules: Annotated[tuple[Text, ...], Field(strict=False, min_length=1)] | None = (
+        None
+    )
+    """Names of the layers that get an adapter; null: every linear layer except the head."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass: less memory, more time."""
     compile: bool = False
@@ -262,6 +274,11 @@ class ModelSection(Section):
 
     @model_validator(mode="after")
     def _check_lora(self) -> "ModelSection":
+        if self.lora_target_modules is not None and self.lora_rank is None:
+            raise ValueError(
+                "model.lora_target_modules is set without model.lora_rank: there are no adapters "
+                "to place. Set model.lora_rank (16 is usual), or remove model.lora_target_modules."
+            )
         if self.lora_alpha is not None and self.lora_rank is None:
             raise ValueError(
                 f"model.lora_alpha is {self.lora_alpha} without model.lora_rank: there are no "
@@ -373,6 +390,12 @@ class SamplerSection(Section):
     ) = None
     """Fraction of a GPU's memory for an engine of the run; null: 0.4 beside a learner on the same
     GPU, else vLLM's default."""
+    sleep_level: Literal["auto", 0, 1, 2] = "auto"
+    """GPU memory that the engine releases while the learner trains; 0: none, 1: cache and weights,
+    which stay in host memory, 2: both, weights are sent again; auto: 2 if the learner uses the
+    same GPU, 1 with an adapter, else 0."""
+    tensor_parallel_size: Count = 1
+    """GPUs of one machine over which an engine splits the weights."""
 
 
 class SamplingSection(Section):

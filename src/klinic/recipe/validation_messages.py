@@ -107,7 +107,9 @@ def _missing_section_hint(section: str) -> str:
 def _allowed_words(field: FieldInfo | None) -> tuple[str, ...]:
     """Return the allowed words of a key, or of its entries if it is a list."""
     words = () if field is None else get_args(field.annotation)
-    return tuple(word for entry in words for word in get_args(entry) or (entry,) if word != ...)
+    return tuple(
+        str(word) for entry in words for word in get_args(entry) or (entry,) if word != ...
+    )
 
 
 def _default_note(field: FieldInfo | None) -> str:

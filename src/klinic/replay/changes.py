@@ -102,6 +102,24 @@ CHANGES: dict[str, Change] = {
         measure=sampler_changes.measure_truncated_sampling,
         holds=is_much_smaller,
     ),
+    "truncation-not-mirrored": Change(
+        changed="score over the tokens of the declared truncation",
+        quantity="gap to the sampler, nats",
+        measure=sampler_changes.measure_declared_truncation,
+        holds=is_much_smaller,
+    ),
+    "corrupted-sync": Change(
+        changed="weights loaded again, and sampled with them",
+        quantity="gap to the sampler, nats",
+        measure=sampler_changes.measure_loaded_weights,
+        holds=is_much_smaller,
+    ),
+    "gradient-not-cleared": Change(
+        changed="a gradient of 0 before the backward pass",
+        quantity="gradient norm of a step without advantages",
+        measure=learner_changes.measure_cleared_gradient,
+        holds=is_much_smaller,
+    ),
     "advantage-explodes": Change(
         changed="advantages by the recipe's formula",
         quantity="deviation of a group from its bound",

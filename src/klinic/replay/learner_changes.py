@@ -74,6 +74,15 @@ def measure_linear_tails(replay: Replay) -> BeforeAfter:
     return norms[0], norms[1]
 
 
+def measure_cleared_gradient(replay: Replay) -> BeforeAfter:
+    """Start the step's backward pass from a gradient of 0: the norm of the gradient."""
+    replay.learner.discard()
+    scored = replay.score_recorded(replay.record)
+    prepared = replay.learner.prepare(scored, LossScales(kl_coef=replay.kl_coef))
+    recorded_norm = float(replay.record.facts.get("grad_norm") or 0.0)
+    return recorded_norm, float(prepared.metrics["grad_norm"])
+
+
 def measure_masked_select(replay: Replay) -> BeforeAfter:
     """Select unmasked tokens instead of multiplying by 0: 1 where the loss is finite."""
     recorded_loss = replay.record.facts.get("loss")

@@ -118,6 +118,11 @@ def measure_truncated_sampling(replay: Replay) -> BeforeAfter:
     return _sampler_gap(record), min(gaps)
 
 
+def measure_declared_truncation(replay: Replay) -> BeforeAfter:
+    """Score over the tokens that the recipe's truncation keeps, as the replayed learner does."""
+    return _sampler_gap(replay.record), _sampler_gap(replay.record, replay.current_logp())
+
+
 @torch.no_grad()
 def measure_rows_alone(replay: Replay) -> BeforeAfter:
     """Score every row alone."""
@@ -127,12 +132,25 @@ def measure_rows_alone(replay: Replay) -> BeforeAfter:
 
 def measure_separate_streams(replay: Replay) -> BeforeAfter:
     """Sample again with a separate RNG stream per completion: pairs of equal completions."""
-    replay.run.sampler.load(replay.learner.publish())
-    prompts = list({r.prompt.index: r.prompt for r in rollouts_from_record(replay.record)}.values())
-    groups = list(replay.run.sampler.sample(prompts, step=replay.record.step))
-    fresh = flatten_rollouts(
-        [rollout for group in groups for rollout in group], step=replay.record.step
-    )
+    fresh = _sample_again(replay)
     fresh = replace(fresh, logp_old=fresh.logp_sampler)
     before, after = (num_equal_pairs(equal_completions(r)) for r in (replay.record, fresh))
     return float(before), float(after)
+
+
+def measure_loaded_weights(replay: Replay) -> BeforeAfter:
+    """Load the policy's weights into the sampler, and sample the step's prompts again."""
+    fresh = _sample_again(replay)
+    with torch.no_grad():
+        after = _sampler_gap(fresh, replay.score_tokens(fresh))
+    return _sampler_gap(replay.record), after
+
+
+def _sample_again(replay: Replay) -> StepRecord:
+    """Return new completions of the step's prompts, from the replayed policy."""
+    replay.run.sampler.load(replay.learner.publish())
+    prompts = list({r.prompt.index: r.prompt for r in rollouts_from_record(replay.record)}.values())
+    groups = list(replay.run.sampler.sample(prompts, step=replay.record.step))
+    return flatten_rollouts(
+        [rollout for group in groups for rollout in group], step=replay.record.step
+    )

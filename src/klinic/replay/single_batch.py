@@ -6,7 +6,7 @@ needed because many faults show only once policy and reference differ.
 
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +14,7 @@ from rich.console import Console
 
 from klinic.checks import CHECKS
 from klinic.doctor.cases import CaseBuilder
-from klinic.doctor.diagnosis import Diagnosis, Examination
+from klinic.doctor.diagnosis import Examination
 from klinic.evidence.metrics import mean_k1
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import read_run_facts
@@ -23,7 +23,15 @@ from klinic.learner.protocol import LossScales
 from klinic.model.adapter_files import is_adapter
 from klinic.model.loading import load_merged_policy, num_parameters
 from klinic.recipe.recipe import Recipe
+from klinic.replay.check_report import CheckReport
 from klinic.replay.device_check import MAX_PARAMETERS, compare_with_cpu
+from klinic.replay.self_test import (
+    PeakMemory,
+    check_sampler_gap,
+    describe_memory,
+    record_with_signal,
+    try_updates,
+)
 from klinic.training.run import Run
 from klinic.training.run_folder import START_FOLDER
 from klinic.training.source import PythonInputs, TaskData, load_task_data
@@ -38,38 +46,23 @@ NUM_WARM_STEPS = 40  # steps of a warm start that is not cached
 NUM_SHOWN = 3  # completions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ComponentResult:
-    """The result of one component."""
-
-    name: str
-    ok: bool
-    detail: str
+PredictMemory = Callable[[Recipe], int | None]
+"""Maps a recipe to its predicted peak memory in bytes; None if that is not known."""
 
 
-@dataclass(slots=True, kw_only=True)
-class CheckReport:
-    """Results of all components, some completions, and the diagnosis."""
+def check_single_batch(
+    recipe: Recipe,
+    report: Callable[[str], None],
+    *,
+    predict_memory: PredictMemory | None = None,
+    result: CheckReport | None = None,
+) -> CheckReport:
+    """Run the components of a recipe on two batches; `report` receives progress messages.
 
-    components: list[ComponentResult] = field(default_factory=list)
-    samples: list[tuple[str, str, float]] = field(default_factory=list)
-    """Prompt, completion and reward of some completions."""
-    diagnosis: Diagnosis | None = None
-
-    @property
-    def ok(self) -> bool:
-        """Whether every component works and no cause was found."""
-        cause = None if self.diagnosis is None else self.diagnosis.cause
-        return cause is None and all(part.ok for part in self.components)
-
-    def add_component(self, name: str, detail: str, *, ok: bool = True) -> None:
-        """Add the result of a component."""
-        self.components.append(ComponentResult(name=name, ok=ok, detail=detail))
-
-
-def check_single_batch(recipe: Recipe, report: Callable[[str], None]) -> CheckReport:
-    """Run the components of a recipe on two batches; `report` receives progress messages."""
-    result = CheckReport()
+    With `predict_memory` the device is tested in full. `result` is filled as the components are
+    tested, so that a caller has the results from before an error.
+    """
+    result = CheckReport() if result is None else result
     make_deterministic(recipe)
     with tempfile.TemporaryDirectory(prefix="klinic-check-") as temporary:
         folder = Path(temporary) / "run"
@@ -81,7 +74,10 @@ def check_single_batch(recipe: Recipe, report: Callable[[str], None]) -> CheckRe
         run = assemble_run(small, folder, source, Console(quiet=True))
         with run:
             state = start_new_run(run)
-            _run_checks(run, recipe, state, result, report)
+            predicted = None if predict_memory is None else predict_memory(small)
+            peak = _run_checks(run, recipe, state, result, report, full=predict_memory is not None)
+            if predict_memory is not None:
+                result.components.append(describe_memory(peak, predicted))
     return result
 
 
@@ -123,9 +119,19 @@ def _warm_start_note(small: Recipe, recipe: Recipe) -> str:
 
 
 def _run_checks(
-    run: Run, recipe: Recipe, state: LoopState, result: CheckReport, report: Callable[[str], None]
-) -> None:
-    """Run the two steps, and report on each component."""
+    run: Run,
+    recipe: Recipe,
+    state: LoopState,
+    result: CheckReport,
+    report: Callable[[str], None],
+    *,
+    full: bool,
+) -> int | None:
+    """Run the two steps, and report on each component; return their peak memory if measured.
+
+    `full` tests the device too.
+    """
+    memory = PeakMemory(run.parts.policy.scorer.device)
     sizes = num_parameters(run.parts.policy.lm)
     name = recipe.model.name + _warm_start_note(run.recipe, recipe)
     result.add_component(
@@ -135,22 +141,28 @@ def _run_checks(
     )
     examination, cases = Examination(CHECKS), CaseBuilder(read_run_facts(run.parts.folder))
     report("the first batch: sampling, rewards, scoring, one update")
-    done, state = run_step(run, state)
+    with memory.measure():
+        done, state = run_step(run, state)
     first = run.collect_metrics(done)
     _add_components(run, done, first, result)
     examination.add_case(cases.next_case(add_update_facts(done, first), run.probe_results, first))
     report("a non-finite gradient")
     _check_non_finite(run, done, result)
     report("the same batch on the CPU")
-    _check_device(run, done, result)
+    _compare_device(run, done, result)
+    if full:
+        report("waits of the host, save and resume")
+        _test_device(run, done, first, result)
     report("the second batch: the KL term, now that the policy has moved")
-    done, state = run_step(run, state)
+    with memory.measure():
+        done, state = run_step(run, state)
     second = run.collect_metrics(done)
     examination.add_case(cases.next_case(add_update_facts(done, second), run.probe_results, second))
     result.diagnosis = examination.conclude()
+    return memory.num_bytes
 
 
-def _check_device(run: Run, done: CompletedStep, result: CheckReport) -> None:
+def _compare_device(run: Run, done: CompletedStep, result: CheckReport) -> None:
     """Compare a learner on an accelerator with a copy on the CPU."""
     learner, policy = run.learner, run.parts.policy
     if policy.scorer.device.type == "cpu" or not isinstance(learner, LocalLearner):
@@ -160,14 +172,28 @@ def _check_device(run: Run, done: CompletedStep, result: CheckReport) -> None:
             "device", f"not compared with the CPU: {num:,} parameters. Check a smaller model too."
         )
         return
-    kl = run.recipe.kl
     compared = compare_with_cpu(
         learner,
-        done.record,
-        kl_coef=0.0 if kl is None else kl.coef,
+        record_with_signal(done.record),
+        kl_coef=_kl_coef(run),
         dtype=run.recipe.model.dtype,
     )
     result.add_component("device", compared.describe(), ok=compared.ok)
+
+
+def _test_device(
+    run: Run, done: CompletedStep, metrics: dict[str, float], result: CheckReport
+) -> None:
+    """Test sampler, host waits and checkpoints of a learner on its device."""
+    learner, record = run.learner, record_with_signal(done.record)
+    assert isinstance(learner, LocalLearner)  # noqa: S101 - several processes were refused
+    result.components.append(check_sampler_gap(metrics, dtype=run.recipe.model.dtype))
+    folder = run.parts.folder.with_name("resume")
+    result.components += try_updates(learner, record, kl_coef=_kl_coef(run), folder=folder)
+
+
+def _kl_coef(run: Run) -> float:
+    return 0.0 if run.recipe.kl is None else run.recipe.kl.coef
 
 
 def _add_components(

@@ -15,27 +15,45 @@ from klinic.evidence.numbers import as_number, as_step
 from klinic.report.logp_gaps import MAX_NATS
 
 PLOTTED_METRICS = (
-    *("reward", "eval/accuracy", "kl", "kl_exact/mean", "kl_coef", "entropy"),
+    *("reward", "eval/accuracy", "kl", "kl_exact/mean", "kl_k1/mean", "kl_coef", "entropy"),
     *("grad_norm", "grad_norm_clipped", "completions/mean_length", "completions/parse_rate"),
-    "completions/clipped_ratio",
+    *("completions/clipped_ratio", "frac_reward_zero_std"),
 )
+STEP_TIMES = ("time/sample", "time/reward", "time/learn")
 MAX_REWARDS = 12  # reward functions; more curves cannot be distinguished
-MAX_POINTS = 2_000  # points per curve; a page is half as many pixels wide
+MAX_POINTS = 1_000  # points per curve; a page is half as many pixels wide
 Series = tuple[list[int], list[float]]
 
 
 class MetricCurves:
     """Metrics by name, each over its own steps."""
 
-    def __init__(self, entries: Iterable[Mapping[str, Any]]) -> None:
+    def __init__(
+        self, entries: Iterable[Mapping[str, Any]], plotted: Iterable[str] = PLOTTED_METRICS
+    ) -> None:
+        self._plotted = tuple(plotted)
         self._steps: dict[str, array[int]] = {}
         self._values: dict[str, array[float]] = {}
         self.reward_names: list[str] = []
         """Reward functions with a logged mean, up to the limit."""
+        self.last_step = 0
+        self.seconds = 0.0
+        """Sum of the logged step times."""
         for entry in entries:
             step = as_step(entry.get("step"))
             if step is not None:
                 self._add_entry(step, entry)
+
+    @property
+    def names(self) -> list[str]:
+        """The metrics that were logged, plotted ones first and in that order."""
+        plotted = [name for name in self._plotted if name in self._steps]
+        return [*plotted, *(name for name in self._steps if name not in plotted)]
+
+    def add_series(self, name: str, series: Series) -> None:
+        """Add a curve that was measured on the records."""
+        self._steps[name] = array("q", series[0])
+        self._values[name] = array("d", (min(max(v, -MAX_NATS), MAX_NATS) for v in series[1]))
 
     def series(self, name: str) -> Series:
         """Return the steps at which a metric was logged, in order, and its values.
@@ -48,7 +66,7 @@ class MetricCurves:
         return steps.tolist(), values.tolist()
 
     def downsampled_series(self, name: str) -> Series:
-        """Return a curve of at most `MAX_POINTS` points that preserves every spike."""
+        """Return a curve of about `MAX_POINTS` points that preserves every spike."""
         steps, values = self._sorted_column(name)
         chosen = _extreme_indices(values)
         return steps[chosen].tolist(), values[chosen].tolist()
@@ -59,15 +77,18 @@ class MetricCurves:
             yield {"step": step, name: value}
 
     def _add_entry(self, step: int, entry: Mapping[str, Any]) -> None:
-        names = [name for name in PLOTTED_METRICS if name in entry]
-        rewards = [name for name in entry if name.startswith("rewards/") and self._is_reward(name)]
-        for name in (*names, *rewards):
-            value = as_number(entry[name])
-            if value is not None:
-                self._steps.setdefault(name, array("q")).append(step)
-                self._values.setdefault(name, array("d")).append(
-                    value if abs(value) <= MAX_NATS else math.nan  # beyond any plottable scale
-                )
+        self.last_step = max(self.last_step, step)
+        for name, logged in entry.items():
+            if name in STEP_TIMES:
+                seconds = as_number(logged)
+                self.seconds += seconds if seconds is not None and 0 <= seconds < MAX_NATS else 0
+            elif name in self._plotted or (name.startswith("rewards/") and self._is_reward(name)):
+                value = as_number(logged)
+                if value is not None:
+                    self._steps.setdefault(name, array("q")).append(step)
+                    self._values.setdefault(name, array("d")).append(
+                        value if abs(value) <= MAX_NATS else math.nan  # beyond any plottable scale
+                    )
 
     def _is_reward(self, name: str) -> bool:
         """Whether a metric is the mean of a plotted reward function."""

@@ -33,6 +33,7 @@ from klinic.evidence.run_facts import (
     read_tokens,
 )
 from klinic.evidence.tail import JournalTail, JournalUpdate
+from klinic.evidence.warm_start_status import WarmStartStatus, read_warm_start
 from klinic.recipe.loading import load_recipe
 from klinic.recipe.recipe import Recipe
 from klinic.report.logp_gaps import LANES, logp_gap
@@ -88,6 +89,8 @@ class RunSnapshot:
     new_steps: tuple[Mapping[str, Any], ...]
     """Metrics lines since the last poll."""
     new_events: tuple[Mapping[str, Any], ...]
+    warm_start: WarmStartStatus | None = None
+    """Progress of the warm start, before the first step."""
     back_to: int | None = None
     """The step that the run rolled back to since the last poll."""
     num_damaged: int = 0
@@ -166,6 +169,7 @@ class RunWatcher:
             heat=self._records.heat,
             new_steps=tuple(new),
             new_events=tuple(new_events),
+            warm_start=None if self._steps else read_warm_start(self._run),
             back_to=back_to,
             num_damaged=self._damaged,
             problem=self._problem,
@@ -245,10 +249,9 @@ class RunWatcher:
             diagnosis = read_json(self._run / DIAGNOSIS)
             first = diagnosis.get("first_step")
             # the file survives a rollback to before the step it is about
-            if diagnosis.get("cause") and isinstance(first, int) and first in self._steps:
-                return f"Cause: {diagnosis['cause']}. Fix: {diagnosis.get('fix')}"[
-                    :MAX_VERDICT_CHARS
-                ]
+            cause = _first_cause(diagnosis)
+            if cause and isinstance(first, int) and first in self._steps:
+                return f"{cause}. Fix: {diagnosis.get('fix')}"[:MAX_VERDICT_CHARS]
         return None
 
     def _find_phase(self, recipe: Recipe | None, is_locked: bool | None) -> Phase:
@@ -278,6 +281,16 @@ class RunWatcher:
         last = self._events[-1]
         by_doctor = recipe is not None and recipe.output.doctor == "stop"
         return last.get("act") == "stop" or (by_doctor and last.get("event") == "diagnosis")
+
+
+def _first_cause(diagnosis: Mapping[str, Any]) -> str | None:
+    """Return the beginning of a verdict: the stated cause of a diagnosis, or its likely one."""
+    if diagnosis.get("cause"):
+        return f"Cause: {diagnosis['cause']}"
+    causes = diagnosis.get("causes")
+    first = causes[0] if isinstance(causes, list) and causes else None
+    name = first.get("name") if isinstance(first, Mapping) else None
+    return f"Most likely cause: {name}" if isinstance(name, str) else None
 
 
 class RecordReader:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from klinic.evidence.numbers import as_number, as_step
+from klinic.evidence.warm_start_status import WarmStartStatus
 from klinic.report.live import Phase, RunSnapshot, seconds_of, tokens_per_second
 from klinic.report.logp_gaps import LANES
 from klinic.report.terminal import completion_text, has_colours, shade
@@ -22,6 +23,7 @@ NOT_A_NUMBER = "!"
 MAX_EVENTS = 5
 LONGEST_EVENT, LONGEST_NAME = 2_000, 100  # characters
 WIDEST_BAR = 30
+WARM_START_BAR = 10
 LABEL, VALUE = 11, 10  # columns
 METRICS = (
     ("reward", "reward"),
@@ -194,13 +196,36 @@ def _status_lines(snapshot: RunSnapshot) -> list[Text]:
     lines = []
     if snapshot.phase != Phase.GOING:
         lines.append(Text(f" {PHASE_TEXT[snapshot.phase]}", style="bold yellow"))
-    elif not snapshot.steps:
+    elif not snapshot.steps and snapshot.warm_start is None:
         lines.append(Text(" no step yet: the run is starting", style="yellow"))
+    if snapshot.warm_start is not None:
+        lines.append(_warm_start_text(snapshot.warm_start))
     if snapshot.num_damaged:
         lines.append(Text(f" {snapshot.num_damaged} lines of metrics cannot be read", style="red"))
     if snapshot.problem:
         lines.append(Text(f" {escape_for_terminal(snapshot.problem)}", style="red"))
     return lines
+
+
+def warm_start_line(status: WarmStartStatus) -> str:
+    """Return the progress of a warm start as one line.
+
+    >>> warm_start_line(WarmStartStatus(step=90, num_steps=900, loss=0.4, seconds=10.0))
+    'warm start 90 of 900 | loss 0.4 | 1:30 left'
+    """
+    parts = [f"warm start {status.step} of {status.num_steps}"]
+    if status.loss is not None:
+        parts.append(f"loss {_format_number(status.loss)}")
+    if status.seconds_left is not None:
+        parts.append(f"{format_duration(status.seconds_left)} left")
+    return " | ".join(parts)
+
+
+def _warm_start_text(status: WarmStartStatus) -> Text:
+    done = round(WARM_START_BAR * status.step / max(1, status.num_steps))
+    bar = Text(" ").append("█" * done, style="green")
+    bar.append("░" * (WARM_START_BAR - done), style="dim")
+    return bar.append(f" {warm_start_line(status)}", style="yellow")
 
 
 def _metric_lines(snapshot: RunSnapshot, width: int) -> list[Text]:

@@ -3,40 +3,34 @@
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup, escape
 
 from klinic import __version__
-from klinic.doctor.diagnosis import Status
 from klinic.errors import ConfigError
 from klinic.evidence.numbers import as_step
 from klinic.recipe import yaml_text
 from klinic.recipe.keys import flatten_settings
-from klinic.report.logp_gaps import subsample_steps
-from klinic.report.pictures import (
-    LETTERS,
-    Scale,
-    curves_svg,
-    gap_lanes,
-    rewards_and_positions,
-    scale_of,
-)
+from klinic.report.page_data import encode_page_data
 from klinic.report.reading import RunReport
 from klinic.report.timeline_events import KINDS
-from klinic.report.token_heatmap import HeatmapStep, colour_limit
+from klinic.report.verdict_card import certainty
 from klinic.runtime.terminal_text import escape_for_terminal
 
+LETTERS = "AB"  # short names of two compared runs
 PATH_KEYS = ("output.dir",)  # keys that differ between any two runs
 LONGEST_VALUE = 200
+SAME = 1e-9  # difference of two metrics that is rounding
 LONGEST_EVENT = 600
-MAX_DATA_CHARS = 1_200_000  # characters of heat-map data: with pictures and text, two megabytes
-HEAT, LIVE = "heat.js", "live.js"
-ORDER = (Status.CONFIRMED, Status.EXPLAINED, Status.UNDECIDED, Status.RULED_OUT)
-
+CHARTS = "vendor/uPlot.iife.min.js"
+SCRIPTS = (CHARTS, "text.js", "charts.js", "lanes.js", "tokens.js", "page.js")
+STYLES = ("vendor/uPlot.min.css", "page.css")
+LIVE = "live.js"
 
 WAITING = """<!doctype html>
 <html lang="en" data-version="{{ live }}">
@@ -51,21 +45,21 @@ def render(stories: Sequence[RunReport], version: str = "") -> str:
 
     With a `version`, the page polls its server for a newer version.
     """
-    scale = scale_of(stories)
+    runs = [_run_content(s, letter) for s, letter in zip(stories, LETTERS, strict=False)]
     return _make_template(_read_asset("page.html.jinja")).render(
-        stories=[
-            _run_content(s, letter, scale) for s, letter in zip(stories, LETTERS, strict=False)
-        ],
+        runs=runs,
         kinds=[kind for name, kind in KINDS.items() if name in _kinds_shown(stories)],
         title=" and ".join(story.name for story in stories),
         klinic=__version__,
         live=version,
         live_script=_read_asset(LIVE),
-        curves=curves_svg(stories),
+        has_lanes=any(story.lanes for story in stories),
+        has_tokens=any(story.tokens for story in stories),
         changes=_recipe_changes(stories),
-        data=_heat_data(stories),
-        script=_read_asset(HEAT),
-        style=_read_asset("page.css"),
+        parting=_find_parting(stories),
+        data=encode_page_data(stories),
+        script=_page_script(),
+        style=_page_style(),
         policy=content_policy(live=bool(version)),
     )
 
@@ -73,7 +67,7 @@ def render(stories: Sequence[RunReport], version: str = "") -> str:
 def render_waiting(says: str, version: str) -> str:
     """Return the placeholder page of a run that cannot be shown yet, with the reason."""
     return _make_template(WAITING).render(
-        says=says, live=version, live_script=_read_asset(LIVE), style=_read_asset("page.css")
+        says=says, live=version, live_script=_read_asset(LIVE), style=_page_style()
     )
 
 
@@ -86,6 +80,8 @@ def _make_template(text: str) -> Template:
         lstrip_blocks=True,
         finalize=_escape_value,
     )
+    environment.filters["certainty"] = certainty
+    environment.filters["code_spans"] = _code_spans
     return environment.from_string(text)
 
 
@@ -93,24 +89,42 @@ def _escape_value(value: Any) -> Any:
     return escape_for_terminal(value, keep="\n\t") if type(value) is str else value
 
 
-def _run_content(story: RunReport, letter: str, scale: Scale) -> dict[str, Any]:
-    diagnosis = story.diagnosis
-    hypotheses = sorted(
-        diagnosis.hypotheses, key=lambda h: (ORDER.index(h.status), h.check.stage, h.check.name)
+def _code_spans(text: str) -> Markup:
+    """Return escaped text with its backticked parts as code.
+
+    >>> _code_spans("set `a<b`")
+    Markup('set <code>a&lt;b</code>')
+    """
+    parts = escape_for_terminal(text, keep="\n\t").split("`")
+    if len(parts) % 2 == 0:  # an odd backtick
+        return escape("`".join(parts))
+    return Markup().join(
+        Markup("<code>{}</code>").format(part) if i % 2 else escape(part)
+        for i, part in enumerate(parts)
     )
-    # the cause itself is shown above
-    left = [
-        h for h in hypotheses if h.status != Status.RULED_OUT and h.check.name != diagnosis.cause
-    ]
+
+
+def _run_content(story: RunReport, letter: str) -> dict[str, Any]:
     return {
         "story": story,
+        "card": story.card,
         "letter": letter,
-        "diagnosis": diagnosis,
-        "hypotheses": hypotheses,
-        "looked": [(True, left), (False, diagnosis.with_status(Status.RULED_OUT))],
-        "lanes": gap_lanes(story, scale),
+        "proof": None if story.proof is None else _proof_bars(story),
         "events": [_event_text(event) for event in story.events.last],
-        "parts": rewards_and_positions(story, scale),
+    }
+
+
+def _proof_bars(story: RunReport) -> dict[str, Any]:
+    """Return the proof with the lengths of two bars, in percent."""
+    proof = story.proof
+    assert proof is not None  # noqa: S101 - tested by the caller
+    largest = max(abs(proof.before), abs(proof.after)) or 1.0
+    return {
+        "proof": proof,
+        "bars": [
+            ("as it ran", f"{proof.before:.4g}", round(100 * abs(proof.before) / largest, 1)),
+            ("with the change", f"{proof.after:.4g}", round(100 * abs(proof.after) / largest, 1)),
+        ],
     }
 
 
@@ -125,63 +139,26 @@ def _kinds_shown(stories: Sequence[RunReport]) -> set[str]:
     return {mark.kind for story in stories for mark in story.marks}
 
 
-def _heat_data(stories: Sequence[RunReport]) -> str:
-    """Return the heat maps as JSON for the script, with fewer steps if they are too large."""
-    num = max(len(story.heat) for story in stories)
-    scale = colour_limit([step for story in stories for step in story.heat])  # one scale for both
-    while True:
-        heats = [[s.heat[i] for i in subsample_steps(range(len(s.heat)), num)] for s in stories]
-        data = _embed_json(
-            [{"largest": scale, "steps": [_heat_step(step) for step in heat]} for heat in heats]
-        )
-        if len(data) <= MAX_DATA_CHARS or num <= 2:
-            return data
-        num = max(2, num * MAX_DATA_CHARS // len(data))
-
-
-def _heat_step(step: HeatmapStep) -> dict[str, Any]:
-    """Return a step in columns, which avoids repeating the field names."""
-    return {
-        "step": step.step,
-        "numOwners": step.num_owners,
-        "numTokens": step.num_tokens,
-        "owners": [asdict(owner) for owner in step.owners],
-        "completions": [
-            {
-                "row": one.row,
-                "prompt": one.prompt,
-                "reward": one.reward,
-                "hidden": one.num_hidden,
-                "text": [token.text for token in one.tokens],
-                "kl": [token.kl for token in one.tokens],
-                "sampler": [token.sampler for token in one.tokens],
-                "logp": [token.logp for token in one.tokens],
-                "logpSampler": [token.logp_sampler for token in one.tokens],
-                "logpRef": [token.logp_ref for token in one.tokens],
-                "trained": [int(token.trained) for token in one.tokens],
-            }
-            for one in step.completions
-        ],
-    }
-
-
-def _embed_json(value: Any) -> str:
-    """Return ASCII JSON for a script element; no content can close the element."""
-    text = json.dumps(value, separators=(",", ":"), ensure_ascii=True, allow_nan=False)
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
 def content_policy(*, live: bool = True) -> str:
-    """Return a content security policy that allows only this page's own scripts."""
-    scripts = [_read_asset(name) for name in ((HEAT, LIVE) if live else (HEAT,))]
-    digests = [base64.b64encode(hashlib.sha256(s.encode()).digest()).decode() for s in scripts]
-    sources = " ".join(f"'sha256-{digest}'" for digest in digests)
-    # the SVGs have style attributes; default-src 'none' keeps them from fetching anything
+    """Return a content security policy that allows only this page's own scripts and styles."""
+    scripts = [_page_script(), _read_asset(LIVE)] if live else [_page_script()]
     policy = (
-        f"default-src 'none'; script-src {sources}; style-src 'unsafe-inline'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
+        f"default-src 'none'; script-src {' '.join(map(_digest, scripts))}; "
+        f"style-src {_digest(_page_style())}; base-uri 'none'; form-action 'none'"
     )
     return f"{policy}; connect-src 'self'" if live else policy
+
+
+def _digest(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _page_script() -> str:
+    return "\n".join(_read_asset(name) for name in SCRIPTS)
+
+
+def _page_style() -> str:
+    return "\n".join(_read_asset(name) for name in STYLES)
 
 
 def _recipe_changes(stories: Sequence[RunReport]) -> list[tuple[str, str, str]]:
@@ -197,7 +174,24 @@ def _recipe_changes(stories: Sequence[RunReport]) -> list[tuple[str, str, str]]:
     return [(key, first.get(key, "-"), second.get(key, "-")) for key in differing]
 
 
+def _find_parting(stories: Sequence[RunReport]) -> tuple[int, str, float, float] | None:
+    """Return the first common step in which two runs differ: the metric, and both its values."""
+    if len(stories) < 2:
+        return None
+    first, second = (story.curves for story in stories)
+    partings = []
+    for name in (name for name in first.names if name in second.names):
+        other = dict(zip(*second.series(name), strict=True))
+        for step, value in zip(*first.series(name), strict=True):
+            if step in other and not math.isclose(value, other[step], rel_tol=SAME, abs_tol=SAME):
+                partings.append((step, name, value, other[step]))
+                break
+    return min(partings, key=lambda parting: parting[0], default=None)
+
+
 def _parse_recipe(story: RunReport) -> Any:
+    if not story.recipe:
+        return {}
     try:
         return yaml_text.parse_yaml(story.recipe, where=story.name)
     except ConfigError:
@@ -209,4 +203,4 @@ def _format_value(value: Any) -> str:
 
 
 def _read_asset(name: str) -> str:
-    return files("klinic.report").joinpath(name).read_text()
+    return files("klinic.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """Reads everything a report shows of a run, bounded so that a long run makes no larger page."""
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,9 @@ from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import EVENTS, METRICS, RECIPE, read_run_facts, read_tokens
 from klinic.recipe.file import read_text
 from klinic.report.curves import MetricCurves
+from klinic.report.evidence_picture import EvidencePicture, choose_picture, gap_lane
 from klinic.report.logp_gaps import (
+    LANES,
     NUM_STEPS,
     GapLane,
     KLProfile,
@@ -29,8 +31,20 @@ from klinic.report.logp_gaps import (
     longest_row,
     subsample_steps,
 )
+from klinic.report.recorded_proof import RecordedProof, read_proof
+from klinic.report.run_header import HeaderRow, run_header
+from klinic.report.step_measures import StepMeasures
 from klinic.report.timeline_events import TimelineEvent, timeline_events
 from klinic.report.token_heatmap import HeatmapStep, heatmap_step
+from klinic.report.token_table import (
+    MAX_PAGE_ROWS,
+    MAX_PAGE_TOKENS,
+    StepTokens,
+    step_tokens,
+    used_texts,
+    worst_row,
+)
+from klinic.report.verdict_card import VerdictCard, card_of_records
 
 NUM_HEAT = 40  # steps selectable in the heat map
 NUM_EVENTS = 200  # newest events listed on a page
@@ -56,16 +70,28 @@ class RunReport:
     """All data that a report shows of one run."""
 
     name: str
-    facts: Mapping[str, Any]
+    sentence: str
+    """The verdict as one message."""
+    header: list[HeaderRow]
     recipe: str
-    diagnosis: Diagnosis
+    card: VerdictCard
+    picture: EvidencePicture | None
+    """The curve that shows the evidence of the first cause."""
     curves: MetricCurves
-    events: "EventLog"
+    events: EventLog
     marks: list[TimelineEvent]
     """Timeline events shown in the curves."""
-    lanes: list[GapLane]
-    kl_by_position: dict[str, list[float]]
-    heat: list[HeatmapStep]
+    diagnosis: Diagnosis | None = None
+    """None for a scalar log."""
+    proof: RecordedProof | None = None
+    lanes: list[GapLane] = field(default_factory=list)
+    kl_by_position: dict[str, list[float]] = field(default_factory=dict)
+    heat: list[HeatmapStep] = field(default_factory=list)
+    tokens: list[StepTokens] = field(default_factory=list)
+    texts: dict[int, str] = field(default_factory=dict)
+    """Text of every token of `tokens`, by id."""
+    worst: tuple[int, int] | None = None
+    """Step and row of the completion that shows the first cause best."""
 
 
 def read_run_report(
@@ -84,24 +110,39 @@ def read_run_report(
     facts = read_run_facts(run)
     with np.errstate(all="ignore"):  # records may hold any value
         diagnosis = diagnose_run(run, cache=cache, workers=workers, progress=progress)
-    keep = [] if diagnosis.first_step is None else [diagnosis.first_step]
-    texts = read_tokens(run)
-    steps = subsample_steps(store.complete_steps(run), NUM_STEPS, keep)
-    shown = _RecordSequence(run, steps, facts)
-    first_pass = _scan_records(shown, set(subsample_steps(steps, NUM_HEAT, keep)), texts)
-    curves, events = MetricCurves(Journal(run / METRICS).entries()), EventLog()
+        texts = read_tokens(run)
+        curves, events = MetricCurves(Journal(run / METRICS).entries()), EventLog()
+        shown = _RecordSequence(run, _shown_steps(run, diagnosis), facts)
+        scan = _scan_records(shown, diagnosis.first_step, texts)
+    for name, series in scan.measures.series.items():
+        curves.add_series(name, series)
+    picture = None
+    if diagnosis.cause is not None:
+        picture = choose_picture(diagnosis.cause, diagnosis.first_step, curves.names)
     return RunReport(
         name=str(run),
-        facts=facts,
+        sentence=diagnosis.sentence,
+        header=run_header(facts, curves, store.complete_steps(run)),
         recipe=_recipe_text(run / RECIPE),
         diagnosis=diagnosis,
+        card=card_of_records(diagnosis),
+        picture=picture,
+        proof=read_proof(run, diagnosis.cause),
         curves=curves,
         events=events,
         marks=timeline_events(run, events.iter_events(run / EVENTS), curves.iter_rows("kl_coef")),
-        lanes=compute_lanes(shown, first_pass.longest),
-        kl_by_position=kl_by_position(first_pass.profiles),
-        heat=first_pass.heat,
+        lanes=compute_lanes(shown, scan.longest),
+        kl_by_position=kl_by_position(scan.profiles),
+        heat=scan.heat,
+        tokens=scan.tokens,
+        texts=used_texts(scan.tokens, texts),
+        worst=_find_worst(scan, diagnosis.first_step, gap_lane(picture)),
     )
+
+
+def _shown_steps(run: Path, diagnosis: Diagnosis) -> list[int]:
+    keep = [] if diagnosis.first_step is None else [diagnosis.first_step]
+    return subsample_steps(store.complete_steps(run), NUM_STEPS, keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,26 +159,51 @@ class _RecordSequence:
 
 
 @dataclass(slots=True)
-class _FirstPass:
+class _Scan:
     """Results of the first pass over the records."""
 
     longest: int = 0
     profiles: list[KLProfile] = field(default_factory=list)
     heat: list[HeatmapStep] = field(default_factory=list)
+    tokens: list[StepTokens] = field(default_factory=list)
+    measures: StepMeasures = field(default_factory=StepMeasures)
+    worst_rows: dict[str, int] = field(default_factory=dict)
+    """By lane: the completion with the largest gap in the first faulty step."""
 
 
 def _scan_records(
-    records: _RecordSequence, chosen: Set[int], texts: Mapping[int, str]
-) -> _FirstPass:
-    result = _FirstPass()
+    records: _RecordSequence, first_step: int | None, texts: Mapping[int, str]
+) -> _Scan:
+    result = _Scan()
+    keep = [] if first_step is None else [first_step]
+    chosen = set(subsample_steps(records.steps, NUM_HEAT, keep))
+    limits = {
+        "num_tokens": MAX_PAGE_TOKENS // len(chosen),
+        "num_rows": MAX_PAGE_ROWS // len(chosen),
+    }
     for record in records:
         result.longest = max(result.longest, longest_row(record))
+        result.measures.add_record(record)
         profile = kl_profile(record)
         if profile is not None:
             result.profiles.append(profile)
         if record.step in chosen:
             result.heat.append(heatmap_step(record, texts))
+            result.tokens.append(step_tokens(record, texts, **limits))
+        if record.step == first_step:
+            rows = {lane: worst_row(record, lane) for lane in LANES}
+            result.worst_rows = {lane: row for lane, row in rows.items() if row is not None}
     return result
+
+
+def _find_worst(scan: _Scan, first_step: int | None, lane: str) -> tuple[int, int] | None:
+    """Return the completion of the first faulty step with the largest gap of a lane, if shown."""
+    step = next((step for step in scan.tokens if step.step == first_step), None)
+    if step is None or not step.rows:
+        return None
+    row = scan.worst_rows.get(lane, step.rows[0].row)
+    shown = [one.row for one in step.rows]
+    return step.step, row if row in shown else shown[0]
 
 
 def _recipe_text(path: Path) -> str:

@@ -8,6 +8,7 @@ number per completion, or None to abstain.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from klinic.errors import ConfigError
@@ -36,3 +37,14 @@ class Reward:
         """End the function's subprocess, if it has one; the next call starts a new one."""
         if isinstance(self.function, SubprocessReward):
             self.function.close()
+
+
+def reward_name(function: RewardFunction) -> str:
+    """Return the name of a reward function in metrics.
+
+    >>> reward_name(partial(len)), reward_name(print)
+    ('len', 'print')
+    """
+    while isinstance(function, partial):
+        function = function.func
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -15,7 +15,7 @@ from klinic.evidence.rollout import Message, Prompt, Rollout, Segment
 from klinic.model.chat import PromptEncoder
 from klinic.model.weights import Weights
 from klinic.runtime.user_code import guard_process
-from klinic.sampler.protocol import LoadResult, Sampler
+from klinic.sampler.protocol import LoadResult, Sampler, release_sampler_memory
 
 EnvironmentReply = Callable[..., Any]
 """`reply(messages, **columns)` returns text, a message, or None to end the conversation."""
@@ -56,6 +56,10 @@ class MultiTurnSampler:
     def extend(self, rollouts: Sequence[Rollout], *, step: int) -> list[Rollout]:
         """Continue each rollout after its last segment, with environment replies."""
         return list(self._run_conversations(self._sampler.extend(rollouts, step=step), step))
+
+    def sleep(self) -> None:
+        """Release the GPU memory of the wrapped sampler until the next `load`."""
+        release_sampler_memory(self._sampler)
 
     def close(self) -> None:
         """Close the wrapped sampler."""

@@ -33,3 +33,17 @@ class Sampler(Protocol):
 
     def close(self) -> None:
         """Release resources such as an engine process."""
+
+
+@runtime_checkable
+class SleepingSampler(Protocol):
+    """A sampler that can release its GPU memory between two loads; others need no such method."""
+
+    def sleep(self) -> None:
+        """Release GPU memory until the next `load`."""
+
+
+def release_sampler_memory(sampler: Sampler) -> None:
+    """Let a sampler that shares the learner's GPU release its memory until the next `load`."""
+    if isinstance(sampler, SleepingSampler):
+        sampler.sleep()

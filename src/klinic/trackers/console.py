@@ -1,9 +1,10 @@
-"""Console tracker: a progress bar in a terminal, one line per step elsewhere."""
+"""Console tracker: a live display in a terminal, one line per step elsewhere."""
 
 from collections.abc import Mapping, Sequence
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column, Table
 from rich.text import Text
@@ -11,6 +12,7 @@ from rich.text import Text
 from klinic.evidence.record import StepRecord
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.runtime.terminal_text import escape_for_terminal
+from klinic.trackers.held_out import HeldOutTable
 
 NUM_SHOWN_COMPLETIONS = 8  # completions in a table
 MAX_CELL_CHARACTERS = 60  # characters of a prompt or a completion in it
@@ -24,38 +26,44 @@ LINE_METRICS = (
 
 
 class ConsoleTracker:
-    """Progress bar with the remaining time in a terminal; plain lines in a file or a pipe."""
+    """Progress, metrics and held-out values, live in a terminal; plain lines elsewhere."""
 
     def __init__(self, console: Console, *, max_steps: int) -> None:
         self._console = console
-        self._max_steps = max_steps
-        self._bar: Progress | None = None
+        self._live: Live | None = None
+        self._bar = _make_progress_bar(console)
+        self._task = self._bar.add_task("", total=max_steps)
+        self._metrics: list[str] = []
+        self._held_out = HeldOutTable()
+
+    def __rich__(self) -> Group:
+        width = self._console.width
+        return Group(self._bar, fit_parts(self._metrics, width), *self._held_out.lines(width))
 
     def begin(self, *, step: int) -> None:
-        """Show the bar, starting after `step`."""
+        """Show the display, starting after `step`."""
+        self._bar.update(self._task, completed=step)
         if self._console.is_terminal:
-            self._bar = _make_progress_bar(self._console)
-            self._task = self._bar.add_task("Training", total=self._max_steps, completed=step)
-            self._bar.start()
+            self._live = Live(self, console=self._console, refresh_per_second=4)
+            self._live.start()
 
     def log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show the metrics of a step, and those of an evaluation on a separate line."""
         evaluation = {name: value for name, value in metrics.items() if name.startswith("eval/")}
         if "loss" in metrics or "grad_norm" in metrics:
-            self._show_line(step, step_line(step, metrics))
+            self._bar.update(self._task, completed=step)
+            self._metrics = step_parts(step, metrics)
+            self._print_outside_terminal(" | ".join(self._metrics))
         if evaluation:
-            values = " | ".join(
-                f"{name}: {value:.3f}" for name, value in short_labels(evaluation).items()
-            )
-            self._console.print(
-                f"Step {step} | Held out | {values}", highlight=False, soft_wrap=True
-            )
+            values = short_labels(evaluation)
+            self._held_out.add(step, values)
+            parts = [f"{name}: {value:.3f}" for name, value in values.items()]
+            self._print_outside_terminal(" | ".join([f"Step {step}", "Held out", *parts]))
 
-    def _show_line(self, step: int, text: str) -> None:
-        if self._bar is None:
-            self._console.print(text, highlight=False, soft_wrap=True)
-        else:
-            self._bar.update(self._task, completed=step, description=text)
+    def _print_outside_terminal(self, line: str) -> None:
+        if self._live is None:
+            shown = escape_for_terminal(line)
+            self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
     def log_completions(self, step: int, rollouts: Sequence[Rollout], record: StepRecord) -> None:
         """Show some completions with their rewards."""
@@ -75,19 +83,20 @@ class ConsoleTracker:
         self._console.print(table)
 
     def rewind(self, step: int) -> None:
-        """Set the bar back."""
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step)
+        """Set the display back."""
+        self._bar.update(self._task, completed=step)
+        self._held_out.rewind(step)
 
     def log_message(self, step: int, message: str) -> None:
         """Print the message on a separate line."""
         text = Text(f"Step {step} | {message}", style="yellow")
-        self._console.print(text, highlight=False, soft_wrap=True)
+        self._console.print(text, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def close(self) -> None:
-        """Stop the bar."""
-        if self._bar is not None:
-            self._bar.stop()
+        """Stop updating the display."""
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
 
 
 def _prompt_text(prompt: Prompt) -> str:
@@ -136,14 +145,30 @@ def _make_progress_bar(console: Console) -> Progress:
     )
 
 
-def step_line(step: int, metrics: Mapping[str, float]) -> str:
-    """Return the line of a step; missing metrics are left out.
+def step_parts(step: int, metrics: Mapping[str, float]) -> list[str]:
+    """Return the metrics of a step, each with its label; missing ones are left out.
 
-    >>> step_line(1, {"loss": 0.1234, "grad_norm": 0.5678, "kl_penalty": 0.0012})
-    'Step 1 | Loss: 0.1234 | Grad norm: 0.5678 | KL penalty: 0.0012'
+    >>> step_parts(1, {"loss": 0.1234, "grad_norm": 0.5678, "kl_penalty": 0.0012})
+    ['Step 1', 'Loss: 0.1234', 'Grad norm: 0.5678', 'KL penalty: 0.0012']
     """
-    values = [f"{label}: {metrics[name]:.4f}" for label, name in LINE_METRICS if name in metrics]
-    return " | ".join([f"Step {step}", *values])
+    # + 0.0: no minus sign of a value that rounds to 0
+    values = [
+        f"{label}: {round(metrics[name], 4) + 0.0:.4f}"
+        for label, name in LINE_METRICS
+        if name in metrics
+    ]
+    return [f"Step {step}", *values]
+
+
+def fit_parts(parts: Sequence[str], width: int) -> Text:
+    """Return as many whole parts as fit into a line.
+
+    >>> str(fit_parts(["Step 1", "Loss: 0.1234", "Reward: 0.5"], 25))
+    'Step 1 | Loss: 0.1234'
+    """
+    fitting = [" | ".join(parts[: number + 1]) for number in range(len(parts))]
+    line = next((line for line in reversed(fitting) if len(line) <= width), "")
+    return Text(line, no_wrap=True, overflow="crop")
 
 
 def short_labels(evaluation: Mapping[str, float]) -> dict[str, float]:

@@ -13,8 +13,11 @@ The loop:
 
 The run:
 
-- train, api: from a recipe to a trained model; `klinic.train`
-- build, parts: build the policy, reference, learner and sampler; the parts of a run
+- train, result: from a recipe to a trained model, and the result
+- api, train_call, python_arguments: `klinic.train` and its arguments
+- given_model, callbacks: a model passed as an object; `TrainerCallback` objects
+- build, build_engine, parts: build the policy, reference, learner, sampler and its vLLM engine;
+  the parts of a run
 - run, run_log, run_checkpoints: the run, its journals and trackers, its saved state
 - run_folder, run_facts, signals: run folder and lock, run.json, stop signals
 - checkpoint, resume: checkpoint files, resume

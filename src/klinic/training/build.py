@@ -2,12 +2,11 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-import torch
 from rich.console import Console
 
 from klinic.errors import ConfigError
+from klinic.evidence.warm_start_status import WarmStartFile
 from klinic.evidence.writing import make_fresh_folder, remove_tree
 from klinic.learner.checkpoint import save_model
 from klinic.learner.local import LocalLearner
@@ -15,8 +14,7 @@ from klinic.learner.objective import Objective
 from klinic.learner.settings import LearnerSettings
 from klinic.learner.update import LearningRate
 from klinic.maths.importance import ImportanceSampling
-from klinic.model.adapter_files import base_model_name, is_adapter
-from klinic.model.adapters import has_adapter
+from klinic.model.adapter_files import is_adapter
 from klinic.model.chat import PromptEncoder
 from klinic.model.loading import (
     BUILT_IN_MODELS,
@@ -33,20 +31,17 @@ from klinic.model.reference import (
     reference_at_start,
 )
 from klinic.model.scorer import supports_packing
+from klinic.model.start_digests import StartDigests
 from klinic.recipe.recipe import Recipe
 from klinic.sampler.multi_turn import EnvironmentReply, MultiTurnSampler
 from klinic.sampler.protocol import Sampler
 from klinic.sampler.token_sampling import SamplingParams
 from klinic.sampler.transformers import TransformersSampler
 from klinic.trackers.console import WarmStartProgress
+from klinic.training.build_engine import make_engine
 from klinic.training.run_folder import START_FOLDER
 from klinic.training.source import TaskData
 from klinic.training.warm_start import CachedWarmStart, warm_start
-
-if TYPE_CHECKING:
-    from klinic.sampler.vllm.engine import Engine
-
-MEMORY_BESIDE_LEARNER = 0.4  # of a GPU that learner and engine share
 
 
 def start_policy(
@@ -64,8 +59,14 @@ def start_policy(
             _write_start_model(start, recipe, task_data, console)
         section = section.model_copy(update={"name": str(start)})
     if recipe.learner.shards > 1 or recipe.cluster is not None:
-        section = section.model_copy(update={"device": "cpu"})  # the ranks hold the weights
-    policy = load_policy(section, temperature=recipe.sampling.temperature, seed=recipe.seed)
+        # the ranks hold the weights; a single one in a cluster moves them to the GPU Ray gives it
+        section = section.model_copy(update={"device": "cpu"})
+    policy = load_policy(
+        section,
+        temperature=recipe.sampling.temperature,
+        seed=recipe.seed,
+        tokenizer=task_data.inputs.tokenizer,
+    )
     return policy, section.name
 
 
@@ -90,28 +91,51 @@ def _write_start_model(start: Path, recipe: Recipe, task_data: TaskData, console
         make_fresh_folder(draft)
         save_model(draft, load_merged_policy(recipe.model, temperature=1.0, seed=recipe.seed))
     else:
-        run_warm_start(recipe, task_data, console).copy_to(draft)
+        run_warm_start(recipe, task_data, console, folder=start.parent).copy_to(draft)
     draft.rename(start)
 
 
-def run_warm_start(recipe: Recipe, task_data: TaskData, console: Console) -> CachedWarmStart:
-    """Run the warm start of a recipe, or take it from the cache; return its folder."""
+def run_warm_start(
+    recipe: Recipe, task_data: TaskData, console: Console, *, folder: Path | None = None
+) -> CachedWarmStart:
+    """Run the warm start of a recipe, or take it from the cache; return its folder.
+
+    `folder` is the run folder, where `klinic watch` reads the progress.
+    """
     # the same for all seeds, like a published checkpoint
     policy = load_merged_policy(recipe.model, temperature=1.0, seed=0)
+    status = WarmStartFile(folder)
     with WarmStartProgress(console) as progress:
-        return warm_start(policy, recipe, task_data.task, progress.show_progress)
+
+        def report_progress(step: int, num_steps: int, loss: float) -> None:
+            progress.show_progress(step, num_steps, loss)
+            status.write(step, num_steps, loss)
+
+        result = warm_start(policy, recipe, task_data.task, report_progress)
+    status.remove()
+    return result
 
 
-def start_reference(recipe: Recipe, policy: Policy, weights_source: str) -> Reference | None:
-    """Return the reference of the KL term; without a KL term, load and copy nothing."""
+def start_reference(
+    recipe: Recipe, policy: Policy, weights_source: str, digests: StartDigests
+) -> Reference | None:
+    """Return the reference of the KL term; without a KL term, load and copy nothing.
+
+    `digests` are those of the policy, empty on ranks other than 0.
+    """
     kl = recipe.kl
     if kl is None or not kl.needs_reference:
         return None
     moves = recipe.reference.moves
     if path := recipe.reference.path:
-        reference = make_reference(load_scorer(path, like=policy, seed=recipe.seed), source=path)
+        scorer = load_scorer(path, like=policy, seed=recipe.seed)
+        reference = make_reference(
+            scorer, source=path, weights_digest=digests.of_other(scorer.lm.state_dict())
+        )
     else:
-        reference = reference_at_start(policy.scorer, source=weights_source, moves=moves)
+        reference = reference_at_start(
+            policy.scorer, source=weights_source, moves=moves, digests=digests
+        )
     return (
         make_moving_reference(policy.scorer, reference, source=weights_source)
         if moves
@@ -164,6 +188,7 @@ def learner_settings(recipe: Recipe) -> tuple[Objective, LearnerSettings]:
             total_steps=recipe.loop.max_steps * learner.updates_per_batch,
         ),
         weight_decay=learner.weight_decay,
+        adam_betas=(learner.adam_beta1, learner.adam_beta2),
         max_grad_norm=learner.max_grad_norm,
         micro_batch_size=learner.micro_batch_size,
         updates_per_batch=learner.updates_per_batch,
@@ -192,7 +217,7 @@ def make_sampler(recipe: Recipe, policy: Policy, log: Path | None = None) -> Sam
 
         return VllmSampler(
             policy,
-            _make_engine(recipe, policy, log),
+            make_engine(recipe, policy, log),
             params=params,
             max_new_tokens=max_new_tokens,
             group_size=group_size,
@@ -213,34 +238,3 @@ def wrap_multi_turn(sampler: Sampler, policy: Policy, reply: EnvironmentReply | 
         return sampler
     encoder = PromptEncoder(policy.tokenizer, policy.name)
     return MultiTurnSampler(sampler, encoder, reply, window=policy.context_window)
-
-
-def _engine_memory(recipe: Recipe, policy: Policy) -> float | None:
-    """Return the engine's fraction of GPU memory; vLLM's 0.9 leaves a learner beside it nothing."""
-    if recipe.sampler.gpu_memory_utilization is not None:
-        return recipe.sampler.gpu_memory_utilization
-    return None if policy.scorer.device.type == "cpu" else MEMORY_BESIDE_LEARNER
-
-
-def _make_engine(recipe: Recipe, policy: Policy, log: Path | None) -> "Engine":
-    """Return the vLLM engine of a recipe, configured for the policy."""
-    from klinic.sampler.vllm.engine import EngineConfig, SubprocessEngine
-    from klinic.sampler.vllm.server import ServerEngine, server_command
-
-    lm = policy.lm
-    rank = max(config.r for config in lm.peft_config.values()) if has_adapter(lm) else None
-    base = base_model_name(Path(policy.name)) if is_adapter(policy.name) else policy.name
-    dtype = "bfloat16" if recipe.model.dtype == "bf16" else "float32"
-    start = EngineConfig(
-        model=base,
-        dtype=dtype,
-        window=policy.context_window,
-        remote=policy.trust_remote_code,
-        lora_rank=rank,
-        threads=torch.get_num_threads(),
-        log=log,
-        gpu_memory_utilization=_engine_memory(recipe, policy),
-    )
-    if recipe.sampler.server is not None:
-        return ServerEngine(recipe.sampler.server, started_by=server_command(start))
-    return SubprocessEngine(start)

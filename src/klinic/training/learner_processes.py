@@ -13,17 +13,20 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from klinic.errors import ConfigError, RankLostError
 from klinic.learner.fsdp import FsdpLearner, TorchProcessGroup
 from klinic.learner.rpc import BroadcastChannel, Call, Rank0Learner, serve_calls
-from klinic.model.determinism import initialize_vml_kernels
+from klinic.model.determinism import initialize_vml_kernels, use_deterministic_kernels
 from klinic.model.loading import Policy, load_policy
 from klinic.model.reference import ReferenceIdentity
+from klinic.model.start_digests import StartDigests
 from klinic.recipe.recipe import Recipe
 from klinic.runtime.process_tree import PARENT_PID_VARIABLE
 from klinic.training.build import (
@@ -35,7 +38,10 @@ from klinic.training.build import (
 
 STORE_VARIABLE = "KLINIC_STORE"
 """Environment variable with the rendezvous file of ranks that klinic started."""
-COLLECTIVE_TIMEOUT = timedelta(days=7)  # other ranks wait while rank 0 samples
+RANK_0_READY = "klinic_rank_0_ready"
+COLLECTIVE_TIMEOUT = timedelta(minutes=30)
+"""Time limit of one collective, gloo's and NCCL's: a rank that does not join it by then hangs."""
+IDLE_TIMEOUT = timedelta(days=365)  # ranks wait for a call while rank 0 samples or evaluates
 EXIT_TIMEOUT = 20  # seconds for a rank to exit after a shutdown
 START_CALL = "start"
 
@@ -94,8 +100,10 @@ class LocalLearnerProcesses:
 class ShardedLearner(Rank0Learner):
     """The rank 0 learner, which shuts down the other ranks when closed."""
 
-    def __init__(self, learner: FsdpLearner, processes: LearnerProcesses) -> None:
-        super().__init__(learner, BroadcastChannel())
+    def __init__(
+        self, learner: FsdpLearner, channel: BroadcastChannel, processes: LearnerProcesses
+    ) -> None:
+        super().__init__(learner, channel)
         self._processes = processes
 
     def close(self) -> None:
@@ -106,7 +114,11 @@ class ShardedLearner(Rank0Learner):
 
 
 def start_sharded_learner(
-    recipe: Recipe, policy: Policy, weights_source: str, processes: LearnerProcesses | None = None
+    recipe: Recipe,
+    policy: Policy,
+    weights_source: str,
+    digests: StartDigests,
+    processes: LearnerProcesses | None = None,
 ) -> tuple[ShardedLearner, ReferenceIdentity]:
     """Return the sharded learner, and the identity of its reference.
 
@@ -120,11 +132,12 @@ def start_sharded_learner(
             processes.start(recipe.learner.shards)
         _refuse_other_world_size(recipe)
         _join_process_group(recipe.threads)
+        channel = open_call_channel()
         start_arguments = {"recipe": recipe.explicit_values(), "where": weights_source}
-        BroadcastChannel().send(Call(name=START_CALL, arguments=start_arguments))
-        learner, reference = _build_learner(recipe, weights_source, published=policy)
+        channel.send(Call(name=START_CALL, arguments=start_arguments))
+        learner, reference = _build_learner(recipe, weights_source, digests, published=policy)
         cleanup.pop_all()  # from here on the learner shuts them down
-    return ShardedLearner(learner, processes), reference
+    return ShardedLearner(learner, channel, processes), reference
 
 
 def _leave_group(processes: LearnerProcesses) -> None:
@@ -137,16 +150,17 @@ def _leave_group(processes: LearnerProcesses) -> None:
 def run_learner_rank() -> None:
     """Run a learner rank above 0 until rank 0 stops or dies."""
     initialize_vml_kernels()
-    torch.use_deterministic_algorithms(mode=True)
+    use_deterministic_kernels()
     _join_process_group(threads=None)
-    wire = BroadcastChannel()
+    channel = open_call_channel()
     try:
-        start_arguments = wire.receive().arguments
+        start_arguments = channel.receive().arguments
         recipe = Recipe.model_validate(start_arguments["recipe"])
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
-        learner, _ = _build_learner(recipe, start_arguments["where"], published=None)
-        serve_calls(learner, wire)
+        no_digests = StartDigests(None)  # rank 0 writes the evidence
+        learner, _ = _build_learner(recipe, start_arguments["where"], no_digests, published=None)
+        serve_calls(learner, channel)
     except RankLostError:
         return  # rank 0 reports the reason, if it is alive
     dist.destroy_process_group()
@@ -161,30 +175,48 @@ def _refuse_other_world_size(recipe: Recipe) -> None:
         )
 
 
-def _join_process_group(threads: int | None) -> None:
-    """Join the process group."""
+def _join_process_group(threads: int | None, timeout: timedelta = COLLECTIVE_TIMEOUT) -> None:
+    """Join the process group; `timeout` limits each of its collectives."""
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if threads is None:
         local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", size))
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // local_world_size))
-    rendezvous: dict[str, Any] = {"init_method": "env://"}
-    if store := os.environ.get(STORE_VARIABLE):
+    url = "env://"
+    if path := os.environ.get(STORE_VARIABLE):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        rendezvous = {"init_method": f"file://{store}", "rank": rank, "world_size": size}
+        url = f"file://{path}"
+    store, _, _ = next(rendezvous(url, rank, size, timeout=IDLE_TIMEOUT))
+    # under torchrun the other ranks start with rank 0, which may download and warm up for hours
+    if rank == 0:
+        store.set(RANK_0_READY, b"1")
+    else:
+        store.wait([RANK_0_READY], IDLE_TIMEOUT)
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=COLLECTIVE_TIMEOUT, **rendezvous)
+    dist.init_process_group(
+        backend,
+        timeout=timeout,
+        store=PrefixStore("klinic", store),
+        rank=rank,
+        world_size=size,
+    )
+
+
+def open_call_channel(timeout: timedelta = COLLECTIVE_TIMEOUT) -> BroadcastChannel:
+    """Return the channel of calls; ranks may wait for one for any time, rank 0 for no rank."""
+    limit = timeout if dist.get_rank() == 0 else IDLE_TIMEOUT
+    return BroadcastChannel(dist.new_group(backend="gloo", timeout=limit))
 
 
 def _build_learner(
-    recipe: Recipe, weights_source: str, *, published: Policy | None
+    recipe: Recipe, weights_source: str, digests: StartDigests, *, published: Policy | None
 ) -> tuple[FsdpLearner, ReferenceIdentity]:
     # sharding moves it; a whole copy may not fit on one device
     section = recipe.model.model_copy(update={"name": weights_source, "device": "cpu"})
     policy = load_policy(section, temperature=recipe.sampling.temperature, seed=recipe.seed)
-    reference = start_reference(recipe, policy, weights_source)
+    reference = start_reference(recipe, policy, weights_source, digests)
     objective, settings = learner_settings(recipe)
     learner = FsdpLearner(
         policy,

@@ -9,6 +9,7 @@ from klinic.evidence.run_facts import display_path
 from klinic.learner.protocol import Learner
 from klinic.model.loading import Policy
 from klinic.model.reference import ReferenceIdentity
+from klinic.model.start_digests import StartDigests
 from klinic.recipe.recipe import Recipe
 from klinic.sampler.protocol import Sampler
 from klinic.trackers.protocol import Tracker
@@ -32,8 +33,8 @@ class RunParts:
     trackers: list[Tracker]
     reference: ReferenceIdentity
     """The reference at the start; the learner has its current state."""
-    base_digest: str | None
-    """Digest of the base weights under an adapter, which checkpoints do not contain."""
+    digests: StartDigests
+    """Digests of the policy at the start: of all its weights, and of the base under an adapter."""
     cluster: "RayWorkers | None" = None
     """Worker processes, if there are any."""
 

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from klinic.cluster.worker_pool import WorkerPool
 
 WORKER_MODULE = "klinic.training.ray_workers"  # module with the worker factories
-PLACEMENT_TIMEOUT = 120.0  # seconds to wait for resources of a shared cluster
 
 
 class RayWorkers:
@@ -44,14 +43,25 @@ class RayWorkers:
         self._slots = worker_placements(recipe, gpus=torch.cuda.is_available())
         cpus = sum(slot.cpus for slot in self._slots)
         gpus = sum(slot.gpus for slot in self._slots)
+        if self.section.address is None:
+            _refuse_missing_gpus(recipe, gpus)
         with ExitStack() as cleanup:
             ray = open_session(self.section.address, num_cpus=cpus, num_gpus=gpus)
             self._session = cleanup.enter_context(ray)
             files = tempfile.TemporaryDirectory(prefix="klinic-cluster-", dir=ram_disk())
             self._transfer_folder = Path(cleanup.enter_context(files))
             start_cleanup_process(folders=[self._transfer_folder])
-            self._placement_group = self._reserve_resources()
+            self._reserve_resources()
             self._exit_stack = cleanup.pop_all()
+
+    def _reserve_resources(self) -> None:
+        """Reserve resources for every process; set the device of the driver's learner rank."""
+        from klinic.cluster.reservation import driver_gpu_index, reserve_resources
+
+        self._placement_group = reserve_resources(self._slots, self._session, self.section.address)
+        index = driver_gpu_index(self._slots, self._placement_group)
+        self.learner_device = torch.device("cpu") if index is None else torch.device("cuda", index)
+        """Device of learner rank 0, in this process; no worker has it."""
 
     def make_sampler(self, policy: Policy, weights_source: str) -> Sampler:
         """Return a sampler that spreads prompts over all sampler workers."""
@@ -66,7 +76,7 @@ class RayWorkers:
         self._sent_weights = self._live_weights
         if self.section.max_staleness:  # training must not change weights in transfer
             self._sent_weights = {
-                name: p.detach().clone() for name, p in self._live_weights.items()
+                name: p.detach().to("cpu", copy=True) for name, p in self._live_weights.items()
             }
         return PooledSampler(pool, self._sent_weights, self._session, self._transfer_folder)
 
@@ -82,7 +92,13 @@ class RayWorkers:
         from klinic.cluster.learners import RayLearnerWorkers
 
         pool = self._start_pool(LEARNER, "LearnerWorker", lambda _: {}, replaces=False)
-        return RayLearnerWorkers(pool, self._session, self._transfer_folder, store_name=store_name)
+        return RayLearnerWorkers(
+            pool,
+            self._session,
+            self._transfer_folder,
+            store_name=store_name,
+            device_index=self.learner_device.index,
+        )
 
     def score_rollouts(self, rollouts: list[Rollout]) -> StepRewards:
         """Return the rewards of rollouts, computed by the reward workers."""
@@ -119,19 +135,15 @@ class RayWorkers:
             replaces=replaces,
         )
 
-    def _reserve_resources(self) -> Any:
-        """Reserve resources for every worker, spread over the nodes."""
-        import ray
-        from ray.util.placement_group import placement_group
 
-        group = placement_group([slot.resource_bundle for slot in self._slots], strategy="SPREAD")
-        if not group.wait(PLACEMENT_TIMEOUT):
-            free = {k: v for k, v in ray.available_resources().items() if k in {"CPU", "GPU"}}
-            needed = len(self._slots)
-            raise ConfigError(
-                f"cluster needs resources for {needed} processes "
-                f"({self._slots[0].resource_bundle} each), "
-                f"but Ray at {self.section.address} has {free} "
-                "free. Use fewer processes, set threads lower, or add nodes."
-            )
-        return group
+def _refuse_missing_gpus(recipe: Recipe, num_needed: int) -> None:
+    """Refuse more processes with a GPU than this machine has GPUs: Ray does not count them."""
+    num_gpus = torch.cuda.device_count()
+    if num_needed > num_gpus and recipe.cluster is not None:
+        raise ConfigError(
+            f"cluster needs {num_needed} GPUs, one for each of {recipe.learner.shards} learners "
+            f"(learner.shards) and {recipe.sampler.tensor_parallel_size} "
+            f"(sampler.tensor_parallel_size) for each of {recipe.cluster.samplers} samplers "
+            f"(cluster.samplers), but this machine has {num_gpus}. Lower one of them, or set "
+            "cluster.address to a Ray with more."
+        )

@@ -22,8 +22,9 @@ def host_sampler(*, recipe: dict[str, Any], where: str, log: str) -> HostedSampl
     """Return a sampler worker with its own copy of the start policy."""
     parsed_recipe = Recipe.model_validate(recipe)
     make_deterministic(parsed_recipe)
-    # with an engine, this copy is only a buffer for weights
-    device = "cpu" if parsed_recipe.sampler.type == "vllm" else parsed_recipe.model.device
+    # with an engine, this copy is only a buffer for weights; a worker sees its own GPU alone
+    uses_engine = parsed_recipe.sampler.type == "vllm"
+    device = "cpu" if uses_engine else parsed_recipe.model.device.partition(":")[0]
     section = parsed_recipe.model.model_copy(update={"name": where, "device": device})
     policy = load_policy(
         section, temperature=parsed_recipe.sampling.temperature, seed=parsed_recipe.seed

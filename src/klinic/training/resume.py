@@ -98,4 +98,4 @@ def resume_run(run: Run, search: checkpoint.CheckpointSearch, console: Console) 
 
 
 def _print_line(console: Console, text: str) -> None:
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)

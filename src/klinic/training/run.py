@@ -34,6 +34,7 @@ from klinic.rewards.scores import (
     with_rewards,
 )
 from klinic.training import checkpoint, probes
+from klinic.training.callbacks import CallbackWishes
 from klinic.training.checkpoint import Checkpoint
 from klinic.training.collect import RolloutBatch
 from klinic.training.guards import StepAnomalyError, StepGuard
@@ -83,6 +84,8 @@ class Run:
         self._reward_lock = threading.Lock()
         self._reward_metrics: dict[str, float] = {}
         self._last_step = 0
+        self._callbacks = parts.task_data.inputs.callbacks
+        self._stop_wished = False
         self._latest_metrics: tuple[int, dict[str, float]] = (0, {})
         """A step and its metrics, for the model card of a checkpoint."""
 
@@ -252,6 +255,8 @@ class Run:
         metrics = self.collect_metrics(completed)
         self.log.log_metrics(completed.step, metrics)
         self._last_step, self._latest_metrics = completed.step, (completed.step, metrics)
+        wishes = self._end_step(completed.step, metrics)
+        stop_requested = stop_requested or wishes.stop
         if _is_due(self.recipe.loop.show_completions_every, completed.step):
             self.log.log_completions(completed)
         self._record_cluster_messages(completed.step)
@@ -269,9 +274,11 @@ class Run:
         )
         last = completed.step == self.recipe.loop.max_steps
         self.doctor.submit_step(add_update_facts(completed, metrics), metrics, self.probe_results)
-        if _is_due(self.recipe.loop.eval_every, completed.step) or last:
+        if _is_due(self.recipe.loop.eval_every, completed.step) or last or wishes.evaluate:
             self.evaluate(completed.step)
-        if _is_due(self.recipe.loop.checkpoint_every, completed.step) or last or stop_requested:
+        stop_requested = stop_requested or self._stop_wished
+        due = _is_due(self.recipe.loop.checkpoint_every, completed.step)
+        if due or last or stop_requested or wishes.save:
             self._refuse_non_finite(completed, metrics)
             self.save(state)
         if last or stop_requested:
@@ -300,6 +307,27 @@ class Run:
             )
         raise StepAnomalyError(anomaly, completed.batch_indices, dict(metrics))
 
+    def begin_callbacks(self, step: int) -> None:
+        """Call the callbacks before the first step."""
+        if self._callbacks is not None:
+            self._callbacks.begin(
+                self.recipe,
+                step=step,
+                num_rows=len(self.parts.task_data.rows),
+                model=self.parts.policy.lm,
+                tokenizer=self.parts.policy.tokenizer,
+            )
+
+    def _end_step(self, step: int, metrics: Mapping[str, float]) -> CallbackWishes:
+        if self._callbacks is None:
+            return CallbackWishes()
+        return self._callbacks.end_step(step, metrics)
+
+    def end_callbacks(self, step: int) -> None:
+        """Call the callbacks after the last step."""
+        if self._callbacks is not None:
+            self._callbacks.end(step)
+
     def _record_cluster_messages(self, step: int) -> None:
         cluster = self.parts.cluster
         while cluster is not None and cluster.messages:
@@ -317,6 +345,8 @@ class Run:
         metrics = self._evaluate_with_retry(step)
         if metrics:
             self.log.log_metrics(step, metrics)
+            if self._callbacks is not None:
+                self._stop_wished |= self._callbacks.end_evaluation(step, metrics)
             self._latest_metrics = (step, {**self._metrics_at(step), **metrics})
             self.doctor.add_metrics(step, metrics)
             before = self.initial_eval or {}
@@ -354,7 +384,10 @@ class Run:
         if self._record_writer is not None:
             self._record_writer.flush()  # a resumed run does not write earlier records again
         run_state = RunState(state=state, initial_eval=self.initial_eval, signs=self.signs)
-        return self.checkpoints.save(run_state, self._metrics_at(state.step))
+        folder = self.checkpoints.save(run_state, self._metrics_at(state.step))
+        if self._callbacks is not None and state.step:  # not for the target of a first roll-back
+            self._callbacks.end_save(state.step)
+        return folder
 
     def restore(self, saved: Checkpoint) -> LoopState:
         """Restore a checkpoint of this run."""

@@ -185,6 +185,6 @@ class RunCheckpoints:
     def _run_identity(self) -> RunIdentity:
         return RunIdentity(
             reference=self._parts.reference,
-            base_digest=self._parts.base_digest,
+            base_digest=self._parts.digests.base,
             data_digest=self._parts.prompt_dataset.digest,
         )

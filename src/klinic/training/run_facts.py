@@ -8,19 +8,17 @@ from typing import Any
 
 import torch
 
-from klinic.evidence.record import SCHEMA
 from klinic.evidence.run_facts import SHARED_FORWARD
+from klinic.evidence.schema_version import SCHEMA
 from klinic.maths.surrogate import SURROGATES
-from klinic.model.adapters import policy_digest
 from klinic.model.loading import (
     BUILT_IN_MODELS,
-    Policy,
     declared_stop_ids,
     num_experts,
     num_parameters,
 )
-from klinic.model.reference import ReferenceIdentity
 from klinic.recipe.recipe import Recipe
+from klinic.training.parts import RunParts
 
 LIBRARIES = (
     *("klinic", "torch", "transformers", "peft", "numpy", "pyarrow", "safetensors"),
@@ -28,8 +26,9 @@ LIBRARIES = (
 )
 
 
-def run_facts(recipe: Recipe, policy: Policy, reference: ReferenceIdentity) -> dict[str, Any]:
-    """Return the contents of run.json."""
+def run_facts(parts: RunParts) -> dict[str, Any]:
+    """Return the contents of run.json; the policy must be that of the start."""
+    recipe, policy = parts.recipe, parts.policy
     learner, sampling = recipe.learner, recipe.sampling
     single = learner.updates_per_batch == 1
     return {
@@ -44,7 +43,7 @@ def run_facts(recipe: Recipe, policy: Policy, reference: ReferenceIdentity) -> d
         "vocabulary_size": policy.vocabulary_size,
         "policy": {
             "name": policy.name,
-            "digest": policy_digest(policy.lm),
+            "digest": parts.digests.policy,
             "dtype": recipe.model.dtype,
             "dropout": 0.0,
             "num_experts": num_experts(policy.lm),
@@ -52,7 +51,7 @@ def run_facts(recipe: Recipe, policy: Policy, reference: ReferenceIdentity) -> d
             **num_parameters(policy.lm),
         },
         "reference": {
-            **reference,
+            **parts.reference,
             "wanted": _requested_reference(recipe),
             "sync_every": recipe.reference.reset_every or None,
             "ema": recipe.reference.ema or None,
@@ -64,6 +63,7 @@ def run_facts(recipe: Recipe, policy: Policy, reference: ReferenceIdentity) -> d
             "shares_weights": recipe.sampler.type == "transformers" and recipe.cluster is None,
         },
         "shards": learner.shards,
+        "trainer": "klinic",
         "estimator": None if recipe.kl is None else recipe.kl.estimator,
         "loss": {
             "name": learner.loss,
@@ -73,6 +73,8 @@ def run_facts(recipe: Recipe, policy: Policy, reference: ReferenceIdentity) -> d
         },
         "advantage": learner.advantage,
         "group_size": recipe.loop.group_size,
+        "max_steps": recipe.loop.max_steps,
+        "warmup_steps": learner.warmup_steps,
         "logp_old": SHARED_FORWARD if single else "scored",
     }
 

@@ -52,7 +52,7 @@ def open_folder(recipe: Recipe, name: str, *, resume: bool) -> Path:
     """Return the folder of a new run, or with `resume` that of the run to continue."""
     chosen = recipe.output.dir
     if resume:
-        folder = Path(chosen).expanduser() if chosen else _newest_folder(name)
+        folder = resume_folder(recipe, name)
         if not (folder / RECIPE).is_file():
             raise ConfigError(
                 f"there is no run in {folder} to resume. Leave --resume out to start one."
@@ -64,6 +64,12 @@ def open_folder(recipe: Recipe, name: str, *, resume: bool) -> Path:
     return new_folder(
         chosen, name, instead="Continue that run with --resume, or give another output.dir."
     )
+
+
+def resume_folder(recipe: Recipe, name: str) -> Path:
+    """Return the folder of the run that a recipe continues."""
+    chosen = recipe.output.dir
+    return Path(chosen).expanduser() if chosen else _newest_folder(name)
 
 
 def move_aside(recipe: Recipe, name: str) -> Path | None:
@@ -117,8 +123,14 @@ def new_folder(chosen: str | None, name: str, *, instead: str) -> Path:
 
 
 def is_unused_folder(folder: Path) -> bool:
-    """Whether a folder is empty, or holds only the lock of a run killed at its start."""
-    return folder.is_dir() and all(path.name == LOCK for path in folder.iterdir())
+    """Whether a folder is empty, or holds only lock and recipe of a run that failed at its start.
+
+    A recipe without a lock is the user's own.
+    """
+    if not folder.is_dir():
+        return False
+    names = {path.name for path in folder.iterdir()}
+    return names <= {LOCK} or names == {LOCK, RECIPE}
 
 
 def _make_folder(folder: Path) -> bool:

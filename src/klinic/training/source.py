@@ -1,7 +1,7 @@
 """The training data of a recipe: rows, rewards, and held-out evaluation."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from dataclasses import dataclass, field
 from typing import Any
 
 from klinic.data.dataset import Row, read_rows, rows_from_python
@@ -9,10 +9,11 @@ from klinic.model.loading import Policy
 from klinic.recipe.function import find_function
 from klinic.recipe.recipe import Recipe, check_complete
 from klinic.rewards.entry import build_reward
-from klinic.rewards.function import Reward, RewardFunction
+from klinic.rewards.function import Reward, RewardFunction, reward_name
 from klinic.sampler.multi_turn import EnvironmentReply
 from klinic.tasks import catalogue
 from klinic.tasks.base import Task, look_up
+from klinic.training.callbacks import CallbackRunner
 from klinic.training.evaluation import (
     HeldOutSet,
     greedy_completions,
@@ -26,15 +27,26 @@ from klinic.training.evaluation import (
 FROM_PYTHON = "train_dataset"
 """The value of `data.path` for rows that were passed as Python objects."""
 
+HELD_OUT_FROM_PYTHON = "eval_dataset"
+"""The value of `eval.path` for held-out rows that were passed as Python objects."""
+
 RETENTION_REWARD = "eval/retention_reward"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PythonInputs:
-    """Rows and reward functions passed from Python instead of named in the recipe."""
+    """Objects that are passed from Python instead of named in the recipe."""
 
     reward_functions: Sequence[Callable[..., Any]] = ()
+    reward_weights: Sequence[float] = ()
+    """One factor per reward function; empty: 1 for each."""
     rows: Iterable[Row] | None = None
+    held_out_rows: Iterable[Row] | None = None
+    model: Any = None
+    """A model in memory, from which the run starts."""
+    tokenizer: Any = None
+    """The tokenizer, if it is not that of the model's folder."""
+    callbacks: CallbackRunner | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +61,7 @@ class TaskData:
     retention_set: HeldOutSet | None
     """Rows of other abilities, which training should not degrade."""
     reply: EnvironmentReply | None
+    inputs: PythonInputs = field(default_factory=PythonInputs)
 
     @property
     def all_rewards(self) -> list[Reward]:
@@ -99,21 +112,34 @@ class TaskData:
 def load_task_data(recipe: Recipe, inputs: PythonInputs) -> TaskData:
     """Return the recipe's data and rewards, replaced by those passed from Python."""
     check_complete(recipe, has_reward_functions=bool(inputs.reward_functions))
-    task = None if recipe.data.task is None else catalogue.find_task(recipe.data.task)
-    skill = None
-    if task is not None:
-        names = {name: name for name in task.skills}
-        skill = look_up("skill", recipe.data.skill or task.default_skill, names)
+    task, skill = _find_task(recipe)
     rewards = find_rewards(recipe, inputs, task)
     return TaskData(
         task=task,
         skill=skill,
         rows=_training_rows(recipe, inputs, task, skill),
         rewards=rewards,
-        held_out=_held_out_set(recipe, rewards),
+        held_out=_held_out_set(recipe, inputs, rewards),
         retention_set=_retention_set(recipe),
         reply=_reply_function(recipe),
+        inputs=inputs,
     )
+
+
+def count_rows(recipe: Recipe, rows: Iterable[Row] | None) -> int:
+    """Return the number of training rows, of the recipe or passed from Python."""
+    if rows is not None and isinstance(rows, Sized):
+        return len(rows)
+    return len(_training_rows(recipe, PythonInputs(rows=rows), *_find_task(recipe)))
+
+
+def _find_task(recipe: Recipe) -> tuple[Task | None, str | None]:
+    """Return the task of a recipe and the skill to train; None for a dataset."""
+    if recipe.data.task is None:
+        return None, None
+    task = catalogue.find_task(recipe.data.task)
+    names = {name: name for name in task.skills}
+    return task, look_up("skill", recipe.data.skill or task.default_skill, names)
 
 
 def _training_rows(
@@ -127,11 +153,16 @@ def _training_rows(
     return read_rows(recipe.data.path, map_with=recipe.data.map)
 
 
-def _held_out_set(recipe: Recipe, rewards: Sequence[Reward]) -> HeldOutSet | None:
+def _held_out_set(
+    recipe: Recipe, inputs: PythonInputs, rewards: Sequence[Reward]
+) -> HeldOutSet | None:
     if recipe.eval is None:
         return None
     eval_rewards = [build_reward(entry, _refuse_reward_name) for entry in recipe.eval.rewards]
-    rows = read_rows(recipe.eval.path, map_with=recipe.data.map)
+    if inputs.held_out_rows is not None:
+        rows = rows_from_python(inputs.held_out_rows, HELD_OUT_FROM_PYTHON)
+    else:
+        rows = read_rows(recipe.eval.path, map_with=recipe.data.map)
     return HeldOutSet(rows=rows, rewards=eval_rewards or rewards)
 
 
@@ -156,9 +187,10 @@ def _reply_function(recipe: Recipe) -> EnvironmentReply | None:
 
 def find_rewards(recipe: Recipe, inputs: PythonInputs, task: Task | None) -> list[Reward]:
     """Return the training rewards: from Python, from the recipe, or the task's default."""
+    weights = inputs.reward_weights or [1.0] * len(inputs.reward_functions)
     rewards = [
-        Reward(name=getattr(function, "__name__", type(function).__name__), function=function)
-        for function in inputs.reward_functions
+        Reward(name=reward_name(function), function=function, weight=weight)
+        for function, weight in zip(inputs.reward_functions, weights, strict=True)
     ]
     task_rewards = {} if task is None else task.rewards
     rewards += [

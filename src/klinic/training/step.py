@@ -13,7 +13,7 @@ from klinic.learner.scored_batch import ScoredBatch
 from klinic.maths.kl_coef import KLCoefState, linear_warmup
 from klinic.model.weights import Weights
 from klinic.recipe.sections import KLSection
-from klinic.sampler.protocol import LoadResult
+from klinic.sampler.protocol import LoadResult, release_sampler_memory
 from klinic.training.collect import RolloutBatch, collect_rollouts
 from klinic.training.guards import StepGuard
 from klinic.training.kl_control import controller_metrics, saturation_notice, update_kl_coef
@@ -96,7 +96,11 @@ def collect_from_newest(
         weights = run.learner.publish()
         loaded = run.sampler.load(weights)
         run.record_sync(loaded.sync_gaps, state.step + 1)
-    batch = _collect_guarded(run, state, guard, timer)
+    try:
+        batch = _collect_guarded(run, state, guard, timer)
+    finally:
+        with timer.time_phase("sample"):
+            release_sampler_memory(run.sampler)
     return CollectedRollouts(weights=weights, loaded=loaded, batch=batch)
 
 

@@ -1,7 +1,7 @@
 """From a recipe to a trained model: assembles a run, starts or resumes it, returns its result."""
 
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,16 +12,15 @@ from klinic.data.prompts import PromptDataset
 from klinic.doctor.warning_signs import WarningState
 from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import METRICS, display_path, write_run_facts, write_tokens
-from klinic.learner.checkpoint import MODEL_DIR
 from klinic.learner.protocol import Learner
 from klinic.maths.kl_coef import KLCoefState
 from klinic.maths.kl_estimators import ESTIMATORS
-from klinic.model.adapters import base_digest
 from klinic.model.chat import PromptEncoder
-from klinic.model.determinism import initialize_vml_kernels
-from klinic.model.device import device_name, unused_accelerator
-from klinic.model.loading import BUILT_IN_MODELS, Policy
+from klinic.model.determinism import initialize_vml_kernels, use_deterministic_kernels
+from klinic.model.device import device_name, move_model, unused_accelerator
+from klinic.model.loading import BUILT_IN_MODELS, Policy, uses_bf16_head
 from klinic.model.reference import ReferenceIdentity
+from klinic.model.start_digests import StartDigests
 from klinic.recipe.recipe import Recipe
 from klinic.trackers.protocol import Tracker
 from klinic.trackers.select import make_trackers, refuse_missing_extras
@@ -35,16 +34,20 @@ from klinic.training.build import (
     start_reference,
     wrap_multi_turn,
 )
+from klinic.training.given_model import save_given_model
 from klinic.training.loop import run_async_loop, run_loop
 from klinic.training.parts import RunParts
+from klinic.training.result import Result
 from klinic.training.resume import find_resume_point, refuse_other_schema, resume_run
 from klinic.training.run import Run
 from klinic.training.run_facts import run_facts
 from klinic.training.run_folder import (
     ENGINE_LOG,
+    START_FOLDER,
     lock_folder,
     move_aside,
     open_folder,
+    resume_folder,
     write_recipe,
 )
 from klinic.training.signals import stop_event
@@ -56,24 +59,6 @@ if TYPE_CHECKING:
 
 StartMode = Literal["new", "resume", "over"]
 """In a new folder, from the newest checkpoint, or in the folder of a run that is moved aside."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """The result of a run."""
-
-    folder: Path
-    step: int
-    before: dict[str, float]
-    """Held-out metrics before the first step."""
-    after: dict[str, float]
-    signal: int | None
-    """The signal that stopped the run early, if any."""
-
-    @property
-    def model(self) -> Path:
-        """Folder of the trained model, for `from_pretrained`."""
-        return self.folder / checkpoint.FOLDER / checkpoint.folder_name(self.step) / MODEL_DIR
 
 
 def train(
@@ -92,6 +77,8 @@ def train(
     refuse_missing_extras(recipe.output)
     make_deterministic(recipe)
     if start == "resume":  # before the recipe's own functions are imported
+        if inputs.model is not None:
+            recipe = start_from_folder(recipe, resume_folder(recipe, name))
         refuse_other_schema(open_folder(recipe, name, resume=True))
     task_data = load_task_data(recipe, inputs)
     if start == "over" and (old_folder := move_aside(recipe, name)) is not None:
@@ -100,6 +87,9 @@ def train(
     folder = display_folder.absolute()  # a reward may change the working directory
     with lock_folder(folder):
         print_line(console, f"Run: {display_folder}")
+        if inputs.model is not None:
+            save_given_model(inputs.model, inputs.tokenizer, folder / START_FOLDER)
+            recipe = start_from_folder(recipe, folder)
         search = find_resume_point(folder) if start == "resume" else None
         result = _train_in(folder, recipe, task_data, search, console=console, view=view)
     return replace(result, folder=display_folder)
@@ -130,6 +120,7 @@ def _train_in(
         run.open_doctor(after=state.step)
         for tracker in run.parts.trackers:
             tracker.begin(step=state.step)
+        run.begin_callbacks(state.step)
         if run.initial_eval is None:
             run.initial_eval = run.evaluate(0)
             if recipe.recovery is not None:
@@ -137,6 +128,7 @@ def _train_in(
         if state.step >= recipe.loop.max_steps:
             print_line(console, "The run is complete. Raise loop.max_steps to continue.")
         state = _run_training(run, state)
+        run.end_callbacks(state.step)
         # a run killed after its last save has not reported it
         run.doctor.report_diagnosis(state.step)
     if run.stop_signal.signal is not None:  # last: marks a clean stop
@@ -150,9 +142,15 @@ def _train_in(
     )
 
 
+def start_from_folder(recipe: Recipe, folder: Path) -> Recipe:
+    """Return the recipe of a run that starts from the model that was saved in its folder."""
+    name = str(folder.absolute() / START_FOLDER)
+    return recipe.model_copy(update={"model": recipe.model.model_copy(update={"name": name})})
+
+
 def device_lines(recipe: Recipe, policy: Policy) -> list[str]:
     """Return lines with the device of a run, and an accelerator that it leaves unused."""
-    if recipe.learner.shards > 1 or recipe.cluster is not None:
+    if recipe.learner.shards > 1:
         return []  # several processes, each with its device
     device = policy.scorer.device
     attention = policy.lm.config._attn_implementation
@@ -173,8 +171,8 @@ def _run_training(run: Run, state: LoopState) -> LoopState:
 
 
 def print_line(console: Console, text: str) -> None:
-    """Print a line without markup, highlighting or wrapping."""
-    console.print(text, markup=False, highlight=False, soft_wrap=True)
+    """Print a line verbatim; a terminal breaks it between words."""
+    console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def make_deterministic(recipe: Recipe) -> None:
@@ -186,7 +184,7 @@ def make_deterministic(recipe: Recipe) -> None:
     )
     if threads is not None:
         torch.set_num_threads(threads)
-    torch.use_deterministic_algorithms(mode=True)
+    use_deterministic_kernels()
 
 
 def assemble_run(
@@ -209,7 +207,12 @@ def assemble_run(
         cluster = _start_ray_workers(recipe, folder, console)
         if cluster is not None:
             cleanup.callback(cluster.close)
-        learner, reference = _start_learner(recipe, policy, weights_source, cluster)
+            if recipe.learner.shards == 1 and recipe.model.device != "cpu":
+                move_model(policy.lm, cluster.learner_device)
+                scorer = policy.scorer
+                scorer.head.in_bf16 = uses_bf16_head(policy.lm, scorer.autocast)
+        digests = StartDigests(policy.lm)
+        learner, reference = _start_learner(recipe, policy, weights_source, digests, cluster)
         cleanup.callback(learner.close)
         if recipe.sampler.type != "transformers":
             print_line(console, f"Sampler: {recipe.sampler.server or 'starting vLLM ...'}")
@@ -229,7 +232,7 @@ def assemble_run(
         prompt_dataset=prompts,
         trackers=trackers,
         reference=reference,
-        base_digest=base_digest(policy.lm),
+        digests=digests,
     )
     return Run(parts)
 
@@ -245,7 +248,11 @@ def _start_ray_workers(recipe: Recipe, folder: Path, console: Console) -> "RayWo
 
 
 def _start_learner(
-    recipe: Recipe, policy: Policy, weights_source: str, cluster: "RayWorkers | None"
+    recipe: Recipe,
+    policy: Policy,
+    weights_source: str,
+    digests: StartDigests,
+    cluster: "RayWorkers | None",
 ) -> tuple[Learner, ReferenceIdentity]:
     """Return the learner, single-process or sharded, and the identity of its reference."""
     if recipe.learner.shards > 1:
@@ -255,9 +262,10 @@ def _start_learner(
             recipe,
             policy,
             weights_source,
+            digests,
             None if cluster is None else cluster.learner_processes(STORE_VARIABLE),
         )
-    reference = start_reference(recipe, policy, weights_source)
+    reference = start_reference(recipe, policy, weights_source, digests)
     packed = can_pack_rows(policy, reference)
     return make_learner(recipe, policy, reference, packed=packed), reference_identity(reference)
 
@@ -265,7 +273,7 @@ def _start_learner(
 def start_new_run(run: Run) -> LoopState:
     """Write run.json and the token texts of a new run; return its initial state."""
     parts = run.parts
-    write_run_facts(parts.folder, run_facts(parts.recipe, parts.policy, parts.reference))
+    write_run_facts(parts.folder, run_facts(parts))
     write_tokens(parts.folder, _token_texts(parts.policy))
     run.signs = WarningState()
     kl = run.recipe.kl

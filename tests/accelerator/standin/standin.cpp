@@ -1,7 +1,7 @@
 // A device with real numbers and no hardware: its memory is the host's, its kernels are those of the CPU.
 //
 // What a GPU refuses is refused: a CPU tensor among tensors of the device, and, in deterministic mode,
-// operations without a deterministic CUDA kernel. Reads by the host are counted.
+// operations without a deterministic CUDA kernel. Reads by the host and bytes in use are counted.
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/autocast_mode.h>
@@ -17,6 +17,9 @@
 #include <c10/core/impl/FakeGuardImpl.h>
 #include <torch/library.h>
 
+#include <malloc.h>
+
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -30,13 +33,19 @@ std::atomic<int64_t> num_host_reads{0};
 
 // Memory
 
+std::atomic<int64_t> num_bytes_in_use{0};
+std::atomic<int64_t> peak_bytes{0};
+
 void release(void* data) {
+  num_bytes_in_use -= static_cast<int64_t>(malloc_usable_size(data));
   std::free(data);
 }
 
 struct HostMemory final : c10::Allocator {
   c10::DataPtr allocate(size_t num_bytes) override {
     void* data = num_bytes == 0 ? nullptr : std::aligned_alloc(64, (num_bytes + 63) / 64 * 64);
+    num_bytes_in_use += static_cast<int64_t>(malloc_usable_size(data));
+    peak_bytes = std::max(peak_bytes.load(), num_bytes_in_use.load());
     return {data, data, &release, c10::Device(DEVICE, 0)};
   }
   c10::DeleterFnPtr raw_deleter() const override {
@@ -250,4 +259,12 @@ extern "C" void standin_register() {
 
 extern "C" int64_t standin_num_host_reads() {
   return num_host_reads.load();
+}
+
+extern "C" int64_t standin_peak_bytes() {
+  return peak_bytes.load();
+}
+
+extern "C" void standin_reset_peak() {
+  peak_bytes = num_bytes_in_use.load();
 }

@@ -23,11 +23,12 @@ def load() -> None:
     """Build the device, register it, and give it attention with the CPU's kernels."""
     import torch
 
-    library = build()
-    torch.ops.load_library(library)
-    ctypes.CDLL(str(library)).standin_register()
+    file = build()
+    torch.ops.load_library(file)
+    library = ctypes.CDLL(str(file))
+    library.standin_register()
     torch.utils.rename_privateuse1_backend(NAME)
-    torch._register_device_module(NAME, _device_module())
+    torch._register_device_module(NAME, _device_module(library))
     torch.utils.generate_methods_for_privateuse1_backend(for_storage=True)
     _register_attention()
 
@@ -62,9 +63,10 @@ def num_host_reads() -> int:
     return int(function())
 
 
-def _device_module() -> ModuleType:
+def _device_module(library: ctypes.CDLL) -> ModuleType:
     import torch
 
+    library.standin_peak_bytes.restype = ctypes.c_int64
     module: Any = ModuleType(f"torch.{NAME}")
     module.device_count = lambda: 1
     module.is_available = lambda: True
@@ -76,6 +78,8 @@ def _device_module() -> ModuleType:
     module.manual_seed_all = lambda _: None
     module.get_rng_state = lambda *_: torch.get_rng_state()
     module.set_rng_state = lambda *_: None
+    module.max_memory_allocated = lambda *_: library.standin_peak_bytes()
+    module.reset_peak_memory_stats = lambda *_: library.standin_reset_peak()
     module.get_amp_supported_dtype = lambda: [torch.bfloat16, torch.float32]
     return module  # type: ignore[no-any-return]
 

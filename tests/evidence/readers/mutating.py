@@ -1,15 +1,17 @@
-"""Logs and records that were damaged in every way, through the command itself, in one process.
+"""Logs, dumps and records, damaged in every way, read by the command itself in one process.
 
-`python tests/evidence/readers/mutating.py COUNT SEED` damages and diagnoses so many and prints a
+`python tests/evidence/readers/mutating.py COUNT SEED` damages and reads that many and prints a
 summary. It is a process of its own, as the command is: nothing here checks types but klinic.
 """
 
 import contextlib
 import copy
 import faulthandler
+import importlib.util
 import io
 import json
 import os
+import pickle
 import random
 import resource
 import shutil
@@ -18,6 +20,7 @@ import struct
 import sys
 import tempfile
 import time
+import zipfile
 import zlib
 from pathlib import Path
 
@@ -31,6 +34,9 @@ LARGEST = 1 << 24  # bytes of a file that is damaged further
 HUGE = [10**400, -(10**400), 1e308, -1e308, 2**63, 2**53 + 1, 1e-320, 0, -1, 0.5]
 ODD = [None, True, "", "text", "\ud800", "\x1b[2J\u202e", "NaN", [], {}, [[]], {"a": {"b": 1}}]
 NOT_NUMBERS = [float("nan"), float("inf"), float("-inf")]
+CANARY = Path(tempfile.gettempdir()) / f"klinic-canary-{os.getpid()}"
+"""A file that exists once a pickle was executed."""
+TORCH = ("details of slime", "details of miles", "training batches of SkyRL")
 RAW = [b"1e99999", b"9" * 5000, b"[" * 3000 + b"]" * 3000, b"[" * 200_000, b'"\\ud800"', b"NaN"]
 
 
@@ -54,6 +60,13 @@ def klinic_run(folder):
     return folder
 
 
+class Executed:
+    """An object whose pickle creates the canary when it is loaded."""
+
+    def __reduce__(self):
+        return os.mkdir, (str(CANARY),)
+
+
 class Mutator:
     """Damages a copy of a log in one to three ways; the same seed damages it the same way."""
 
@@ -68,7 +81,7 @@ class Mutator:
             if file.is_file() and not file.is_symlink() and file.stat().st_size < LARGEST:
                 if file.suffix in (".json", ".jsonl"):
                     ways += [self.values] * 6
-                if ".tfevents." in file.name or file.suffix in (".wandb", ".parquet"):
+                if ".tfevents." in file.name or file.suffix in (".wandb", ".parquet", ".pt"):
                     ways += [self.with_checksum] * 4
                 self.chance.choice(ways)(file)
 
@@ -113,6 +126,7 @@ class Mutator:
                     self.chance.randbytes(300),
                     b"\n" * 1000,
                     data * 20,
+                    pickle.dumps(Executed()),
                 )
             )
         )
@@ -197,8 +211,22 @@ class Mutator:
             checksum = zlib.crc32(body, zlib.crc32(bytes([kind])))
             head = struct.pack("<IHB", checksum, len(body), kind)
             file.write_bytes(data[:7] + head + body + data[14 + length :])
+        elif file.suffix == ".pt":
+            self._torch_archive(file)
         else:
             self._parquet(file)
+
+    def _torch_archive(self, file):
+        """Damage one member of an archive of torch, or put a pickle with code in its place."""
+        with zipfile.ZipFile(file) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+        pickles = [name for name in members if name.endswith("data.pkl")]
+        name = self.chance.choice(pickles * 3 + list(members))
+        code = self.chance.random() < 0.1
+        members[name] = pickle.dumps(Executed(), 2) if code else self._flipped([*members[name]])
+        with zipfile.ZipFile(file, "w") as archive:
+            for name, data in members.items():
+                archive.writestr(name, data)
 
     def _parquet(self, file):
         import hashlib
@@ -224,7 +252,47 @@ def originals(folder):
     roots = {name: path if path.is_dir() else path.parent for name, path in paths.items()}
     for name in ("trl_lines", "verl", "openrlhf"):  # files beside one another: each alone
         roots[name] = paths[name]
-    return {**roots, "records": klinic_run(folder / "records-of-klinic")}
+    return {
+        **roots,
+        **dumps_and_tables(folder),
+        **torch_dumps(folder),
+        "records": klinic_run(folder / "records-of-klinic"),
+    }
+
+
+def dumps_and_tables(folder):
+    """Write a batch dump of every trainer, and a table or text of every kind."""
+    from foreign_dumps import WRITERS
+    from foreign_logs import healthy, trl_entries
+    from foreign_texts import CONSOLES, EXACT
+
+    paths = {}
+    for number, (name, write) in enumerate(WRITERS.items()):
+        paths[name] = write(folder / f"dump-{number}", steps=2, length=12)
+    entries = trl_entries(healthy(30))
+    for number, (name, write) in enumerate({**EXACT, **CONSOLES}.items()):
+        place = folder / f"table-{number}"
+        place.mkdir()
+        paths[name] = write(place, entries)
+    return paths
+
+
+def torch_dumps(folder):
+    """Write a dump of every trainer that uses torch's file format; none where torch is missing."""
+    if importlib.util.find_spec("torch") is None:
+        return {}
+    sys.path.insert(0, str(Path(__file__).parents[2] / "integrations"))
+    from test_torch_dumps import WRITERS
+
+    return {
+        name: write(folder / f"torch-{number}", steps=2, length=12)
+        for number, (name, write) in enumerate(zip(TORCH, WRITERS.values(), strict=True))
+    }
+
+
+def is_converted(name, number):
+    """Whether a case is converted rather than diagnosed: dumps of torch are only converted."""
+    return number % 10 == 9 or (name in TORCH and number % 10 > 0)
 
 
 def case(kinds, number, folder):
@@ -237,18 +305,25 @@ def case(kinds, number, folder):
         shutil.copytree(source, path)
     else:
         shutil.copy(source, path)
-    with contextlib.suppress(FileNotFoundError, struct.error, ValueError, KeyError, OSError):
+    with contextlib.suppress(
+        *(FileNotFoundError, struct.error, ValueError, KeyError, OSError),
+        *(zipfile.BadZipFile, NotImplementedError, EOFError, RuntimeError, TypeError),
+    ):
         mutator.damage(path)
     return name, path
 
 
-def told(path, *, as_json):
-    """Run the command in this process; return its exit code, what it printed, and seconds."""
+def told(path, *, as_json, target=None):
+    """Run the command in this process; return its exit code, what it printed, and seconds.
+
+    With a `target`, the run is converted to a folder there instead of diagnosed.
+    """
     from klinic.cli import main
 
     out, err = io.StringIO(), io.StringIO()
-    sys.argv = ["klinic", "diagnose", str(path), *(["--json"] if as_json else [])]
-    start = time.perf_counter()
+    words = ["diagnose", path] if target is None else ["convert", path, target]
+    sys.argv = ["klinic", *map(str, words), *(["--json"] if as_json else [])]
+    start = time.process_time()  # others use the machine
     signal.alarm(60)  # the end, should it hang
     code = 0
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
@@ -257,7 +332,7 @@ def told(path, *, as_json):
         except SystemExit as stop:
             code = stop.code if isinstance(stop.code, int) else 0
     signal.alarm(0)
-    return code, out.getvalue(), err.getvalue(), time.perf_counter() - start
+    return code, out.getvalue(), err.getvalue(), time.process_time() - start
 
 
 def wrong_with(code, out, err, *, as_json):
@@ -286,11 +361,14 @@ def main_of(count, seed):
             folder.mkdir()
             name, path = case(kinds, number, folder)
             as_json = number % 2 == 0
-            code, out, err, seconds = told(path, as_json=as_json)
+            target = folder / "converted" if is_converted(name, number) else None
+            code, out, err, seconds = told(path, as_json=as_json, target=target)
             if seconds > LIMIT:  # once more: others use the machine
-                code, out, err, seconds = told(path, as_json=as_json)
+                shutil.rmtree(folder / "converted", ignore_errors=True)
+                code, out, err, seconds = told(path, as_json=as_json, target=target)
             wrong = wrong_with(code, out, err, as_json=as_json)
             wrong = wrong or (f"{seconds:.1f} s" if seconds > LIMIT else "")
+            wrong = wrong or ("code was executed" if CANARY.exists() else "")
             if wrong:
                 faults.append(f"{number} {name}: {wrong}")
             codes[code] = codes.get(code, 0) + 1

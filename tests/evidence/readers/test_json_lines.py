@@ -8,6 +8,7 @@ from foreign_logs import healthy, write_all, write_lines, write_newer
 from klinic.errors import EvidenceError
 from klinic.evidence.readers import names
 from klinic.evidence.readers.find import read_log
+from klinic.evidence.readers.recognise import recognise_trainer
 
 LOGS = {
     "trl_lines": "TRL",
@@ -101,7 +102,7 @@ def test_a_torn_last_line_is_left_out(tmp_path):
         (b"", "has no entries"),
         (b"hello\n", "line 1: is not a JSON object"),
         (b'{"step": 1, "reward": 1}\nhello\n{}\n', "line 2: is not a JSON object"),
-        (b"[" * 100_000 + b"\n", "line 1: is not a JSON object"),
+        (b"[" * 100_000 + b"\n", "is not JSON .lists or objects inside each other too often"),
         ('{"step": 1, "reward": 1}\n'.encode("utf-16"), "line 1: is not a JSON object"),
         (b'{"step": 1}\n', "no metric that klinic knows"),
     ],
@@ -141,8 +142,47 @@ def test_every_metric_that_matters_is_read(logs, name):
     ],
 )
 def test_a_trainer_is_not_guessed(found):
-    trainer = names.recognise_trainer(found)
+    trainer = recognise_trainer(found)
     assert not trainer.recognised
+
+
+@pytest.mark.parametrize(
+    ("found", "trainer"),
+    [
+        (["train/pg_loss", "train/ois", "rollout/raw_reward", "train/train_rollout_kl"], "slime"),
+        (["train/pg_loss", "train/ois", "train/ess_ratio", "rollout/raw_reward"], "miles"),
+        (["loss", "kl", "completions/mean_length", "epoch", "num_tokens"], "TRL"),
+        (["loss", "kl", "completions/mean_length", "epoch", "train_speed(s/it)"], "ms-swift"),
+        (["loss", "kl", "completions/mean_length", "epoch", "completion_length"], "Unsloth"),
+        (["loss", "kl", "epoch", "num_tokens", "completion_length"], "TRL"),
+        (["ppo_actor/update/actor_loss/avg", "ppo_actor/task_reward/avg"], "AReaL"),
+    ],
+)
+def test_forks_are_told_from_their_base(found, trainer):
+    assert recognise_trainer(found).name == trainer
+
+
+def test_every_trainer_cites_its_source():
+    assert all(trainer.source for trainer in names.TRAINERS if trainer is not names.KLINIC)
+    bases = {trainer.name for trainer in names.TRAINERS if not trainer.fork_of}
+    for fork in (trainer for trainer in names.TRAINERS if trainer.fork_of):
+        assert fork.fork_of in bases
+        assert set(fork.fork_marks) <= fork.all_names | {"ess_ratio", "completions/mean_length"}
+
+
+@pytest.mark.parametrize(
+    ("line", "klinic_name", "trainer"),
+    [
+        ({"train/ess_ratio": 1.0, "train/pg_loss": 0.0, "train/ois": 1.0}, "sampler/kl", "miles"),
+        ({"num_tokens": 1, "epoch": 1, "train_speed(s/it)": 1.0}, "entropy", "ms-swift"),
+        ({"ppo_actor/task_reward/avg": 0.5, "rollout/reward": 0.5}, "entropy", "AReaL"),
+    ],
+)
+def test_names_of_a_fork_are_read(tmp_path, line, klinic_name, trainer):
+    own = {"miles": "train/train_rollout_kl", "ms-swift": "entropy/mean"}
+    name = own.get(trainer, "ppo_actor/update/entropy/avg")
+    log = read_log(write_lines(tmp_path / "log.jsonl", [{"step": 1, **line, name: 0.25}]))
+    assert (log.trainer.name, log.column(klinic_name)) == (trainer, (0.25,))
 
 
 def test_names_of_all_are_read_where_no_trainer_is_recognised(tmp_path):

@@ -7,10 +7,12 @@ import pytest
 from foreign_logs import write_token_export
 
 from klinic.checks import CHECKS
-from klinic.doctor.cases import prime_rl_cases
-from klinic.doctor.diagnosis import Status, diagnose
+from klinic.doctor.diagnosis import diagnose
+from klinic.doctor.dump_diagnosis import dump_cases
+from klinic.doctor.hypothesis import Status
 from klinic.errors import EvidenceError
 from klinic.evidence.readers import prime_rl_files
+from klinic.evidence.readers.dumps import prime_rl_tokens
 from klinic.evidence.readers.prime_rl import read_records
 
 
@@ -51,7 +53,7 @@ def test_null_is_a_log_prob_that_was_not_reported(tmp_path):
 
 def test_a_temperature_on_one_side_is_seen_in_it_and_health_is(tmp_path):
     def statuses(folder):
-        found = diagnose(prime_rl_cases(folder), CHECKS)
+        found = diagnose(dump_cases(prime_rl_tokens.open_dump(folder, {})), CHECKS)
         return {h.check.name: h.status for h in found.hypotheses}, found
 
     sick, _ = statuses(write_token_export(tmp_path / "sick", temperature=0.6, length=64))

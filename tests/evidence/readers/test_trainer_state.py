@@ -63,7 +63,8 @@ def test_nan_null_and_absence_are_told_apart(tmp_path):
         ({"log_history": [3]}, "entry 1 of `log_history` is not an object"),
         ({"log_history": []}, "has no entries"),
         ({"log_history": [{"step": 1, "accuracy": 0.5}]}, "no metric that klinic knows"),
-        ([], "holds a JSON list"),
+        ([], "has no entries"),
+        ([3], "is a JSON list, and not a list with one object of metrics per step"),
     ],
 )
 def test_other_json_is_refused_with_the_reason(tmp_path, content, said):

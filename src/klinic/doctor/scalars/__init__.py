@@ -6,6 +6,7 @@
     kl.py        kl-at-step-0, negative-kl, kl-stays-0, drift-without-reward
     sampler.py   sampler-far-from-learner
     examine.py   runs all checks on a log and returns the diagnosis
+    sentences.py the verdict and what was read, as sentences
 
 A scalar is a mean over a step. It shows that something is wrong, and seldom the cause: most causes
 produce the same scalars. So a finding lists all causes that fit, and its check lists the fields at

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
+from klinic.doctor.advice import find_steps
 from klinic.doctor.scalars import figures, kl, rewards, sampler
 from klinic.doctor.scalars.check import ScalarCheck, ScalarFinding, finding_to_json
 from klinic.evidence.readers.log import ScalarLog
-from klinic.evidence.verdict import Verdict
+from klinic.evidence.verdict import RunVerdict, Verdict
 
 SIGNS: tuple[ScalarCheck, ...] = (*figures.SIGNS, *rewards.SIGNS, *kl.SIGNS, *sampler.SIGNS)
 
@@ -22,6 +23,22 @@ CORE_METRICS = {
     "sampler gap": tuple(sampler.LIMITS),
 }
 """Metrics by topic; a log without any of them does not show whether a run is healthy."""
+
+
+NUM_LIKELY = 3  # causes whose fixes are printed
+ONE_CAUSE = 0.9  # probability of a cause that alone fits the scalars
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScalarCause:
+    """A cause that fits the failed signs of a log."""
+
+    name: str
+    confidence: float
+    explains: tuple[str, ...]
+    """The failed signs that it fits."""
+    steps: tuple[str, ...]
+    """What to do, in the settings of the log's trainer if they are known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,11 +82,42 @@ class ScalarDiagnosis:
         return tuple(name for name in CORE_METRICS if name not in logged)
 
     @property
-    def verdict(self) -> str:
-        """`sick` if a check failed, `unread` if no core metric was logged, else `well`."""
+    def causes(self) -> tuple[ScalarCause, ...]:
+        """The causes that fit, the most likely first.
+
+        A sign divides its probability over its causes: the first counts twice, since signs list
+        the likeliest first. Signs that fail later can be effects and only add to these causes.
+        """
+        failed = self.with_verdict(Verdict.FAIL)
+        if not failed:
+            return ()
+        weights: dict[str, float] = {}
+        for _, finding in failed:
+            for rank, name in enumerate(finding.could_be):
+                if name in failed[0][1].could_be:
+                    share = (2 if rank == 0 else 1) / (len(finding.could_be) + 1)
+                    weights[name] = weights.get(name, 0.0) + share
+        total = ONE_CAUSE / max(sum(weights.values()), 1e-9)
+        return tuple(
+            ScalarCause(
+                name=name,
+                confidence=weight * total,
+                explains=tuple(sign.name for sign, f in failed if name in f.could_be),
+                steps=self._steps_of(name),
+            )
+            for name, weight in sorted(weights.items(), key=lambda item: -item[1])
+        )
+
+    def _steps_of(self, cause: str) -> tuple[str, ...]:
+        return find_steps(cause, self.log.trainer.name.lower()) or (find_fix(cause) or "",)
+
+    @property
+    def verdict(self) -> RunVerdict:
+        """`unread` if no core metric was logged and no check failed."""
         if self.sick:
-            return "sick"
-        return "unread" if len(self.not_found) == len(CORE_METRICS) else "well"
+            return RunVerdict.LIKELY if self.cause is None else RunVerdict.CAUSE
+        is_unread = len(self.not_found) == len(CORE_METRICS)
+        return RunVerdict.UNREAD if is_unread else RunVerdict.NONE
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -82,11 +130,22 @@ class ScalarDiagnosis:
         failed = self.with_verdict(Verdict.FAIL)
         return {
             "evidence": "scalars",
-            "verdict": self.verdict,
+            "verdict": str(self.verdict),
             "not_found": list(self.not_found),
             "read": self.log.to_json(),
             "cause": self.cause,
-            "confidence": 0.0 if self.cause is None else 1.0,
+            "confidence": round(self.causes[0].confidence, 4) if self.causes else 0.0,
+            "causes": [
+                {
+                    "name": cause.name,
+                    "confidence": round(cause.confidence, 4),
+                    "explains": list(cause.explains),
+                    "steps": list(cause.steps),
+                }
+                for cause in self.causes
+            ],
+            "unexplained": [],
+            "not_read": list(self.log.unknown),
             "findings": [finding_to_json(check, finding) for check, finding in self.findings],
             "ruled_out": [],
             "missing": list(self.missing),

@@ -121,7 +121,7 @@ def gradient_explodes(log: ScalarLog) -> ScalarFinding:
                 f"{median(following) / usual:.0f} times it (limit {SUSTAINED:g})",
                 step,
                 *("step-too-big", "advantage-explodes", "kl-tail-dominates", "loss-scaled-wrong"),
-                *("misaligned-logp", "stale-sampler", "samples-too-old"),
+                *("misaligned-logp", "stale-sampler", "samples-too-old", "gradient-not-cleared"),
                 grad_norm=norms[at],
                 usual=usual,
             )

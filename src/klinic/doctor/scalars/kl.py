@@ -27,13 +27,15 @@ REPLAY_STEPS = 150  # logged steps before the KL exceeds `FAR` that are replayed
 
 FROM_STEP_0 = (
     *("wrong-reference", "temperature-on-one-side", "dropout-in-scoring", "layout-changes-logp"),
-    *("misaligned-logp", "prompt-mismatch", "imprecise-logp", "wrong-metric"),
+    *("misaligned-logp", "prompt-mismatch", "imprecise-logp", "unnormalised-logp", "wrong-metric"),
 )
 BEHIND_DRIFT = (
     *("step-too-big", "stale-sampler", "samples-too-old", "temperature-on-one-side"),
     *("misaligned-logp", "wrong-loss-mask", "wrong-reference", "dropout-in-scoring"),
     *("kl-gradient-wrong", "kl-not-applied", "kl-sign-flipped", "loss-scaled-wrong"),
     *("broken-reward", "context-truncated", "malformed-output", "random-weights"),
+    *("ratio-not-applied", "corrupted-sync", "unnormalised-logp", "policy-gradient-wrong"),
+    *("entropy-term-wrong", "gradient-not-cleared"),
 )
 """`step-too-big`, and every cause that has it as an effect."""
 TOKENS = ("record.logp_old", "record.logp_ref", "record.logp_sampler", "record.loss_mask")
@@ -73,7 +75,7 @@ def kl_at_step_0(log: ScalarLog) -> ScalarFinding:
 
 def negative_kl(log: ScalarLog) -> ScalarFinding:
     """Look for a KL that is clearly below 0."""
-    if log.has_metric("kl") and log.trainer.name in ("TRL", "klinic"):
+    if log.has_metric("kl") and log.trainer.has_k3:
         below = [p for p, v in enumerate(log.column("kl")) if v is not None and v < MIN_K3]
         if below:
             step = log.steps[below[0]]
@@ -204,7 +206,7 @@ SIGNS = (
         decided_by=(
             *TOKENS,
             *("record.reward", "record.advantage", "record.emitted_by", "record.entropy"),
-            *("facts.kl_coef", "probes.kl_gradient"),
+            *("facts.kl_coef", "facts.loss", "facts.grad_norm", "probes.kl_gradient"),
         ),
     ),
 )

@@ -28,7 +28,7 @@ SAME = 0.5  # of the completions repeat another of their group
 
 
 def missing_rewards(log: ScalarLog) -> ScalarFinding:
-    """Look for steps in which no completion got a reward that is a number."""
+    """Look for steps in which no completion got a reward, or one got an infinite reward."""
     column = log.column("reward")
     lost = [index for index, v in enumerate(column) if v is not None and not math.isfinite(v)]
     logged = sum(value is not None for value in column)
@@ -37,6 +37,11 @@ def missing_rewards(log: ScalarLog) -> ScalarFinding:
     share = len(lost) / logged
     if not lost:
         return ok(f"rewards are finite in all {logged} steps that have one")
+    infinite = [index for index in lost if math.isinf(float(column[index] or 0.0))]
+    if infinite:
+        step = log.steps[infinite[0]]
+        message = f"the mean reward is infinite from step {step} on, in {len(infinite)} of {logged}"
+        return fail(f"{message} logged steps (limit 0)", step, "broken-reward", share=share)
     step = log.steps[lost[0]]
     message = f"no reward of step {step} is finite, as in {len(lost)} of {logged} logged steps"
     if share > MISSING or _longest_streak(lost) >= STREAK_LENGTH:
@@ -85,8 +90,9 @@ def equal_rewards(log: ScalarLog) -> ScalarFinding:
         message,
         log.steps[start],
         *("equal-rewards", "broken-reward", "malformed-output", "context-truncated"),
-        "kl-sign-flipped",
+        *("kl-sign-flipped", "hidden-sampling-transform"),
         *("broken-sampler", "random-weights", "reward-hacking", "step-too-big"),
+        *("entropy-term-wrong", "ratio-not-applied"),
         reward=level,
     )
 

@@ -29,7 +29,8 @@ WINDOW = 5  # logged steps
 FROM_START = (
     *("temperature-on-one-side", "hidden-sampling-transform", "misaligned-logp", "retokenised"),
     *("prompt-mismatch", "layout-changes-logp", "dropout-in-scoring", "imprecise-logp"),
-    "routing-mismatch",
+    *("routing-mismatch", "truncation-not-mirrored", "gap-grows-with-position"),
+    *("unnormalised-logp", "corrupted-sync", "unexplained-gap"),
 )
 FROM_LATER_STEP = (
     *("stale-sampler", "samples-too-old", "stale-prefix-cache", "routing-mismatch"),

@@ -3,21 +3,41 @@
 Of several logs in a folder the most detailed is read; the others are listed in `ScalarLog.also`.
 """
 
+from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from klinic.errors import EvidenceError
 from klinic.evidence.files import open_file
-from klinic.evidence.readers import json_lines, tensorboard, trainer_state, verl_rollouts, wandb
+from klinic.evidence.readers import (
+    console_text,
+    json_document,
+    json_lines,
+    mlflow_files,
+    table_csv,
+    tensorboard,
+    trackio_db,
+    trainer_state,
+    verl_rollouts,
+    wandb,
+)
+from klinic.evidence.readers.dumps.find import find_dumps, is_dump_file
+from klinic.evidence.readers.dumps.torch_files import advise_convert
 from klinic.evidence.readers.log import ScalarLog
 from klinic.evidence.readers.trainer_state import list_folder
 
-METRICS = "metrics.jsonl"  # as in run_facts.py, which imports NumPy
+LOGS = "logs"  # of NeMo-RL, with a folder per start
+METRICS = ("metrics.jsonl", "logging.jsonl")  # of klinic, prime-rl and tinker; of ms-swift
 JSON_LINES = (".jsonl", ".ndjson")
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".joblib")
 PICKLE_STARTS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
+TEXTS = (".log", ".txt", ".out")
+MOST_RUNS = 100  # folders of runs that are inspected
 MAX_ENTRIES = 10_000  # entries of a folder that are inspected
+
+
+Reader = Callable[[Path], ScalarLog]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,12 +53,39 @@ def read_log(path: Path) -> ScalarLog:
     sources = list(logs_in_folder(path)) if path.is_dir() else [log_of_file(path)]
     if not sources:
         raise EvidenceError(_no_log_message(path))
-    return replace(sources[0].read(), also=tuple(other.label for other in sources[1:]))
+    also = [other.label for other in sources[1:]]
+    if path.is_dir() and (advice := advise_convert(path)):
+        also.append(advice)
+    return replace(sources[0].read(), also=tuple(also))
 
 
 def has_records(run: Path) -> bool:
     """Whether a folder has token-level records of klinic's format."""
     return any((run / "records").glob("step=*/complete.json"))
+
+
+def find_run(path: Path) -> Path:
+    """Return a path, or the newest run in a folder that only has folders of runs.
+
+    ms-swift, NeMo-RL and prime-rl write a folder per start into the output folder. Folders with
+    klinic's records are left to the user to choose from.
+    """
+    if not path.is_dir() or _is_run(path):
+        return path
+    inside = [child for child in list_folder(path)[:MAX_ENTRIES] if child.is_dir()]
+    if any(map(has_records, inside)):
+        return path
+    newest_first = sorted(inside, key=lambda child: child.stat().st_mtime, reverse=True)
+    found = next(filter(_is_run, newest_first[:MOST_RUNS]), path)
+    logs = path / LOGS
+    return find_run(logs) if found == path and logs in inside else found
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder has a log or a dump."""
+    if find_dumps(folder) or advise_convert(folder):
+        return True
+    return any(True for _ in logs_in_folder(folder))
 
 
 def logs_in_folder(folder: Path) -> Iterator[LogSource]:
@@ -47,46 +94,96 @@ def logs_in_folder(folder: Path) -> Iterator[LogSource]:
         yield LogSource(label=str(state), read=lambda: trainer_state.read_log(state))
     inside = list_folder(folder)[:MAX_ENTRIES]
     rollouts = verl_rollouts.find_rollouts(folder)
-    lines = [p for p in inside if p.suffix in JSON_LINES and p.is_file() and p not in rollouts]
+    lines = [
+        p for p in _with_suffix(inside, JSON_LINES) if p not in rollouts and not is_dump_file(p)
+    ]
     if metrics := _metrics_file(lines):
         yield LogSource(label=str(metrics), read=lambda: json_lines.read_log(metrics))
+    yield from _tracker_logs(folder, inside)
+    if rollouts:
+        yield LogSource(label=str(rollouts[0]), read=lambda: verl_rollouts.read_log(rollouts))
+    for text in _with_suffix(inside, TEXTS):
+        if console_text.has_metrics(text):
+            yield _text_source(text)
+
+
+def _tracker_logs(folder: Path, inside: list[Path]) -> Iterator[LogSource]:
+    """Yield the logs of W&B, TensorBoard, MLflow and trackio, and exported tables."""
     if runs := _wandb_runs(folder):
         newest = runs[-1]
         yield LogSource(label=str(newest), read=lambda: wandb.read_log(newest))
     if events := _event_files(folder):
         yield LogSource(label=str(events[0]), read=lambda: tensorboard.read_log(events))
-    if rollouts:
-        yield LogSource(label=str(rollouts[0]), read=lambda: verl_rollouts.read_log(rollouts))
+    if run := mlflow_files.find_run(folder):
+        yield LogSource(label=str(run), read=lambda: mlflow_files.read_log(run))
+    if databases := _with_suffix(inside, (trackio_db.SUFFIX,)):
+        database = max(databases, key=lambda path: path.stat().st_mtime)
+        yield LogSource(label=str(database), read=lambda: trackio_db.read_log(database))
+    if tables := _with_suffix(inside, (table_csv.SUFFIX,)):
+        yield LogSource(label=str(tables[0]), read=lambda: table_csv.read_log(tables))
 
 
 def log_of_file(path: Path) -> LogSource:
     """Return the log of a file, detected by its name, then by its first bytes."""
     refuse_pickle(path)
-    if tensorboard.is_events(path):
-        return LogSource(label=str(path), read=lambda: tensorboard.read_log((path,)))
+    reader = _reader_of_binary(path) or _reader_of_text(path)
+    if reader is None:
+        raise EvidenceError(
+            f"{path}: is not a log that klinic reads. Pass a run of klinic, a trainer_state.json, "
+            "JSON or JSON lines, CSV, an event file of TensorBoard, a .wandb file, the database of "
+            "trackio, or the text that a trainer printed; or a folder with one of them."
+        )
+    return LogSource(label=str(path), read=lambda: reader(path))
+
+
+def _reader_of_binary(path: Path) -> Reader | None:
     begins = _first_bytes(path)
+    if tensorboard.is_events(path):
+        return lambda file: tensorboard.read_log((file,))
     if path.suffix == wandb.SUFFIX or begins.startswith(wandb.MAGIC[:4]):
-        return LogSource(label=str(path), read=lambda: wandb.read_log(path))
-    if path.suffix == ".json":
-        return LogSource(label=str(path), read=lambda: trainer_state.read_log(path))
-    if path.suffix in JSON_LINES or begins.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+        return wandb.read_log
+    return trackio_db.read_log if begins.startswith(trackio_db.MAGIC) else None
+
+
+def _reader_of_text(path: Path) -> Reader | None:
+    begins = _first_bytes(path)
+    text = begins.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if path.suffix == table_csv.SUFFIX:
+        return lambda file: table_csv.read_log((file,))
+    if path.suffix == ".json" or (text.startswith(b"[") and path.suffix not in TEXTS):
+        return json_document.read_log
+    if path.suffix in JSON_LINES or text.startswith(b'{"'):
         if verl_rollouts.is_rollouts(path):
-            return LogSource(label=str(path), read=lambda: verl_rollouts.read_log((path,)))
-        return LogSource(label=str(path), read=lambda: json_lines.read_log(path))
-    raise EvidenceError(
-        f"{path}: is not a log that klinic reads. Pass a run of klinic, a trainer_state.json, JSON "
-        "lines, an event file of TensorBoard, or a .wandb file; or a folder with one of them."
-    )
+            return lambda file: verl_rollouts.read_log((file,))
+        return json_lines.read_log
+    return console_text.read_log if path.suffix in TEXTS or _is_text(begins) else None
+
+
+def _text_source(path: Path) -> LogSource:
+    return LogSource(label=str(path), read=lambda: console_text.read_log(path))
+
+
+def _is_text(begins: bytes) -> bool:
+    """Whether the first bytes of a file are printable text or escape codes of a terminal."""
+    try:
+        getincrementaldecoder("utf-8")().decode(begins)  # the last character may be cut
+    except UnicodeDecodeError:
+        return False
+    return bool(begins) and all(byte >= 32 or byte in b"\t\n\r\x1b\f" for byte in begins)
 
 
 def refuse_pickle(path: Path) -> None:
     """Raise `EvidenceError` for a pickle: unpickling would execute code in it."""
     if path.suffix in PICKLES or _first_bytes(path).startswith(PICKLE_STARTS):
-        raise EvidenceError(
-            f"{path}: is a pickle or an archive of one, and reading it would execute any code in "
-            "it. Convert it where it was made: json.dump the result of `torch.load`, one "
-            "object per step, or write the evidence as docs/how-to/write-evidence.md shows."
-        )
+        raise EvidenceError(advise_convert(path) or _pickle_message(path))
+
+
+def _pickle_message(path: Path) -> str:
+    return (
+        f"{path}: is a pickle or an archive of one, and reading it would execute any code in "
+        "it. Convert it where it was made: json.dump the result of `torch.load`, one "
+        "object per step, or write the evidence as docs/how-to/write-evidence.md shows."
+    )
 
 
 def _first_bytes(path: Path) -> bytes:
@@ -95,9 +192,13 @@ def _first_bytes(path: Path) -> bytes:
 
 
 def _metrics_file(lines: list[Path]) -> Path | None:
-    """Return metrics.jsonl, or the only JSON-lines file."""
-    named = [path for path in lines if path.name == METRICS]
+    """Return metrics.jsonl or logging.jsonl, or the only JSON-lines file."""
+    named = [path for name in METRICS for path in lines if path.name == name]
     return named[0] if named else lines[0] if len(lines) == 1 else None
+
+
+def _with_suffix(inside: list[Path], suffixes: tuple[str, ...]) -> list[Path]:
+    return [path for path in inside if path.suffix in suffixes and path.is_file()]
 
 
 def _wandb_runs(folder: Path) -> list[Path]:
@@ -129,6 +230,8 @@ def _event_files(folder: Path) -> tuple[Path, ...]:
 
 
 def _no_log_message(folder: Path) -> str:
+    if advice := advise_convert(folder):
+        return advice
     names = [child.name for child in list_folder(folder)[:MAX_ENTRIES]]
     if pickles := [name for name in names if name.endswith(PICKLES)]:
         return (
@@ -139,6 +242,6 @@ def _no_log_message(folder: Path) -> str:
     return (
         f"{folder} has no records, so there is nothing to diagnose. Pass the folder of a run: "
         "klinic's has `records/step=...` (output.records_every: 1); of others it reads "
-        "trainer_state.json, JSON lines, event files of TensorBoard, .wandb files, verl's rollouts "
-        "and prime-rl's token_exports."
+        "trainer_state.json, JSON lines, CSV, event files of TensorBoard, .wandb files, MLflow and "
+        "trackio runs, printed text, and the token dumps of docs/how-to/other-trainers.md."
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from klinic.errors import EvidenceError
-from klinic.evidence.files import Journal
+from klinic.evidence.files import LONGEST, Journal
 from klinic.evidence.readers.log import LogBuilder, ScalarLog
 from klinic.evidence.readers.trainer_state import is_training_entry
 
@@ -50,9 +50,9 @@ def find_step(values: Mapping[str, Any]) -> Any:
     return next((values[name] for name in STEP_NAMES if name in values), None)
 
 
-def first_entry(path: Path) -> dict[str, Any]:
+def first_entry(path: Path, *, longest: int = LONGEST) -> dict[str, Any]:
     """Return the first entry; an empty dict if the file has none."""
     try:
-        return next(Journal(path).entries(), {})
+        return next(Journal(path, longest=longest).entries(), {})
     except EvidenceError:
         return {}

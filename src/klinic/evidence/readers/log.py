@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from klinic.errors import EvidenceError
-from klinic.evidence.readers.names import Trainer, recognise_trainer
+from klinic.evidence.readers.recognise import recognise_trainer
+from klinic.evidence.readers.trainer import Trainer
 
 MAX_STEP = 2**53  # above it, floats skip integers
 LONGEST_NUMBER = 40  # characters: some writers quote numbers
@@ -162,7 +163,7 @@ def _unknown_names(last_values: Mapping[str, Any], trainer: Trainer) -> Iterator
     for name, value in last_values.items():
         bare = name.rpartition("/")[2]
         if (
-            bare not in COUNTERS
+            bare.lower().replace(" ", "_") not in COUNTERS
             and trainer.klinic_name(name) is None
             and parse_number(value) is not None
         ):

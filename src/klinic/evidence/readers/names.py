@@ -17,48 +17,15 @@ sampler/kl                 mean of half its square, or k3 of it
 sampler/prob_gap           mean of |probability of the sampler - that of the learner|
 sampler/mult_prob_error    mean of exp(|log-prob of the sampler - that of the learner|), 1 at best
 
-A trainer is recognised by names that no other uses; an unrecognised log is read by all names.
+`source` of a trainer is where its names were read: version or commit, then file:line.
 """
 
-from collections import Counter
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-
-TRAIN_PREFIX = "train/"  # prefix of transformers, NeMo-RL and slime for TensorBoard and W&B
-MIN_OWN_NAMES = 2  # distinctive names that identify a trainer: one may be chance
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trainer:
-    """A trainer and its metric names."""
-
-    name: str
-    names: Mapping[str, str]
-    """Maps its names to klinic's."""
-    marks: tuple[str, ...] = ()
-    """Further names that identify it."""
-    drops_nan: bool = False
-    """Whether it omits non-finite values, so that a gap in a column means one."""
-    klinic_records: str = ""
-    """How to get token-level records from it."""
-    why_none: Mapping[str, str] = field(default_factory=dict)
-    """By klinic's name of a metric: why a healthy run may not log it."""
-    zero_is_none: tuple[str, ...] = ()
-    """Metrics, by klinic's name, that are 0 in every step if they are not measured."""
-    recognised: bool = True
-    """False for the fallback of logs from an unknown trainer."""
-
-    @property
-    def all_names(self) -> frozenset[str]:
-        """All names by which the trainer may be recognised."""
-        return frozenset((*self.names, *self.marks))
-
-    def klinic_name(self, name: str) -> str | None:
-        """Return klinic's name of a metric, or None."""
-        return self.names.get(name) or self.names.get(name.removeprefix(TRAIN_PREFIX))
-
+from klinic.evidence.readers.trainer import Trainer
 
 WRITE = "Write them from your trainer: docs/how-to/write-evidence.md, 30 lines."
+SLIME_DUMP = (
+    "Start with `--dump-details DIR`, then `klinic convert DIR runs/mine` where torch is installed."
+)
 
 AS_TRL = {
     **{
@@ -71,15 +38,23 @@ AS_TRL = {
     "sampling/sampling_logp_difference/mean": "sampler/gap",
 }
 """Metric names that klinic and TRL share."""
+CONVERTED = (
+    *("sampler/gap", "sampler/kl", "sampler/prob_gap", "sampler/mult_prob_error", "frac_mixed"),
+    *("reward/min", "reward/max", "completions/equal_ratio"),
+)
+"""Names that only a run of another trainer has after `klinic convert`."""
 
 KLINIC = Trainer(
     name="klinic",
-    names={**AS_TRL, "kl_k1/mean": "kl_k1/mean"},
+    has_k3=True,
+    names={**AS_TRL, "kl_k1/mean": "kl_k1/mean", **{name: name for name in CONVERTED}},
     marks=("policy_loss", "kl_penalty", "kl_coef", "advantage/max", "time/learn", "update_norm"),
     klinic_records="Train with output.records_every: 1.",
 )
 TRL = Trainer(
     name="TRL",
+    source="TRL 1.16.0: trl/trainer/grpo_trainer.py:2828, 2868, 3268, 3270",
+    has_k3=True,
     names={**AS_TRL, "klinic/kl_k1/mean": "kl_k1/mean"},
     marks=("completions/mean_length", "num_tokens", "epoch", "clip_ratio/region_mean"),
     drops_nan=True,
@@ -89,6 +64,8 @@ TRL = Trainer(
 )
 VERL = Trainer(
     name="verl",
+    source="verl 0.9.1: verl/trainer/ppo/metric_utils.py:556-592, ppo/core_algos.py:1372, "
+    "ppo/ray_trainer.py:115, ppo/rollout_corr_helper.py:966, utils/debug/metrics.py:78",
     names={
         "actor/pg_loss": "loss",
         "actor/grad_norm": "grad_norm",
@@ -113,6 +90,8 @@ VERL = Trainer(
 )
 OPENRLHF = Trainer(
     name="OpenRLHF",
+    source="OpenRLHF 0.11.0: openrlhf/trainer/ray/ppo_actor.py:314-376, "
+    "trainer/ppo_utils/experience_maker.py:194-311",
     names={
         "policy_loss": "loss",
         "actor_grad_norm": "grad_norm",
@@ -122,12 +101,15 @@ OPENRLHF = Trainer(
         "entropy_loss": "entropy",
         "truncated": "completions/clipped_ratio",
         "vllm_kl": "sampler/kl",
+        "group_reward_std": "reward_std",
     },
     marks=("ppo_clip_ratio", "ppo_kl", "response_length", "total_length", "return"),
     klinic_records=WRITE,
 )
 PRIME_RL = Trainer(
     name="prime-rl",
+    source="prime-rl 559b44772: src/prime_rl/trainer/rl/train.py:624-675, "
+    "orchestrator/orchestrator.py:697-702, orchestrator/metrics.py:324-347",
     names={
         "loss/mean": "loss",
         "optim/grad_norm": "grad_norm",
@@ -138,6 +120,8 @@ PRIME_RL = Trainer(
         "mismatch_kl/all/mean": "sampler/kl",
         "is_truncated/mean": "completions/clipped_ratio",
         "is_truncated/all/mean": "completions/clipped_ratio",
+        "agg/all/agent/reward/mean": "reward",
+        "agg/all/agent/is_truncated/mean": "completions/clipped_ratio",
     },
     marks=("kl_ent_ratio/mean", "seq_len/all/mean", "time/step"),
     drops_nan=True,
@@ -146,6 +130,7 @@ PRIME_RL = Trainer(
 )
 TINKER = Trainer(
     name="tinker",
+    source="tinker-cookbook of August 2026",
     names={
         "optim/lr": "learning_rate",
         "optim/entropy": "entropy",
@@ -160,6 +145,8 @@ TINKER = Trainer(
 )
 NEMO_RL = Trainer(
     name="NeMo-RL",
+    source="NeMo-RL 7ea279abf: nemo_rl/algorithms/grpo.py:2441-2451, 3433-3497, "
+    "experience/rollouts.py:1070",
     names={
         "loss": "loss",
         "grad_norm": "grad_norm",
@@ -184,12 +171,15 @@ NEMO_RL = Trainer(
         ),
         *("baseline_reward/pct_0", "baseline_reward/pct_1", "baseline_reward/pct_mixed"),
     ),
-    klinic_records=WRITE,
+    klinic_records="NeMo-RL writes them by default: give the folder of its logs, which has "
+    "`train_data_step1.jsonl` and so on",
     why_none={"kl": "with reference_policy_kl_penalty 0 NeMo-RL logs kl_penalty as 0"},
     zero_is_none=("kl",),
 )
 SLIME = Trainer(
     name="slime",
+    source="slime 624b824a8: slime/backends/megatron_utils/loss.py:1143, model.py:886-897, "
+    "observability/rollout_metrics.py:54, observability/train_metric_utils.py:134",
     names={
         "loss": "loss",
         "grad_norm": "grad_norm",
@@ -206,11 +196,13 @@ SLIME = Trainer(
         *("rollout/advantages", "rollout/repetition_frac", "rollout/response_len/mean"),
         "perf/rollout_time",
     ),
-    klinic_records=WRITE,
+    klinic_records=SLIME_DUMP,
     why_none={"kl": "without --use-kl-loss slime logs none"},
 )
 SKYRL = Trainer(
     name="SkyRL",
+    source="SkyRL a9564572e: skyrl/train/trainer.py:1112, 1403, 1458, "
+    "backends/skyrl_train/workers/worker.py:1114-1124, workers/worker_utils.py:25",
     names={
         "policy/final_loss": "loss",
         "policy/grad_norm": "grad_norm",
@@ -220,6 +212,7 @@ SKYRL = Trainer(
         "loss/avg_kl": "kl",
         "policy/policy_entropy": "entropy",
         "policy/rollout_train_logprobs_abs_diff_mean": "sampler/gap",
+        "policy/minibatch_rollout_logprobs_abs_diff_mean": "sampler/gap",
     },
     marks=(
         *("policy/policy_loss", "loss/avg_final_rewards", "loss/avg_raw_advantages"),
@@ -230,6 +223,8 @@ SKYRL = Trainer(
 )
 OPEN_INSTRUCT = Trainer(
     name="open-instruct",
+    source="open-instruct e6c3044aa: open_instruct/grpo_utils.py:365, 675-729, "
+    "data_loader.py:1547-1568, grpo_fast.py:584, 754",
     names={
         "loss/total_avg": "loss",
         "optim/grad_norm": "grad_norm",
@@ -247,9 +242,73 @@ OPEN_INSTRUCT = Trainer(
         *("val/ratio", "val/stop_rate", "episode", "training_step", "epoch", "time/total"),
         "debug/vllm_local_reverse_kl",
     ),
-    klinic_records=WRITE,
+    klinic_records="Set `--save_traces true` and give `--rollouts_save_path`",
     why_none={"kl": "without a reference open-instruct logs objective/kl2_avg as 0"},
     zero_is_none=("kl", "kl_k1/mean"),
+)
+MILES = Trainer(
+    name="miles",
+    source="miles 31f1ca961: miles/backends/training_utils/loss_hub/losses.py:362-377, "
+    "training_utils/log_utils.py:525, ray/rollout/metrics.py:105",
+    names={**SLIME.names, "train_rollout_kl": "sampler/kl"},
+    marks=SLIME.marks,
+    fork_of="slime",
+    fork_marks=("ess_ratio",),
+    klinic_records=SLIME_DUMP,
+    why_none={"kl": "without --use-kl-loss miles logs none"},
+)
+MS_SWIFT = Trainer(
+    name="ms-swift",
+    source="ms-swift 3602360a5: swift/rlhf_trainers/grpo_trainer.py:439-442, 1193, 1242, 2491, "
+    "trainers/patcher.py:18-30",
+    names={**AS_TRL, "entropy/mean": "entropy", "rollout_correction/k3_kl": "sampler/kl"},
+    marks=(*TRL.marks, "memory(GiB)", "train_speed(s/it)"),
+    fork_of="TRL",
+    fork_marks=("train_speed(s/it)",),
+    has_k3=True,
+    klinic_records="Set `--log_completions true`: `completions.jsonl` in the output folder has "
+    "texts, rewards and advantages, and `klinic diagnose OUTPUT_DIR` reads it.",
+    why_none={"kl": "at beta 0 ms-swift has no reference and logs none"},
+)
+UNSLOTH = Trainer(
+    name="Unsloth",
+    source="Unsloth 015bdef0d9: unsloth/models/rl_replacements.py:2901-2995",
+    names=AS_TRL,
+    marks=(*TRL.marks, "completion_length"),
+    fork_of="TRL",
+    fork_marks=("completion_length", "completions/mean_length"),
+    has_k3=True,
+    drops_nan=True,
+    klinic_records="Set `log_completions=True`: the parquet files in OUTPUT_DIR/completions have "
+    "texts, rewards and advantages, and `klinic diagnose OUTPUT_DIR` reads them.",
+    why_none={"kl": "at beta 0 Unsloth has no reference and logs 0"},
+    zero_is_none=("kl",),
+)
+AREAL = Trainer(
+    name="AReaL",
+    source="AReaL 4aef98d8d: areal/trainer/ppo/actor.py:252-365, 523-570, 1046-1062, "
+    "utils/stats_tracker.py:191",
+    names={
+        "ppo_actor/update/actor_loss/avg": "loss",
+        "ppo_actor/update/grad_norm": "grad_norm",
+        "ppo_actor/update/lr": "learning_rate",
+        "ppo_actor/task_reward/avg": "reward",
+        "ppo_actor/task_reward/min": "reward/min",
+        "ppo_actor/task_reward/max": "reward/max",
+        "ppo_actor/advantages/min": "advantage/min",
+        "ppo_actor/advantages/max": "advantage/max",
+        "ppo_actor/update/entropy/avg": "entropy",
+        # of the policy that trains against the one that sampled
+        "ppo_actor/update/compute_logp/kl_div_dual/avg": "sampler/kl",
+    },
+    marks=(
+        *("ppo_actor/update/importance_weight/avg", "ppo_actor/update/clip_ratio/avg"),
+        *("ppo_actor/seq_len/avg", "ppo_actor/no_eos_ratios/avg", "ppo_actor/kl_rewards/avg"),
+        *("ppo_actor/update/new_logp/avg", "ppo_actor/update/old_logp/avg", "rollout/reward"),
+    ),
+    klinic_records="Set `rollout.dump_to_file=true`: the folder of the trajectories has texts, "
+    "rewards and weight versions.",
+    why_none={"kl": "AReaL logs the KL only inside kl_rewards, times its coefficient"},
 )
 ROLLOUTS = Trainer(
     name="verl",
@@ -260,7 +319,10 @@ ROLLOUTS = Trainer(
     klinic_records=WRITE,
 )
 
-TRAINERS = (*(TRL, KLINIC, VERL, OPENRLHF, PRIME_RL, TINKER, NEMO_RL, SLIME, SKYRL, OPEN_INSTRUCT),)
+TRAINERS = (
+    *(TRL, KLINIC, VERL, OPENRLHF, PRIME_RL, TINKER, NEMO_RL, SLIME, SKYRL, OPEN_INSTRUCT),
+    *(AREAL, MILES, MS_SWIFT, UNSLOTH),
+)
 UNRECOGNISED = Trainer(
     name="an unrecognised trainer",
     # of conflicting meanings, that of the first trainer
@@ -268,36 +330,3 @@ UNRECOGNISED = Trainer(
     klinic_records=WRITE,
     recognised=False,
 )
-
-
-def _shared_names() -> frozenset[str]:
-    """Return the names that several trainers use, apart from those of TRL and klinic alone."""
-    counts = Counter(name for trainer in TRAINERS for name in trainer.all_names)
-    counts.subtract(TRL.all_names & KLINIC.all_names)
-    return frozenset(name for name, count in counts.items() if count > 1)
-
-
-SHARED_NAMES = _shared_names()
-
-
-def recognise_trainer(metric_names: Iterable[str]) -> Trainer:
-    """Return the trainer with most of a log's distinctive names; on a tie `UNRECOGNISED`.
-
-    >>> recognise_trainer(["loss", "kl", "completions/mean_length", "num_tokens"]).name
-    'TRL'
-    >>> recognise_trainer(["loss", "kl", "reward"]).recognised
-    False
-    """
-    names = frozenset(name.removeprefix(TRAIN_PREFIX) for name in metric_names) - SHARED_NAMES
-    first, second, *_ = sorted(
-        TRAINERS, key=lambda trainer: len(names & trainer.all_names), reverse=True
-    )
-    num_own = len(names & first.all_names)
-    is_unique = num_own > len(names & second.all_names)
-    return first if is_unique and num_own >= MIN_OWN_NAMES else UNRECOGNISED
-
-
-def trl_or_unrecognised(metric_names: Iterable[str]) -> Trainer:
-    """Return TRL if a log of transformers has a distinctive name of TRL."""
-    names = frozenset(name.removeprefix(TRAIN_PREFIX) for name in metric_names)
-    return TRL if names & TRL.all_names - SHARED_NAMES else UNRECOGNISED

@@ -11,7 +11,7 @@ from typing import Any
 from klinic.errors import EvidenceError
 from klinic.evidence.files import read_json
 from klinic.evidence.readers.log import LogBuilder, ScalarLog
-from klinic.evidence.readers.names import trl_or_unrecognised
+from klinic.evidence.readers.recognise import trl_or_unrecognised
 
 NAME = "trainer_state.json"
 CHECKPOINT = re.compile(r"checkpoint-([0-9]{1,15})")
@@ -40,7 +40,12 @@ def list_folder(folder: Path) -> list[Path]:
 
 def read_log(path: Path) -> ScalarLog:
     """Return the training entries as a scalar log."""
-    history = read_json(path, largest=LARGEST, most_containers=LARGEST).get("log_history")
+    return build_log(read_json(path, largest=LARGEST, most_containers=LARGEST), path)
+
+
+def build_log(state: dict[str, Any], path: Path) -> ScalarLog:
+    """Return the training entries of a state as a scalar log."""
+    history = state.get("log_history")
     if not isinstance(history, list):
         raise EvidenceError(
             f"{path}: has no list `log_history`, so it is no {NAME} of transformers. Pass the file "

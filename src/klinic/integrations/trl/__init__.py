@@ -1,13 +1,20 @@
 """Integration with TRL's GRPOTrainer: step records, live diagnosis, klinic's KL term.
 
-attach.py            `klinic.attach`, the public entry point, and the supported TRL versions
+attach.py            `klinic.attach`, the public entry point
+capabilities.py      methods of TRL that klinic needs, and what an untested version lacks
+loss_path.py         refuses trainers whose loss klinic could not see
 session.py           the attached session: one training step from its first batch on
 hooks.py             wrapped trainer methods and the data taken from each
-sampled_logprobs.py  sampler log-probs of transformers' `generate`
+sampled_logprobs.py  tokens and log-probs of transformers' `generate`, of any model
 rollouts.py          completions and rewards of one generation, by row
+tool_suffixes.py     tokens of tools and of the template in what TRL appends to a row
+answer_pay.py        pay of completions that state the dataset's answer
+trained_rows.py      joins the rows of micro-batches to those of the generation, by their ids
 records.py           the record and the metrics of a step, from TRL's padded micro-batches
 run_log.py           run log: folder, live doctor and console
 run_facts.py         run.json and recipe.yaml, from TRL's config
+sharding.py          layouts over several processes: DDP and FSDP2
+step_join.py         joins what the processes captured in a step, on rank 0
 reference.py         the reference policy and its digest
 scoring.py           log-probs by TRL's own scoring, without side effects
 probes.py            active probes of the live trainer

@@ -1,9 +1,9 @@
 """`klinic.attach(trainer)`: adds records, doctor and KL term to an unmodified TRL GRPOTrainer.
 
-klinic wraps private methods of TRL, which change between versions: others are refused.
+klinic wraps private methods of TRL, which change between versions: `capabilities.py` looks for
+those that it needs.
 """
 
-import re
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,41 +12,21 @@ from typing import Any
 from rich.console import Console
 
 from klinic.errors import ConfigError, MissingExtraError
+from klinic.evidence.processes import call_on_rank_0
+from klinic.integrations.torch_processes import TorchProcesses
+from klinic.integrations.trl.capabilities import warn_about_lacks
+from klinic.integrations.trl.loss_path import reject_hidden_loss
 from klinic.integrations.trl.run_log import DOCTOR_MODES, TRLRunLog
 from klinic.integrations.trl.session import SESSION_ATTRIBUTE, AttachOptions, TRLSession
+from klinic.integrations.trl.sharding import reject_unsupported_layout
 from klinic.recipe.sections import KLSection, RecoverySection
 from klinic.training.run_folder import new_folder
 
-OLDEST_TESTED, NEWEST_TESTED = (1, 14), (1, 16)
-
 
 def require_trl() -> None:
-    """Raise if TRL is missing or its version is untested."""
+    """Raise if TRL is missing."""
     if find_spec("trl") is None:
         raise MissingExtraError('this needs trl. Install it with: pip install "klinic[trl]"')
-    import trl
-
-    reject_untested(str(trl.__version__))
-
-
-def reject_untested(version: str) -> None:
-    """Raise ConfigError for a version outside the tested range.
-
-    >>> reject_untested("1.15.0")
-    >>> reject_untested("1.16.0.dev0")
-    """
-    version_match = re.match(r"(\d+)\.(\d+)", version)
-    major_minor = (int(version_match[1]), int(version_match[2])) if version_match else (0, 0)
-    if not OLDEST_TESTED <= major_minor <= NEWEST_TESTED:
-        tested_range = " to ".join(
-            ".".join(map(str, bound)) for bound in (OLDEST_TESTED, NEWEST_TESTED)
-        )
-        raise ConfigError(
-            f"TRL is {version}, but klinic.attach wraps private methods and is tested with TRL "
-            f"{tested_range} only: its records could differ from "
-            "the data that TRL trains on. Install a "
-            'tested version: pip install "klinic[trl]".'
-        )
 
 
 def attach(  # noqa: PLR0913 - the user's options, by keyword
@@ -63,20 +43,40 @@ def attach(  # noqa: PLR0913 - the user's options, by keyword
 ) -> TRLSession:
     """Record every step of a TRL GRPOTrainer and diagnose it during training.
 
-    `folder` is the run folder, new or empty; the default is the next free `runs/trl`. `doctor` is
-    `tell` (report causes), `stop` (report and end the training), or `none`. `monitor_kl_every=N`
-    measures the KL to the initial policy every N steps, also at beta 0. `parse` returns the answer
-    in a completion, or None. `accuracy` names the reward function whose mean in TRL's evaluation is
-    recorded as accuracy. `kl`, from `klinic.KL(...)`, replaces TRL's KL term and beta. `recovery`,
-    from `klinic.Recovery(...)`, sets which updates are skipped and when to stop. Call `detach()` to
-    restore the trainer, or use the result as a context manager.
+    Call it before `trainer.train()`, in a run of several processes in each of them. Training is
+    unchanged unless `kl` or `recovery` is set.
+
+    Args:
+        trainer: TRL's `GRPOTrainer`.
+        folder: The run folder, new or empty; by default the next free `runs/trl`.
+        doctor: `tell` reports causes, `stop` reports them and ends the training, `none` records
+            only.
+        monitor_kl_every: Steps between measurements of the KL to the initial policy, also at beta
+            0; 0: never.
+        parse: A function that returns the answer in a completion, or None.
+        accuracy: The reward function whose mean in TRL's evaluation is recorded as accuracy.
+        kl: A KL term of klinic, from `klinic.KL(...)`, that replaces TRL's and beta.
+        recovery: Which updates are skipped and when to stop, from `klinic.Recovery(...)`.
+        console: A rich console to print to; by default the terminal.
+
+    Returns:
+        The session: its `detach()` restores the trainer, as the end of a `with` block does.
     """
     require_trl()
     _reject_unsupported(trainer, doctor=doctor, monitor_kl_every=monitor_kl_every)
+    warning = warn_about_lacks(trainer, _trl_version())
     advice = "Give the folder of a new run: klinic.attach(trainer, FOLDER)."
     folder_name = None if folder is None else str(folder)
-    run_folder = new_folder(folder_name, "trl", instead=advice)
-    run_log = TRLRunLog(run_folder, doctor=doctor, console=console or Console(highlight=False))
+    processes = TorchProcesses()
+    run_folder = call_on_rank_0(
+        processes, lambda: str(new_folder(folder_name, "trl", instead=advice))
+    )
+    run_log = TRLRunLog(
+        Path(run_folder),
+        doctor=doctor,
+        console=console or Console(highlight=False),
+        processes=processes,
+    )
     options = AttachOptions(
         monitor_kl_every=monitor_kl_every,
         parse=parse,
@@ -84,28 +84,25 @@ def attach(  # noqa: PLR0913 - the user's options, by keyword
         kl=kl,
         recovery=recovery,
     )
+    if warning is not None:
+        run_log.print_line(warning, style="yellow")
     return TRLSession(trainer, run_log, options)
 
 
-def _reject_unsupported(trainer: Any, *, doctor: str, monitor_kl_every: int) -> None:
-    from trl import GRPOTrainer
+def _trl_version() -> str:
+    import trl
 
-    if not isinstance(trainer, GRPOTrainer):
-        raise ConfigError(
-            f"klinic.attach received a {type(trainer).__name__}: it supports TRL's GRPOTrainer "
-            "only. Pass one, before trainer.train()."
-        )
+    return str(trl.__version__)
+
+
+def _reject_unsupported(trainer: Any, *, doctor: str, monitor_kl_every: int) -> None:
+    reject_hidden_loss(trainer)
     if hasattr(trainer, SESSION_ATTRIBUTE):
         raise ConfigError(
             "klinic is already attached to this trainer: every step would be recorded twice. "
             "Detach the first session: attached.detach()."
         )
-    if trainer.accelerator.num_processes > 1 or trainer.is_deepspeed_enabled:
-        raise ConfigError(
-            f"this trainer runs in {trainer.accelerator.num_processes} processes, or with "
-            "DeepSpeed: klinic.attach supports a single process with unsharded weights, and would "
-            "record only a part of each group. Attach to a short run on one device."
-        )
+    reject_unsupported_layout(trainer, monitors=monitor_kl_every > 0)
     if doctor not in DOCTOR_MODES:
         raise ConfigError(f"doctor is {doctor!r}. Use tell, stop or none.")
     if monitor_kl_every < 0:

@@ -9,6 +9,8 @@
     _compute_loss                         the batch and its loss; probes run before it
     accelerator.clip_grad_norm_           the gradient norm
     _load_optimizer_and_scheduler         the checkpoint to resume: restores the KL controller
+    _get_tool_suffix_ids                  the template and content tokens of tool results
+    train                                 an exception that ends the training
 
 Captured tensors are detached, extra computation restores the RNG state, and nothing is changed in
 place: training is bit-identical to a run without klinic.
@@ -24,20 +26,26 @@ from typing import Any
 
 import torch
 
+from klinic.evidence.processes import Processes
+from klinic.integrations.trl.answer_pay import count_paid_answers
+from klinic.integrations.trl.capabilities import has_method
 from klinic.integrations.trl.kl_term import KlinicKLTerm
-from klinic.integrations.trl.records import ROW_COLUMN, MicroBatch
 from klinic.integrations.trl.reference import TRLReference, unwrap_policy
 from klinic.integrations.trl.rollouts import (
     GenerationBatch,
     RewardBatch,
+    SamplerOutput,
     VLLMRecorder,
     build_generation_batch,
     build_reward_batch,
+    find_groups,
 )
-from klinic.integrations.trl.sampled_logprobs import record_logits
+from klinic.integrations.trl.sampled_logprobs import LogitsRecorder, record_generations
 from klinic.integrations.trl.scoring import LOGP_REF_COLUMN, without_side_effects
+from klinic.integrations.trl.tool_suffixes import ToolSuffixes
+from klinic.integrations.trl.trained_rows import ROW_COLUMN, MicroBatch
 from klinic.model.adapters import has_adapter
-from klinic.model.weights import fingerprint
+from klinic.model.weights import fingerprint, sampled_digest, trainable_tensors
 
 
 class MethodWrappers:
@@ -82,8 +90,10 @@ class TrainerHooks:
         kl_term: KlinicKLTerm | None,
         *,
         monitor_every: int,
+        processes: Processes,
     ) -> None:
         self._trainer = trainer
+        self._processes = processes
         self._reference = reference
         self._kl_term = kl_term
         self._monitor_every = monitor_every
@@ -93,25 +103,31 @@ class TrainerHooks:
         self._forward_outputs: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._logp_with_grad: torch.Tensor | None = None
         self._vllm_recorder: VLLMRecorder | None = None
+        self._tool_suffixes = ToolSuffixes()
         self.generation: GenerationBatch | None = None
         """The last generation."""
         self.rewards: RewardBatch | None = None
         self.micro_batches: list[MicroBatch] = []
         """The batches of this step so far."""
+        self._answer_counts: dict[str, int] = {}
         self.grad_norm: float | None = None
         self.seconds: dict[str, float] = {}
 
-    def wrap_methods(self, begin_step: StepCallback) -> None:
-        """Wrap every method; `begin` runs before the first loss of each step."""
+    def wrap_methods(self, begin_step: StepCallback, train: Callable[..., Any]) -> None:
+        """Wrap every method; `begin_step` runs before the first loss of each step."""
         self._begin_step = begin_step
         wrap, trainer = self._wrappers.wrap_method, self._trainer
+        wrap(trainer, "train", train)
         wrap(trainer, "_generate", self._on_generate)
         wrap(trainer, "_calculate_rewards", self._on_rewards)
         wrap(trainer, "_generate_and_score_completions", self._on_batch)
         self.score = wrap(trainer, "_get_per_token_logps_and_entropies", self._on_score)
         self._trl_loss = wrap(trainer, "_compute_loss", self._on_loss)
         wrap(trainer.accelerator, "clip_grad_norm_", self._on_norm)
-        wrap(trainer, "_load_optimizer_and_scheduler", self._on_load)
+        if has_method(trainer, "_load_optimizer_and_scheduler"):
+            wrap(trainer, "_load_optimizer_and_scheduler", self._on_load)
+        if has_method(trainer, "_get_tool_suffix_ids") and getattr(trainer, "tools", None):
+            wrap(trainer, "_get_tool_suffix_ids", self._tool_suffixes.record_suffix)
         if trainer.use_vllm:
             wrap(trainer.vllm_generation, "generate", self._on_vllm)
             if hasattr(trainer.vllm_generation, "llm"):  # an in-process engine
@@ -125,6 +141,14 @@ class TrainerHooks:
         """Return the batches of the finished step and clear them."""
         taken, self.micro_batches = self.micro_batches, []
         return taken
+
+    def first_unseen_method(self) -> str:
+        """Return the first method of a step that was not called, in the order of TRL's calls."""
+        if self.generation is None:
+            return "TRL's _generate"
+        if self.rewards is None:
+            return "TRL's _calculate_rewards"
+        return "TRL's _compute_loss, or its _get_per_token_logps_and_entropies within it"
 
     def take_seconds(self) -> dict[str, float]:
         """Return the seconds of klinic's own work since the last call, by name."""
@@ -162,28 +186,39 @@ class TrainerHooks:
         return self._kl_term.add_to_loss(loss, logp, inputs)
 
     def _on_generate(self, real: Any, *args: Any, **kwargs: Any) -> Any:
-        lm = unwrap_policy(self._trainer)
         self._vllm_recorder = VLLMRecorder() if self._trainer.use_vllm else None
-        with record_logits(lm.get_base_model() if has_adapter(lm) else lm) as recorder:
+        self._tool_suffixes.clear()
+        with record_generations() as recorders:
             generated = real(*args, **kwargs)
         if self._is_training:
             with self.add_seconds("klinic"):
-                self.generation = build_generation_batch(
-                    generated,
-                    recorder,
-                    self._vllm_recorder,
-                    pad_id=self._trainer._tokenizer.pad_token_id,
-                    version=self.current_step - 1,
-                    fingerprint=fingerprint(lm),
-                )
+                self.generation = build_generation_batch(generated, self._sampler_output(recorders))
         return generated
 
+    def _sampler_output(self, recorders: list[LogitsRecorder]) -> SamplerOutput:
+        trainer, vllm, lm = self._trainer, self._vllm_recorder, unwrap_policy(self._trainer)
+        eos_ids = trainer.eos_token_ids
+        emissions = [emission for call in recorders for emission in call.emissions(eos_ids)]
+        return SamplerOutput(
+            emissions=emissions + ([] if vllm is None else vllm.emissions(eos_ids)),
+            cached_tokens=None if vllm is None else vllm.cached_tokens,
+            pad_id=trainer._tokenizer.pad_token_id,
+            suffixes=self._tool_suffixes,
+            is_unwatched=trainer.use_vllm
+            or getattr(trainer, "use_transformers_continuous_batching", False),
+            version=self.current_step - 1,
+            fingerprint=fingerprint(lm),
+            loaded_fingerprint=_copy_fingerprint(lm, [call.model for call in recorders]),
+        )
+
     def _on_vllm(self, real: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs = real(*args, **kwargs)
         if self._vllm_recorder is not None:
             self._vllm_recorder.prompts.append(
                 kwargs["prompts"] if "prompts" in kwargs else args[0]
             )
-        return real(*args, **kwargs)
+            self._vllm_recorder.completions.append(outputs[1])
+        return outputs
 
     def _on_engine(self, real: Any, *args: Any, **kwargs: Any) -> Any:
         outputs = real(*args, **kwargs)
@@ -196,14 +231,35 @@ class TrainerHooks:
     ) -> torch.Tensor:
         rewards: torch.Tensor = real(inputs, prompts, *args, **kwargs)
         if self._is_training:
+            values = rewards.detach().cpu().numpy()  # of all processes
+            asked = [row.get("prompt") for row in inputs]
+            size = self._trainer.num_generations
+            groups = find_groups(asked, prompts, size, self._processes)
             self.rewards = build_reward_batch(
-                rewards.detach().cpu().numpy(),
+                values,
                 self._trainer.reward_func_names,
                 self._trainer.reward_weights.cpu().numpy(),
                 prompts,
-                self._trainer.num_generations,
+                groups,
             )
+            self._count_answers(inputs, values[groups.own], self.rewards.group)
         return rewards
+
+    def _count_answers(self, rows: Any, rewards: Any, group: Any) -> None:
+        """Add the counts of paid answers; a step may grade several generations."""
+        if self.generation is None or len(self.generation.texts) != len(rows):
+            return
+        with self.add_seconds("klinic"):
+            counts = count_paid_answers(
+                rows, self.generation.texts, rewards, self._trainer.reward_funcs, group
+            )
+        for name, num in counts.items():
+            self._answer_counts[name] = self._answer_counts.get(name, 0) + num
+
+    def take_answer_counts(self) -> dict[str, int]:
+        """Return the counts of paid answers since the last call."""
+        taken, self._answer_counts = self._answer_counts, {}
+        return taken
 
     def _on_batch(self, real: Any, *args: Any, **kwargs: Any) -> Any:
         batch = real(*args, **kwargs)
@@ -266,3 +322,26 @@ class TrainerHooks:
         real(checkpoint)
         if self._kl_term is not None and checkpoint is not None:
             self._kl_term.load_state(Path(checkpoint))
+
+
+def _copy_fingerprint(policy: Any, samplers: list[Any]) -> str | None:
+    """Return the fingerprint of the trained weights in the first sampler that is no policy object.
+
+    None if the policy sampled, or if the tensors are not comparable: merged, cast or quantized.
+    """
+    base = policy.get_base_model() if has_adapter(policy) else policy
+    copies = [model for model in samplers if model is not base]
+    if not copies:
+        return None
+    sampled = dict(copies[0].named_parameters())
+    names = {id(weight): name for name, weight in base.named_parameters()}
+    pairs = {
+        name: (weight, sampled.get(names.get(id(weight), "")))
+        for name, weight in trainable_tensors(policy).items()
+    }
+    copied = {
+        name: copy
+        for name, (weight, copy) in pairs.items()
+        if copy is not None and copy.shape == weight.shape and copy.dtype == weight.dtype
+    }
+    return sampled_digest(copied) if copied and len(copied) == len(pairs) else None

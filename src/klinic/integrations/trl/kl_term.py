@@ -15,7 +15,7 @@ only the gradient is the estimator's, whose own value may be meaningless.
 Source: `GRPOTrainer._compute_loss` of TRL 1.16; tests compare both.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -151,6 +151,15 @@ class KlinicKLTerm:
             )
             self._state = self._state if updated is None else updated
         self._done_steps += 1
+
+    def state(self) -> dict[str, Any]:
+        """Return the controller's state as JSON values, for `adopt_state`."""
+        return {"kl": self._state.to_json(), "done_steps": self._done_steps}
+
+    def adopt_state(self, state: Mapping[str, Any]) -> None:
+        """Take over the controller's state from another process."""
+        self._state = KLCoefState.from_json(state["kl"])
+        self._done_steps = int(state["done_steps"])
 
     def save_state(self, checkpoint: Path) -> None:
         """Save the controller in a checkpoint folder of TRL."""

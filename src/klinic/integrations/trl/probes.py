@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from klinic.evidence.processes import Processes, all_gather_json
 from klinic.evidence.record import ProbeResult
 from klinic.integrations.trl.kl_term import SUPPORTED_LOSSES, token_weights
 from klinic.integrations.trl.scoring import (
@@ -26,6 +27,7 @@ from klinic.integrations.trl.scoring import (
     unpad_row,
     without_side_effects,
 )
+from klinic.integrations.trl.sharding import loss_gradients
 from klinic.learner.probes import (
     LIKELY_ESTIMATORS,
     NUM_PROBED_ROWS,
@@ -40,10 +42,10 @@ from klinic.learner.probes import (
 )
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.model.dropout import max_dropout_rate
-from klinic.model.weights import trainable_tensors
 
 LOCAL_DENOMINATOR_LOSSES = ("bnpo",)
 """Losses that divide by a micro-batch's own tokens: splitting changes them by design."""
+MAX_LOG_RATIO = 1e-2  # nats from the old log-probs: rounding, far inside every clip range
 WHOLE_VOCABULARY_ESTIMATORS = ("exact", "topk")
 
 
@@ -61,6 +63,8 @@ class TRLProbeTarget:
     """Whether the term weights tokens by the sampler's log-probs; TRL's own does not."""
     override_coef: Callable[[float], AbstractContextManager[None]]
     """A context manager that overrides the coefficient of the term."""
+    processes: Processes
+    """All make the same passes: under FSDP2 each is a collective."""
     batch: Batch
     """Some rows of a micro-batch."""
     logp_sampler: list[np.ndarray] | None
@@ -79,7 +83,15 @@ def run_probes(target: TRLProbeTarget) -> dict[str, ProbeResult]:
         first, second = _score_batch(target, target.batch), _score_batch(target, target.batch)
     mask = trained_mask(target.batch)
     results: dict[str, ProbeResult] = {}
-    if mask.any():
+    # dropout samples another mask for another shape: halves would differ by chance
+    has_no_dropout = max_dropout_rate(target.model) == 0
+    can_halve = has_no_dropout and len(mask) > 1
+    own_tokens = bool(mask.any())
+    own = [own_tokens, own_tokens and _has_plain_gradient(target, first), can_halve]
+    has_tokens, is_plain, can_halve = (
+        all(flags) for flags in zip(*all_gather_json(target.processes, own), strict=True)
+    )
+    if has_tokens:
         results["rescore"] = logp_difference(first[mask], second[mask])
         results["rescore_alone"] = _rescore_alone(target, first)
     if (
@@ -88,13 +100,9 @@ def run_probes(target: TRLProbeTarget) -> dict[str, ProbeResult]:
         and target.trainer.loss_type in SUPPORTED_LOSSES
     ):
         results["kl_gradient"] = _probe_kl_gradient(target, str(target.estimator))
-    # dropout samples another mask for another shape: halves would differ by chance
-    has_no_dropout = max_dropout_rate(target.model) == 0
-    if (
-        has_no_dropout
-        and len(mask) > 1
-        and target.trainer.loss_type not in LOCAL_DENOMINATOR_LOSSES
-    ):
+    if has_tokens and is_plain:
+        results["policy_gradient"] = _probe_policy_gradient(target)
+    if can_halve and target.trainer.loss_type not in LOCAL_DENOMINATOR_LOSSES:
         results["micro_batches"] = _probe_micro_batches(target)
     return results
 
@@ -107,7 +115,10 @@ def _score_batch(target: TRLProbeTarget, batch: Batch) -> Tensor:
 def _rescore_alone(target: TRLProbeTarget, together: Tensor) -> ProbeResult:
     """Score some rows alone, unpadded, and compare them with the batch scores."""
     alone_logp, batch_logp = [], []
-    for row in sorted(_rows_to_rescore(target, together)):
+    rows = sorted(_rows_to_rescore(target, together))
+    if target.processes.size > 1:  # as many passes in each
+        rows += rows[:1] * (NUM_ROWS_ALONE - len(rows))
+    for row in rows:
         single_row = unpad_row(target.batch, row)
         mask = trained_mask(single_row)[0]
         with without_side_effects(target.trainer):
@@ -141,15 +152,46 @@ def _probe_kl_gradient(target: TRLProbeTarget, name: str) -> ProbeResult:
         target, zero_advantage_batch, coef=0.0
     )
     promised = _promised_gradient(target, name)
-    if is_expected_gradient(measured, promised):
+    if all(all_gather_json(target.processes, is_expected_gradient(measured, promised))):
         return {**compare_gradients(measured, promised), "score_norm": None, "looks_like": name}
-    candidates = {key: _promised_gradient(target, key) for key in {*LIKELY_ESTIMATORS, name}}
+    candidates = {
+        key: _promised_gradient(target, key) for key in sorted({*LIKELY_ESTIMATORS, name})
+    }
     similarity = {key: abs(cosine_similarity(measured, v)) for key, v in candidates.items()}
     return {
         **compare_gradients(measured, promised),
         "score_norm": vector_norm(candidates["k1"]),
         "looks_like": max(similarity, key=lambda key: similarity[key]),
     }
+
+
+def _has_plain_gradient(target: TRLProbeTarget, logp: Tensor) -> bool:
+    """Whether the ratio is 1 on every token and no token is left out or weighted."""
+    mask, old = trained_mask(target.batch), target.batch.get("old_per_token_logps")
+    is_new = old is None or float((logp - old)[mask].abs().max()) < MAX_LOG_RATIO
+    return (
+        is_new
+        and target.trainer.loss_type in SUPPORTED_LOSSES
+        and target.batch.get("importance_sampling_ratio") is None
+        and getattr(target.trainer, "top_entropy_quantile", 1.0) == 1.0
+        and max_dropout_rate(target.model) == 0
+    )
+
+
+def _probe_policy_gradient(target: TRLProbeTarget) -> ProbeResult:
+    """Compare the part of the gradient that depends on the advantages with its direction.
+
+    The KL term, at its own coefficient, cancels: a loss may take another path at 0.
+    """
+    advantages = target.batch["advantages"]
+    without = {**target.batch, "advantages": torch.zeros_like(advantages)}
+    measured = _loss_gradient(target, target.batch) - _loss_gradient(target, without)
+    with without_side_effects(target.trainer):
+        logp = score_completions(target.score, target.model, target.batch)
+        weights = token_weights(target.trainer, target.batch, logp.dtype)
+        by_token = advantages.unsqueeze(1) if advantages.dim() == 1 else advantages
+        expected = _sampled_gradient(target, -(weights * by_token * logp).sum())
+    return compare_gradients(measured, expected)
 
 
 def _probe_micro_batches(target: TRLProbeTarget) -> ProbeResult:
@@ -194,10 +236,4 @@ def _promised_gradient(target: TRLProbeTarget, name: str) -> Tensor:
 
 def _sampled_gradient(target: TRLProbeTarget, loss: Tensor) -> Tensor:
     """Return evenly spaced entries of the gradient; 0 for unused parameters."""
-    parameters = list(trainable_tensors(target.model).values())
-    if not loss.requires_grad:
-        return sampled_entries(torch.zeros_like(p) for p in parameters)
-    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-    return sampled_entries(
-        torch.zeros_like(p) if g is None else g for p, g in zip(parameters, gradients, strict=True)
-    )
+    return sampled_entries(loss_gradients(target.trainer, target.model, loss))

@@ -1,56 +1,29 @@
 """Builds the record and the metrics of a step from TRL's padded micro-batches.
 
 TRL pads prompts on the left and completions on the right, shuffles the rows of a generation and
-splits them into micro-batches. An added column of row numbers, which TRL passes through, identifies
-the row of the generation.
+splits them into micro-batches; `trained_rows.py` finds the row of the generation again.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from klinic.evidence.metrics import clip_metrics, step_metrics
+from klinic.evidence.metrics import clip_metrics, logged_metrics
 from klinic.evidence.record import EmittedBy, Fact, StepRecord
 from klinic.evidence.rollout import concatenate_arrays, offsets_from_lengths
 from klinic.integrations.trl import run_facts
-from klinic.integrations.trl.rollouts import GenerationBatch, RewardBatch
-from klinic.integrations.trl.scoring import reference_logp, trained_mask
-
-ROW_COLUMN = "klinic_row"
-"""The column of row numbers in TRL's batches."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch:
-    """A micro-batch with its loss and the outputs of its forward pass."""
-
-    inputs: Mapping[str, Any]
-    """The inputs of TRL's loss."""
-    logp: Tensor
-    entropy: Tensor | None
-    loss: Tensor
-    generation: GenerationBatch
-    rewards: RewardBatch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedRow:
-    """A trained row: its index in the micro-batch and in the generation."""
-
-    batch: MicroBatch
-    batch_row: int
-    generation_row: int
-    length: int
-
-    def slice_tokens(self, name: str, values: Any) -> np.ndarray:
-        """Return the row's part of a padded array, one entry per token."""
-        part = np.asarray(values[self.batch_row])[: self.length]
-        if len(part) < self.length:  # the trained row is shorter than the sampled one
-            raise ValueError(f"{name} has {len(part)} tokens of {self.length}")
-        return part
+from klinic.integrations.trl.rollouts import GenerationBatch
+from klinic.integrations.trl.scoring import Batch, reference_logp, trained_mask
+from klinic.integrations.trl.trained_rows import (
+    ROW_COLUMN,
+    BatchIds,
+    MicroBatch,
+    TrainedRow,
+    join_batches,
+    join_ids,
+)
 
 
 def build_record(
@@ -61,14 +34,16 @@ def build_record(
     facts: Mapping[str, Fact],
     round_trip: Callable[[list[int]], bool] | None = None,
 ) -> StepRecord:
-    """Return the micro-batches of an update as one record.
+    """Return the micro-batches of an update as one record, with groups of all processes.
 
     `round_trip` returns whether decoding and encoding reproduces token ids; None skips this test.
     """
     arrays = {id(batch): _cpu_arrays(batch) for batch in batches}
-    rows = [row for batch in batches for row in _trained_rows(batch, arrays[id(batch)])]
+    ids = [batch_ids(batch.inputs) for batch in batches]
+    rows = join_batches(batches, ids)
     # generation order: members of a group are adjacent
-    rows.sort(key=lambda row: row.generation_row)
+    order = _generation_order(batches)
+    rows.sort(key=lambda row: (order[id(row.batch.generation)], row.generation_row))
 
     def flat_tokens(name: str) -> Any:
         if any(arrays[id(row.batch)].get(name) is None for row in rows):
@@ -82,28 +57,26 @@ def build_record(
         return lambda row: row.batch.rewards.by_function[name][row.generation_row]
 
     rewards = rows[0].batch.rewards.by_function
-    prompts = [_prompt_tokens(row, arrays[id(row.batch)]) for row in rows]
-    group = per_row(lambda row: row.batch.rewards.group[row.generation_row], np.int64)
-    group_ids = np.unique(group, return_inverse=True)[1].astype(np.int64)
+    ids_of = dict(zip(map(id, batches), ids, strict=True))
+    prompts = [ids_of[id(row.batch)].prompt(row.batch_row) for row in rows]
     return StepRecord(
         step=step,
-        group=group_ids,
-        sample=_sample_indices(group_ids),
+        group=per_row(lambda row: _row_group(row, order), np.int64),
+        sample=per_row(lambda row: row.batch.rewards.sample[row.generation_row], np.int64),
         row_offsets=offsets_from_lengths([row.length for row in rows]),
         prompt_offsets=offsets_from_lengths([len(prompt) for prompt in prompts]),
         prompt_ids=concatenate_arrays(prompts, np.int64),
         prompt_ids_match=_prompts_match(rows, prompts),
         cached_tokens=_cached_tokens(rows),
-        round_trip=None if round_trip is None else _round_trips(rows, round_trip),
+        round_trip=_round_trips(rows, round_trip),
         finish_reason=per_row(lambda row: _finish_reason(row, eos_ids), np.str_),
         reward=per_row(lambda row: row.batch.rewards.total[row.generation_row], np.float64),
         reward_parts={name: per_row(row_reward(name), float) for name in rewards},
         advantage=_row_advantages(rows, arrays),
+        token_advantage=flat_tokens("token_advantages"),
         token_ids=flat_tokens("completion_ids"),
         loss_mask=flat_tokens("loss_mask"),
-        emitted_by=concatenate_arrays(
-            (row.batch.generation.emitted_by[row.generation_row] for row in rows), np.int8
-        ),
+        emitted_by=_emitted_by(rows),
         logp_sampler=_sampler_logp(rows),
         logp=flat_tokens("logp"),
         logp_old=flat_tokens("logp_old"),
@@ -112,8 +85,57 @@ def build_record(
         weight_version=concatenate_arrays(
             (np.full(row.length, row.batch.generation.version) for row in rows), np.int64
         ),
-        facts=facts,
+        facts={**facts, **_join_facts(rows)},
     )
+
+
+def _generation_order(batches: Sequence[MicroBatch]) -> dict[int, int]:
+    """Return the number of each generation of a step, by its id."""
+    generations = dict.fromkeys(id(batch.generation) for batch in batches)
+    return {generation: number for number, generation in enumerate(generations)}
+
+
+def _row_group(row: TrainedRow, order: Mapping[int, int]) -> int:
+    """Return the group of a row; groups of different generations have different numbers."""
+    rewards, number = row.batch.rewards, order[id(row.batch.generation)]
+    return number * rewards.num_rows + int(rewards.group[row.generation_row])
+
+
+def batch_ids(inputs: Batch) -> BatchIds:
+    """Return the ids of a micro-batch that identify its rows."""
+    advantages = inputs.get("advantages")
+    return BatchIds(
+        prompt_ids=_to_numpy(inputs["prompt_ids"]),
+        prompt_mask=_to_numpy(inputs["prompt_mask"].bool()),
+        completion_ids=_to_numpy(inputs["completion_ids"]),
+        trained_mask=_to_numpy(trained_mask(inputs)),
+        expected=_to_numpy(inputs[ROW_COLUMN]),
+        advantages=None if advantages is None or advantages.dim() != 1 else _to_numpy(advantages),
+    )
+
+
+def generation_rows(inputs: Batch, generation: GenerationBatch) -> list[int]:
+    """Return the generation's row of each row of a batch; by number if no ids agree."""
+    ids = batch_ids(inputs)
+    joined = join_ids([ids], generation, None)
+    return [int(number) for number in np.where(joined < 0, ids.expected, joined)]
+
+
+def _join_facts(rows: Sequence[TrainedRow]) -> dict[str, Fact]:
+    reencoded = [row.batch.generation.reencoded for row in rows]
+    is_known = all(flags is not None for flags in reencoded)
+    pairs = zip(reencoded, rows, strict=True)
+    rewards = {id(row.batch.rewards): row.batch.rewards for row in rows}.values()
+    return {
+        "num_split_groups": sum(batch.num_split_groups for batch in rewards),
+        "num_reencoded_rows": sum(flags[row.generation_row] for flags, row in pairs)  # type: ignore[index]
+        if is_known
+        else None,
+        "num_moved_rows": sum(row.is_moved for row in rows),
+        "num_changed_rows": sum(
+            row.is_changed or row.batch.generation.replaced[row.generation_row] for row in rows
+        ),
+    }
 
 
 def _cpu_arrays(batch: MicroBatch) -> dict[str, np.ndarray | None]:
@@ -122,12 +144,10 @@ def _cpu_arrays(batch: MicroBatch) -> dict[str, np.ndarray | None]:
     logp_old = inputs.get("old_per_token_logps")
     advantages = inputs["advantages"]
     tensors = {
-        "number": inputs[ROW_COLUMN],
         "completion_ids": inputs["completion_ids"],
         "loss_mask": trained_mask(inputs),
-        "prompt_ids": inputs["prompt_ids"],
-        "prompt_mask": inputs["prompt_mask"].bool(),
         "advantages": advantages if advantages.dim() == 1 else None,
+        "token_advantages": advantages if advantages.dim() > 1 else None,
         "logp": batch.logp,
         "logp_old": batch.logp if logp_old is None else logp_old,
         "logp_ref": reference_logp(inputs),
@@ -142,49 +162,12 @@ def _to_numpy(tensor: Tensor) -> np.ndarray:
     return array
 
 
-def _trained_rows(batch: MicroBatch, arrays: Mapping[str, np.ndarray | None]) -> list[TrainedRow]:
-    numbers, ids = arrays["number"], arrays["completion_ids"]
-    assert numbers is not None  # noqa: S101 - always there
-    assert ids is not None  # noqa: S101
-    return [
-        TrainedRow(
-            batch=batch,
-            batch_row=at,
-            generation_row=int(number),
-            length=min(len(batch.generation.completion_ids[number]), ids.shape[1]),
-        )
-        for at, number in enumerate(numbers)
-    ]
-
-
-def _prompt_tokens(row: TrainedRow, arrays: Mapping[str, np.ndarray | None]) -> np.ndarray:
-    ids, mask = arrays["prompt_ids"], arrays["prompt_mask"]
-    assert ids is not None  # noqa: S101 - always there
-    assert mask is not None  # noqa: S101
-    prompt: np.ndarray = ids[row.batch_row][mask[row.batch_row]]
-    return prompt
-
-
 def _prompts_match(rows: Sequence[TrainedRow], scored: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Return for each row whether the sampler received the scored prompt."""
+    """Return for each row whether the sampler attended to exactly the scored prompt."""
     if any(row.batch.generation.sent_prompts is None for row in rows):
         return None
     sent = [row.batch.generation.sent_prompts[row.generation_row] for row in rows]  # type: ignore[index]
-    pads = [row.batch.generation.pad_id for row in rows]
-    return np.array(list(map(_is_padded_prompt, sent, scored, pads)), np.bool_)
-
-
-def _is_padded_prompt(sent: np.ndarray, prompt: np.ndarray, pad_id: int | None) -> bool:
-    """Return whether the sent tokens are the prompt with at most padding on its left.
-
-    >>> two = np.array([7, 8])
-    >>> [_is_padded_prompt(np.array(ids), two, 0) for ids in ([7, 8], [0, 0, 7, 8], [5, 7, 8], [8])]
-    [True, True, False, False]
-    >>> _is_padded_prompt(np.array([0, 7, 8]), two, None)
-    False
-    """
-    num = max(len(sent) - len(prompt), 0)
-    return np.array_equal(sent[num:], prompt) and bool((sent[:num] == pad_id).all())
+    return np.array([np.array_equal(*both) for both in zip(sent, scored, strict=True)], np.bool_)
 
 
 def _cached_tokens(rows: Sequence[TrainedRow]) -> np.ndarray | None:
@@ -200,16 +183,35 @@ def _finish_reason(row: TrainedRow, eos_ids: Sequence[int]) -> str:
     return "stop" if len(ids) and int(ids[-1]) in eos_ids else "length"
 
 
-def _round_trips(rows: Sequence[TrainedRow], round_trip: Callable[[list[int]], bool]) -> np.ndarray:
+def _round_trips(
+    rows: Sequence[TrainedRow], round_trip: Callable[[list[int]], bool] | None
+) -> np.ndarray | None:
+    """Return for each row whether its ids survive decoding and encoding.
+
+    Rows that hold other ids than the sampler emitted did not survive, whatever a test says.
+    """
+    changes = [row.batch.generation.replaced[row.generation_row] for row in rows]
+    replaced = np.array(changes, np.bool_)
+    if round_trip is None:
+        return ~replaced if replaced.any() else None
     segments = [_policy_segments(row.batch.generation, row.generation_row) for row in rows]
-    return np.array([all(round_trip(ids) for ids in parts) for parts in segments], np.bool_)
+    survives = np.array([all(round_trip(ids) for ids in parts) for parts in segments], np.bool_)
+    return np.asarray(survives & ~replaced)
 
 
 def _policy_segments(generation: GenerationBatch, number: int) -> list[list[int]]:
     """Return the runs of consecutive tokens that the policy emitted in a row."""
+    if generation.emitted_by is None:
+        return [generation.completion_ids[number].tolist()]
     is_policy = generation.emitted_by[number] == EmittedBy.POLICY
     parts = np.split(generation.completion_ids[number], np.flatnonzero(np.diff(is_policy)) + 1)
     return [part.tolist() for part in parts[0 if is_policy[:1].all() else 1 :: 2]]
+
+
+def _emitted_by(rows: Sequence[TrainedRow]) -> np.ndarray | None:
+    emitters = [row.emitted_by() for row in rows]
+    known = [values for values in emitters if values is not None]
+    return concatenate_arrays(known, np.int8) if len(known) == len(rows) else None
 
 
 def _row_advantages(
@@ -225,18 +227,8 @@ def _sampler_logp(rows: Sequence[TrainedRow]) -> np.ndarray | None:
     if any(row.batch.generation.logp_sampler is None for row in rows):
         return None
     return np.concatenate(
-        [row.batch.generation.logp_sampler[row.generation_row][: row.length] for row in rows]  # type: ignore[index]
+        [row.sampled_values(row.batch.generation.logp_sampler, np.nan) for row in rows]  # type: ignore[arg-type]
     )
-
-
-def _sample_indices(group: np.ndarray) -> np.ndarray:
-    """Return the index of each row within its group."""
-    last_index: dict[int, int] = {}
-    counted = []
-    for number in group.tolist():
-        last_index[number] = last_index.get(number, -1) + 1
-        counted.append(last_index[number])
-    return np.array(counted, np.int64)
 
 
 def num_empty_batches(batches: Sequence[MicroBatch]) -> int:
@@ -253,17 +245,7 @@ LOGGED_KL_METRICS = tuple(
 
 def compute_step_metrics(record: StepRecord, args: Any, *, kl_coef: float) -> dict[str, float]:
     """Return every metric of a record, with the keys of klinic's own runs."""
-    facts = {name: record.facts.get(name) for name in ("loss", "grad_norm", "learning_rate")}
-    metrics = {name: float(value) for name, value in facts.items() if value is not None}
-    metrics["kl_coef"] = kl_coef
-    rewards = {
-        "reward": record.reward,
-        **{f"rewards/{name}/mean": part for name, part in record.reward_parts.items()},
-    }
-    for name, values in rewards.items():
-        if values is not None and np.isfinite(values).any():
-            metrics[name] = float(np.nanmean(values))
-    metrics |= step_metrics(record)
+    metrics = logged_metrics(record, kl_coef=kl_coef)
     metrics |= clip_metrics(
         record,
         clip_low=args.epsilon,
@@ -273,16 +255,16 @@ def compute_step_metrics(record: StepRecord, args: Any, *, kl_coef: float) -> di
     return metrics
 
 
-def parse_rate(
+def parse_counts(
     batches: Sequence[MicroBatch], parse: Callable[[str], Any] | None
-) -> dict[str, float]:
-    """Return the fraction of completions with a parsable answer; empty without `parse`."""
+) -> tuple[int, int]:
+    """Return the number of completions with a parsable answer, and of all; 0, 0 without `parse`."""
     if parse is None:
-        return {}
+        return 0, 0
     rows = [
         (batch.generation, number)
         for batch in batches
-        for number in batch.inputs[ROW_COLUMN].tolist()
+        for number in generation_rows(batch.inputs, batch.generation)
     ]
     parsed = [parse(generation.texts[number]) is not None for generation, number in rows]
-    return {"completions/parse_rate": sum(parsed) / max(len(parsed), 1)}
+    return sum(parsed), len(parsed)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from klinic.checks.base import count_updates
 from klinic.doctor.anomalies import (
     Anomaly,
     History,
@@ -102,7 +103,7 @@ def _to_update_decision(decision: Decision, anomaly: Anomaly) -> UpdateDecision:
     cut = decision.plan.cuts[-1]
     rate = (
         f"learning rate x {decision.plan.lr_factor(cut.first):g} "
-        f"for {cut.last - cut.first + 1} updates"
+        f"for {count_updates(cut.last - cut.first + 1)}"
     )
     return UpdateDecision(skip=True, message=f"{anomaly}. The update was skipped; {rate}.")
 

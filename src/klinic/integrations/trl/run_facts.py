@@ -10,6 +10,7 @@ import torch
 
 from klinic.evidence.run_facts import SHARED_FORWARD
 from klinic.integrations.trl.reference import TRLReference, unwrap_policy
+from klinic.integrations.trl.sharding import is_sharded
 from klinic.maths.surrogate import SURROGATES
 from klinic.model.adapters import policy_digest
 from klinic.model.dropout import max_dropout_rate
@@ -47,19 +48,25 @@ def run_facts(
         "sampler": {
             "kind": "vllm" if args.use_vllm else "transformers",
             "dtype": compute_dtype(trainer),
-            "max_version_lag": updates_per_generation(args) - 1,
+            "max_version_lag": 0,
             "shares_weights": not args.use_vllm,
         },
-        "shards": 1,
+        "shards": trainer.accelerator.num_processes if is_sharded(trainer) else 1,
+        "processes": trainer.accelerator.num_processes,
+        "trainer": "trl",
         "estimator": estimator,
         "loss": {
             "name": loss_name(args),
             "clip_low": args.epsilon,
             "clip_high": clip_high(args),
             "aggregation": _aggregation_name(args),
+            "overridden": has_own_loss(trainer),
         },
         "advantage": advantage_name(args),
         "group_size": args.num_generations,
+        "updates_per_generation": updates_per_generation(args),
+        "max_steps": trainer.state.max_steps,  # of this training, also where TRL counts epochs
+        "warmup_steps": args.get_warmup_steps(trainer.state.max_steps),
         "logp_old": SHARED_FORWARD if shares_forward(args) else "scored",
     }
 
@@ -123,6 +130,14 @@ def shares_forward(args: Any) -> bool:
     return args.gradient_accumulation_steps % batches == 0 and not args.use_vllm
 
 
+def has_own_loss(trainer: Any) -> bool:
+    """Whether the user's trainer class overrides TRL's loss."""
+    from trl import GRPOTrainer
+
+    names = ("_compute_loss", "compute_loss")
+    return any(getattr(type(trainer), n) is not getattr(GRPOTrainer, n) for n in names)
+
+
 def loss_name(args: Any) -> str:
     """Return klinic's name of the loss where it has one, else TRL's."""
     if args.importance_sampling_level == "sequence" and args.loss_type == "grpo":
@@ -183,8 +198,9 @@ def recipe_values(trainer: Any, folder: str) -> dict[str, Any]:
         **kl_section,
         "sampling": sampling_section,
         "loop": {
+            "updates_per_generation": updates_per_generation(args),
             "max_steps": trainer.state.max_steps,
-            "prompts_per_step": prompts_per_step(args),
+            "prompts_per_step": prompts_per_step(trainer),
             "group_size": args.num_generations,
         },
         "learner": learner,
@@ -192,7 +208,8 @@ def recipe_values(trainer: Any, folder: str) -> dict[str, Any]:
     }
 
 
-def prompts_per_step(args: Any) -> int:
-    """Return the number of prompts per update."""
-    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps
+def prompts_per_step(trainer: Any) -> int:
+    """Return the number of prompts per update, in all processes."""
+    args, num_processes = trainer.args, trainer.accelerator.num_processes
+    rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * num_processes
     return max(1, int(rows // args.num_generations))

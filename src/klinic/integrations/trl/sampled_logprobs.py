@@ -1,9 +1,9 @@
-"""Records the log-probs of tokens as transformers' `generate` samples them.
+"""Records what transformers' `generate` samples: contexts, tokens, and their log-probs.
 
 TRL takes only token ids from `generate`. A recording LogitsProcessorList captures the processed
 scores that each token is sampled from, and reuses the softmax that `generate` computes of them.
 The sampled token appears in the input ids of the next call. Only the scores of the last position
-are stored.
+are stored. Every model of the process is recorded: a copy of the policy samples as well.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,39 +15,36 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, softmax
 from transformers import LogitsProcessorList
+from transformers.generation import GenerationMixin
 
-PROCESSOR_METHOD = "_get_logits_processor"
+from klinic.evidence.row_join import Emission
+
+SAMPLE_METHOD = "_sample"
 PRECISE_DTYPES = (torch.float32, torch.float64)
 
 
 class LogitsRecorder:
-    """Records the sampling of one generation; of several, only their number is valid."""
+    """Records one call of a model's sampling loop."""
 
-    def __init__(self) -> None:
-        self.num_generations = 0
-        self.prompt_ids: Tensor | None = None
+    def __init__(self, model: Any, prompt_ids: Tensor, attention_mask: Tensor | None) -> None:
+        self.model = model
+        self._prompt_ids = prompt_ids
         """The input ids of `generate`, padded on the left."""
+        is_token_mask = attention_mask is not None and attention_mask.shape == prompt_ids.shape
+        self._attention_mask = attention_mask if is_token_mask else None
+        self._sampled_ids: Tensor | None = None
         self._chosen_probs: list[Tensor] = []
         """Probabilities of the sampled tokens, one column per position; or the log-probs below."""
         self._chosen_logp: list[Tensor] = []
         self._scores: Tensor | None = None
         self._probs: Tensor | None = None
 
-    def begin_generation(self) -> None:
-        """Reset the recorder for another generation."""
-        self.num_generations += 1
-        self.prompt_ids, self._scores, self._probs = None, None, None
-        self._chosen_probs.clear()
-        self._chosen_logp.clear()
-
     def record_scores(self, input_ids: Tensor, scores: Tensor) -> None:
         """Record the scores of the next token; the input ids end with the last sampled token.
 
         Called at every position, without gradients.
         """
-        if self.prompt_ids is None:
-            self.prompt_ids = input_ids
-        else:
+        if self._scores is not None:
             self._record_chosen(input_ids[:, -1:])
         self._scores, self._probs = scores, None
 
@@ -55,6 +52,14 @@ class LogitsRecorder:
         """Record the softmax of the last scores, computed by `generate`."""
         if self._scores is not None and probs.shape == self._scores.shape:
             self._probs = probs if probs.dtype in PRECISE_DTYPES else None
+
+    @torch.no_grad()
+    def record_sequences(self, sequences: Tensor) -> None:
+        """Record the prompts and completions that `generate` returns."""
+        if self._scores is not None:
+            self._record_chosen(sequences[:, -1:])
+        self._scores, self._probs = None, None
+        self._sampled_ids = sequences[:, self._prompt_ids.shape[1] :]
 
     def _record_chosen(self, chosen: Tensor) -> None:
         assert self._scores is not None  # noqa: S101 - scores come before the token
@@ -65,20 +70,41 @@ class LogitsRecorder:
             self._chosen_logp.append(-nll[:, None])
 
     @torch.no_grad()
-    def completion_logp(self, completion_ids: Sequence[Sequence[int]]) -> list[np.ndarray] | None:
-        """Return the log-probs of the completions; None unless one generation sampled them all."""
-        longest = max(map(len, completion_ids), default=0)
-        rows = None if self._scores is None else len(self._scores)
-        if self.num_generations != 1 or rows != len(completion_ids):
-            return None
-        if len(self._chosen_probs or self._chosen_logp) == longest - 1 and self._scores is not None:
-            last = [ids[-1] if len(ids) == longest else 0 for ids in completion_ids]
-            self._record_chosen(torch.tensor(last, device=self._scores.device)[:, None])
-        if not longest or len(chosen := self._chosen_probs or self._chosen_logp) < longest:
+    def emissions(self, eos_ids: Sequence[int]) -> list[Emission]:
+        """Return the sampled rows, each cut after its first end token."""
+        if self._sampled_ids is None:
+            return []
+        logp = self._sampled_logp()
+        ids = self._sampled_ids.cpu().numpy().astype(np.int64)
+        emissions = []
+        for row, context in enumerate(self._contexts()):
+            ends = np.flatnonzero(np.isin(ids[row], eos_ids))
+            length = int(ends[0]) + 1 if ends.size else ids.shape[1]
+            emission = Emission(
+                context=context,
+                token_ids=ids[row, :length],
+                logp=None if logp is None else logp[row, :length],
+                is_ended=bool(ends.size),
+            )
+            emissions.append(emission)
+        return emissions
+
+    def _contexts(self) -> list[np.ndarray | None]:
+        prompts = self._prompt_ids.cpu().numpy().astype(np.int64)
+        if not prompts.shape[1]:  # the model received embeddings
+            return [None] * len(prompts)
+        if self._attention_mask is None:
+            return list(prompts)
+        masks = self._attention_mask.bool().cpu().numpy()
+        return [ids[mask] for ids, mask in zip(prompts, masks, strict=True)]
+
+    def _sampled_logp(self) -> np.ndarray | None:
+        chosen = self._chosen_probs or self._chosen_logp
+        if self._sampled_ids is None or len(chosen) != self._sampled_ids.shape[1]:
             return None
         columns = torch.cat(chosen, dim=1)
-        logp = (columns.log() if self._chosen_probs else columns).float().cpu().numpy()
-        return [logp[row, : len(ids)] for row, ids in enumerate(completion_ids)]
+        logp: np.ndarray = (columns.log() if self._chosen_probs else columns).float().cpu().numpy()
+        return logp
 
 
 class RecordedScores(Tensor):
@@ -120,20 +146,23 @@ class RecordingProcessorList(LogitsProcessorList):  # type: ignore[misc]
 
 
 @contextmanager
-def record_logits(lm: Any) -> Iterator[LogitsRecorder]:
-    """Record the generations of a transformers model; restores the model on exit."""
-    recorder = LogitsRecorder()
-    real = getattr(lm, PROCESSOR_METHOD)
+def record_generations() -> Iterator[list[LogitsRecorder]]:
+    """Record every generation of every transformers model; restores the class on exit."""
+    recorders: list[LogitsRecorder] = []
+    real = getattr(GenerationMixin, SAMPLE_METHOD)
 
-    def recording_processors(*args: Any, **kwargs: Any) -> RecordingProcessorList:
-        recorder.begin_generation()
-        return RecordingProcessorList(real(*args, **kwargs), recorder)
+    def sample_recorded(
+        self: Any, input_ids: Tensor, logits_processor: LogitsProcessorList, **kwargs: Any
+    ) -> Any:
+        recorder = LogitsRecorder(self, input_ids, kwargs.get("attention_mask"))
+        processors = RecordingProcessorList(logits_processor, recorder)
+        output = real(self, input_ids, logits_processor=processors, **kwargs)
+        recorder.record_sequences(output if isinstance(output, Tensor) else output.sequences)
+        recorders.append(recorder)
+        return output
 
-    previous = lm.__dict__.get(PROCESSOR_METHOD)
-    lm.__dict__[PROCESSOR_METHOD] = recording_processors
+    setattr(GenerationMixin, SAMPLE_METHOD, sample_recorded)
     try:
-        yield recorder
+        yield recorders
     finally:
-        del lm.__dict__[PROCESSOR_METHOD]
-        if previous is not None:
-            lm.__dict__[PROCESSOR_METHOD] = previous
+        setattr(GenerationMixin, SAMPLE_METHOD, real)

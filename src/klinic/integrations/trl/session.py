@@ -1,11 +1,14 @@
 """The session of `klinic.attach`: follows each step of an unmodified TRL GRPOTrainer.
 
+In a run of several processes each has a session, and all make the same calls: rank 0 joins the rows
+of a step, writes, diagnoses and decides.
+
 `hooks.py` lists the wrapped methods; `updates.py` decides whether an update is skipped.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +18,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from klinic.doctor.live import is_probe_due
 from klinic.errors import RunStoppedError, error_text
+from klinic.evidence.processes import all_gather_json, broadcast_json
 from klinic.evidence.record import Fact, StepRecord
 from klinic.integrations.trl import probes, run_facts
 from klinic.integrations.trl.hooks import TrainerHooks
@@ -22,13 +26,13 @@ from klinic.integrations.trl.kl_checkpoint import STATE_FILE
 from klinic.integrations.trl.kl_term import KlinicKLTerm, TRLKLTerm
 from klinic.integrations.trl.records import (
     LOGGED_KL_METRICS,
-    ROW_COLUMN,
-    MicroBatch,
     build_record,
     compute_step_metrics,
+    generation_rows,
     num_empty_batches,
-    parse_rate,
+    parse_counts,
 )
+from klinic.integrations.trl.recovery import UpdateDecision
 from klinic.integrations.trl.reference import (
     TRLReference,
     describe_reference,
@@ -37,12 +41,20 @@ from klinic.integrations.trl.reference import (
 )
 from klinic.integrations.trl.run_log import TRLRunLog
 from klinic.integrations.trl.scoring import select_rows, trained_mask, without_side_effects
+from klinic.integrations.trl.sharding import without_ddp
+from klinic.integrations.trl.step_join import JoinedStep, join_step
+from klinic.integrations.trl.trained_rows import MicroBatch
 from klinic.integrations.trl.updates import UpdateGuard
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.recipe.sections import KLSection, RecoverySection
 from klinic.training.probes import ids_round_trip
 
 SESSION_ATTRIBUTE = "_klinic"  # the trainer attribute that holds the attached session
+UNSEEN_STEP = (
+    "This step was trained without {missing}{where}, so klinic has no record of it and cannot "
+    "examine it: the trainer's class or a patch replaces that part of TRL. Call TRL's method "
+    "there, or record the loop with klinic.Recorder."
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +75,7 @@ class TRLSession:
         self.trainer = trainer
         self.folder = run_log.folder
         self._run_log = run_log
+        self._processes = run_log.processes
         self._options = options
         self._facts: dict[str, Fact] = {}
         self._probe_results: dict[str, Any] = {}
@@ -75,9 +88,14 @@ class TRLSession:
                 trainer, monitored=monitor_every > 0
             )
         self._hooks = TrainerHooks(
-            trainer, self.reference, self._kl_term, monitor_every=monitor_every
+            trainer,
+            self.reference,
+            self._kl_term,
+            monitor_every=monitor_every,
+            processes=self._processes,
         )
-        self._hooks.wrap_methods(self._begin_step)
+        self._hooks.wrap_methods(self._begin_step, self._train)
+        self._num_unseen_steps = 0
         self._callback = _StepCallback(self)
         trainer.add_callback(self._callback)
         setattr(trainer, SESSION_ATTRIBUTE, self)
@@ -85,15 +103,24 @@ class TRLSession:
     def __enter__(self) -> "TRLSession":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        self.end_run(error)
         self.detach()
 
     def detach(self) -> None:
-        """Restore every wrapped method and close the run log."""
+        """Restore every wrapped method and end the run log."""
         self._hooks.restore_methods()
         self.trainer.remove_callback(self._callback)
         vars(self.trainer).pop(SESSION_ATTRIBUTE, None)
-        self._run_log.close()
+        self.end_run()
+
+    def _train(self, real: Any, *args: Any, **kwargs: Any) -> Any:
+        """Train, and write the end of a training that raises: TRL calls no callback then."""
+        try:
+            return real(*args, **kwargs)
+        except BaseException as error:
+            self.end_run(error)
+            raise
 
     @property
     def _current_step(self) -> int:
@@ -108,7 +135,7 @@ class TRLSession:
             self._run_log.print_line(
                 f"KL estimator {name} replaces TRL's: {ESTIMATORS[name].sentence}"
             )
-        self._run_log.begin_run(
+        self._run_log.begin_trl_run(
             run_facts.run_facts(trainer, self.reference, self._active_term.name),
             run_facts.recipe_values(trainer, str(self.folder)),
             _token_texts(trainer),
@@ -127,7 +154,7 @@ class TRLSession:
 
     def save_controller(self, checkpoint: Path) -> None:
         """Save the KL controller in a checkpoint of TRL."""
-        if self._kl_term is not None and checkpoint.is_dir():
+        if self._kl_term is not None and self._run_log.is_writer and checkpoint.is_dir():
             self._kl_term.save_state(checkpoint)
 
     def _begin_step(self, model: Any, inputs: Any) -> None:
@@ -142,10 +169,14 @@ class TRLSession:
             "weights_published": generation.fingerprint
             if generation is not None and is_fresh
             else None,
+            "weights_loaded": generation.loaded_fingerprint
+            if generation is not None and is_fresh
+            else None,
             "micro_batch_size": len(inputs["completion_ids"]),
             "scoring_batch_size": self.trainer.args.per_device_train_batch_size,
             "reference_digest": None if reference is None else reference.digest,
             "reference_fingerprint": None if reference is None else reference.fingerprint(),
+            **self._hooks.take_answer_counts(),
         }
         self._probe_results = {}
         if not self._run_log.has_doctor or not (
@@ -161,10 +192,11 @@ class TRLSession:
 
     def _run_probes(self, model: Any, inputs: Any) -> None:
         hooks, batch = self._hooks, select_rows(inputs, probes.probe_rows(inputs))
+        model = without_ddp(model)
         if self._current_step == 1 and self.reference is not None:
             self._verify_reference(self.reference, batch)
-        sampler_rows = None if hooks.generation is None else hooks.generation.logp_sampler
-        row_numbers = batch[ROW_COLUMN].tolist()
+        generation = hooks.generation
+        sampler_rows = None if generation is None else generation.logp_sampler
         target = probes.TRLProbeTarget(
             trainer=self.trainer,
             model=model,
@@ -173,17 +205,21 @@ class TRLSession:
             estimator=self._active_term.name if self._active_term.coef else None,
             uses_sampler_logp=self._kl_term is not None,
             override_coef=self._active_term.override_coef,
+            processes=self._processes,
             batch=batch,
             logp_sampler=None
-            if sampler_rows is None
-            else [sampler_rows[number] for number in row_numbers],
+            if sampler_rows is None or generation is None
+            else [sampler_rows[row] for row in generation_rows(batch, generation)],
         )
         self._probe_results = probes.run_probes(target)
 
     def _verify_reference(self, reference: TRLReference, batch: Any) -> None:
         """Report whether policy and reference agree before the first update."""
-        difference = distance_at_start(self.trainer, self._hooks.score, reference, batch)
-        sentence = describe_reference(reference, difference, int(trained_mask(batch).sum()))
+        own = distance_at_start(self.trainer, self._hooks.score, reference, batch)
+        measured = [own, int(trained_mask(batch).sum())]
+        differences, nums = zip(*all_gather_json(self._processes, measured), strict=True)
+        difference = max(differences)
+        sentence = describe_reference(reference, difference, sum(nums))
         self._run_log.record_event(
             0, "reference", sentence, {"apart": difference, "digest": reference.digest}
         )
@@ -192,13 +228,25 @@ class TRLSession:
         """Record the learning rate; skip the update or cut its rate as recovery decides."""
         self._facts["learning_rate"] = self._update_guard.learning_rate
         self._update_guard.snapshot_weights(self._current_step)
-        if self._update_guard.can_skip:
-            reason = self._update_guard.judge_update(
-                self._build_record(self._current_step, self._hooks.micro_batches)
-            )
-            if reason:
-                self._run_log.record_event(self._current_step, "trouble", reason)
+        num_batches = len(self._hooks.micro_batches)
+        if self._update_guard.can_skip and all(all_gather_json(self._processes, num_batches)):
+            decision = self._decide_update()
+            self._update_guard.apply_decision(decision)
+            if decision.message:
+                self._run_log.record_event(self._current_step, "trouble", decision.message)
             self._facts["learning_rate"] = self._update_guard.learning_rate
+
+    def _decide_update(self) -> UpdateDecision:
+        """Return the decision of rank 0 about the pending update, on every process."""
+        own = self._build_record(self._current_step, self._hooks.micro_batches)
+        finite = self._update_guard.weights_finite()
+        step = join_step(self._processes, own, weights_finite=finite)
+        values = None
+        if step is not None:
+            values = asdict(
+                self._update_guard.judge_update(step.record, weights_finite=step.weights_finite)
+            )
+        return UpdateDecision(**broadcast_json(self._processes, values))
 
     def after_update(self) -> None:
         """Record the fraction of weights that the update left unchanged."""
@@ -209,24 +257,61 @@ class TRLSession:
     def record_step(self, step: int) -> None:
         """Write the record and the metrics of a finished step."""
         batches = self._hooks.take_batches()
-        if not batches:
+        if not self._has_batches(step, batches):
             return
         with self._hooks.add_seconds("klinic"):
-            record = self._build_record(step, batches)
-            metrics = compute_step_metrics(
-                record, self.trainer.args, kl_coef=self._active_term.coef
+            joined = join_step(
+                self._processes,
+                self._build_record(step, batches),
+                probe_results=self._probe_results,
+                parsed=parse_counts(batches, self._options.parse),
             )
-            metrics |= parse_rate(batches, self._options.parse)
+            metrics = {} if joined is None else self._step_metrics(joined)
         seconds = self._hooks.take_seconds()
         metrics |= {f"time/{name}": value for name, value in seconds.items()}
-        self._log_kl_metrics(metrics)
-        if self._kl_term is not None:
-            self._kl_term.update_coef(record)
         decision = self._update_guard.take_decision()
         metrics["discarded"] = float(decision.skip)
-        self._run_log.record_step(record, metrics, self._probe_results)
+        self._share_step(joined, metrics)
         if decision.stop:
             raise RunStoppedError(f"{self.folder}: {decision.message}")
+
+    def _has_batches(self, step: int, batches: list[MicroBatch]) -> bool:
+        """Whether every process has batches of the step; report it if one has none."""
+        counts = all_gather_json(self._processes, len(batches))
+        if all(counts):
+            return True
+        self._num_unseen_steps += 1
+        if self._num_unseen_steps == 1:
+            ranks = [str(rank) for rank, num in enumerate(counts) if not num]
+            where = "" if len(counts) == 1 else f" in process {', '.join(ranks)}"
+            sentence = UNSEEN_STEP.format(missing=self._hooks.first_unseen_method(), where=where)
+            self._run_log.record_event(step, "step not recorded", sentence)
+        return False
+
+    def _step_metrics(self, step: JoinedStep) -> dict[str, float]:
+        metrics = compute_step_metrics(
+            step.record, self.trainer.args, kl_coef=self._active_term.coef
+        )
+        if step.num_to_parse:
+            metrics["completions/parse_rate"] = step.num_parsed / step.num_to_parse
+        return metrics
+
+    def _share_step(self, step: JoinedStep | None, metrics: Mapping[str, float]) -> None:
+        """Write the step on rank 0; take over its KL controller on the other processes."""
+        term, decisions = self._kl_term, {}
+        if step is not None:
+            self._log_kl_metrics(metrics)
+            if term is not None:
+                term.update_coef(step.record)
+                decisions = {"kl_controller": term.state()}
+        shared = self._run_log.record_step(
+            None if step is None else step.record,
+            metrics,
+            {} if step is None else step.probe_results,
+            decisions,
+        )
+        if step is None and term is not None:
+            term.adopt_state(shared["kl_controller"])
 
     def _log_kl_metrics(self, metrics: Mapping[str, float]) -> None:
         """Add the KL metrics to TRL's own log."""
@@ -271,9 +356,15 @@ class TRLSession:
             step = int(self.trainer.state.global_step)
             self._run_log.record_metrics(step, {"eval/accuracy": float(accuracy)})
 
-    def end_run(self) -> None:
-        """Report the final diagnosis and close the run log."""
-        self._run_log.end_run(int(self.trainer.state.global_step))
+    def end_run(self, error: BaseException | None = None) -> None:
+        """Report the final diagnosis and close the run log; `error` ended the training."""
+        if self._num_unseen_steps:
+            self._run_log.print_line(
+                f"{self._num_unseen_steps} steps were not recorded: nothing is known about them.",
+                style="yellow",
+            )
+            self._num_unseen_steps = 0
+        self._run_log.end_run(int(self.trainer.state.global_step), error)
 
 
 def _token_texts(trainer: Any) -> dict[int, str]:

@@ -25,7 +25,8 @@ from klinic.integrations.trl.attach import attach
 from klinic.integrations.trl.reference import unwrap_policy
 from klinic.integrations.trl.session import TRLSession
 from klinic.model.loading import num_parameters
-from klinic.replay.single_batch import NUM_SHOWN, CheckReport
+from klinic.replay.check_report import CheckReport
+from klinic.replay.single_batch import NUM_SHOWN
 
 NUM_STEPS = 2
 REPORTER_MODULE = "transformers.integrations"  # module of the reporting callbacks

@@ -8,6 +8,7 @@ from klinic.doctor.live import is_probe_due
 from klinic.evidence.record import StepRecord
 from klinic.integrations.trl.recovery import TRLRecovery, UpdateDecision, drop_gradients
 from klinic.integrations.trl.reference import unwrap_policy
+from klinic.integrations.trl.sharding import local_shard
 from klinic.learner.update import tensors_finite
 from klinic.model.weights import sample_entries, trainable_tensors
 from klinic.recipe.sections import RecoverySection
@@ -38,16 +39,22 @@ class UpdateGuard:
         if is_probe_due(step):
             weights = trainable_tensors(unwrap_policy(self._trainer))
             self._weights_before = {
-                name: sample_entries(p.detach()).clone() for name, p in weights.items()
+                name: sample_entries(local_shard(p.detach())).clone() for name, p in weights.items()
             }
 
-    def judge_update(self, record: StepRecord) -> str:
-        """Skip the update or cut its learning rate, as recovery decides; return the reason."""
+    def weights_finite(self) -> bool:
+        """Whether all trained weights are finite."""
+        weights = trainable_tensors(unwrap_policy(self._trainer))
+        return tensors_finite([p.detach() for p in weights.values()])
+
+    def judge_update(self, record: StepRecord, *, weights_finite: bool) -> UpdateDecision:
+        """Decide whether to apply an update; `record` holds the rows of all processes."""
         assert self._recovery is not None  # noqa: S101 - called only with recovery
-        weights_finite = tensors_finite(
-            [p.detach() for p in trainable_tensors(unwrap_policy(self._trainer)).values()]
-        )
-        self._decision = self._recovery.judge_update(record, weights_finite=weights_finite)
+        return self._recovery.judge_update(record, weights_finite=weights_finite)
+
+    def apply_decision(self, decision: UpdateDecision) -> None:
+        """Skip the update or cut its learning rate, as recovery decided."""
+        self._decision = decision
         optimizer = self._trainer.optimizer
         if self._decision.skip:
             drop_gradients(optimizer)
@@ -55,7 +62,6 @@ class UpdateGuard:
             self._saved_rates = [group["lr"] for group in optimizer.param_groups]
             for group in optimizer.param_groups:
                 group["lr"] *= self._decision.lr_factor
-        return self._decision.message
 
     def unchanged_fraction(self) -> float | None:
         """Restore the learning rate; return the fraction of sampled weights left unchanged."""
@@ -68,7 +74,10 @@ class UpdateGuard:
         if weights_before is None or self._decision.skip:
             return None
         weights = trainable_tensors(unwrap_policy(self._trainer))
-        pairs = [(weights_before[name], sample_entries(p.detach())) for name, p in weights.items()]
+        pairs = [
+            (weights_before[name], sample_entries(local_shard(p.detach())))
+            for name, p in weights.items()
+        ]
         same = sum(int((a == b).sum()) for a, b in pairs)
         return same / max(sum(a.numel() for a, _ in pairs), 1)
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from klinic.errors import ConfigError
 from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import METRICS, RUN_FACTS
 from klinic.faults import FAULTS, Fault, Severity
@@ -18,9 +17,10 @@ from klinic.lab.demo.view import DemoView
 from klinic.lab.scoreboard_run import TRIAL_SETTINGS, cache_warm_start
 from klinic.recipe.loading import load_recipe
 from klinic.recipe.recipe import Recipe
-from klinic.training.run_folder import is_unused_folder, lock_holder_pid, open_folder
+from klinic.training.result import Result
+from klinic.training.run_folder import lock_holder_pid, open_folder
 from klinic.training.source import PythonInputs
-from klinic.training.train import Result, train
+from klinic.training.train import train
 
 FAULT_SETTINGS = {
     **TRIAL_SETTINGS,
@@ -47,15 +47,6 @@ def demo_recipe(fault: Fault | None, out: Path | None, overrides: Sequence[str])
         return load_recipe(path, [*overrides, *where], changed=needed).recipe
 
 
-def check_empty(out: Path) -> None:
-    """Raise ConfigError if the folder is not empty: the demo overwrites nothing."""
-    if out.exists() and not is_unused_folder(out):
-        raise ConfigError(
-            f"--out is {out}, which is not empty, and the demo overwrites nothing. Use a new "
-            "folder, or omit --out: each demo then gets a folder of its own."
-        )
-
-
 def train_demo(recipe: Recipe, fault: Fault | None, console: Console) -> Result:
     """Train with the fault injected after the warm start, which is cached for other runs."""
     name = "demo" if fault is None else f"demo-{fault.cause}"
@@ -64,7 +55,7 @@ def train_demo(recipe: Recipe, fault: Fault | None, console: Console) -> Result:
     recipe = recipe.model_copy(update={"output": output})
     view = DemoView(console, max_steps=recipe.loop.max_steps)
     with _remove_unstarted(folder):
-        cache_warm_start(recipe, console)
+        cache_warm_start(recipe, console, folder=folder)
         with nullcontext() if fault is None else fault.inject(Severity.NORMAL):
             return train(recipe, name=name, inputs=PythonInputs(), console=console, view=view)
 

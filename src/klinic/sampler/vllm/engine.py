@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from klinic.errors import EngineLostError, MissingExtraError, SamplerError, first_line
 from klinic.evidence.writing import open_log
@@ -35,12 +35,17 @@ LOGPROBS_MODE = "processed_logprobs"
 log-probs of the raw logits."""
 
 
+EngineMemory = Literal["weights", "kv_cache"]
+"""What an engine wakes up, by vLLM's names: weights first, which may be replaced then."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationRequest:
     """One generation request: a context to continue."""
 
     token_ids: list[int]
-    seed: int
+    seed: int | None
+    """Seed of this completion alone; None: the generator of the engine's workers."""
     max_tokens: int
     params: SamplingParams
     eos_ids: tuple[int, ...]
@@ -61,6 +66,12 @@ class Adapter:
 class Engine(WeightTransferControl, Protocol):
     """A vLLM engine, in a child process or behind a server."""
 
+    sleep_level: int
+    """vLLM's sleep level between sampling and the next sync; 0: the engine stays awake."""
+    seeds_requests: bool
+    """Whether each completion has its own seed. Otherwise the workers are seeded before each call,
+    and a GPU samples all completions in one batch."""
+
     def generate(
         self, requests: Sequence[GenerationRequest], adapter: Adapter | None
     ) -> list[GenerationOutput]:
@@ -74,6 +85,15 @@ class Engine(WeightTransferControl, Protocol):
 
     def put_adapter(self, new: Adapter, old: Adapter | None) -> bool:
         """Replace an adapter with a new one; return whether the engine lists it."""
+
+    def seed_workers(self, seed: int) -> None:
+        """Seed the generators of the workers, for requests without a seed."""
+
+    def sleep(self) -> None:
+        """Release GPU memory: at level 1 weights move to the host, at level 2 they are lost."""
+
+    def wake_up(self, what: EngineMemory) -> None:
+        """Allocate the memory of weights or cache again."""
 
     def close(self) -> None:
         """Shut down the engine if klinic started it."""
@@ -112,6 +132,11 @@ class EngineConfig:
     """Where the engine's output is written."""
     gpu_memory_utilization: float | None = None
     """Fraction of the GPU's memory; None: vLLM's default."""
+    tensor_parallel_size: int = 1
+    sleep_level: int = 0
+    """vLLM's sleep level between sampling and the next sync; 0: the engine stays awake."""
+    seeds_requests: bool = True
+    """Whether each completion has its own seed."""
 
     def engine_arguments(self) -> dict[str, Any]:
         """Return the engine arguments under vLLM's names."""
@@ -132,12 +157,26 @@ class EngineConfig:
             "generation_config": "vllm",  # the recipe decides, not the model
             "logprobs_mode": LOGPROBS_MODE,
             "enable_prefix_caching": True,
-            "enforce_eager": True,
+            "enforce_eager": not _uses_gpu(),  # CUDA graphs save the launches of each token
             "seed": 0,
             **({} if lora else {"weight_transfer_config": {"backend": BACKEND}}),
             "worker_extension_cls": WORKER_EXTENSION,
             **lora,
-            **_device_arguments(self.gpu_memory_utilization),
+            **self._device_arguments(),
+        }
+
+    def _device_arguments(self) -> dict[str, Any]:
+        if not _uses_gpu():
+            return {
+                "kv_cache_memory_bytes": CACHE_BYTES,
+                "block_size": CPU_BLOCK_TOKENS,
+                "distributed_executor_backend": "uni",
+            }
+        fraction = self.gpu_memory_utilization
+        return {
+            "tensor_parallel_size": self.tensor_parallel_size,
+            **({} if fraction is None else {"gpu_memory_utilization": fraction}),
+            **({"enable_sleep_mode": True} if self.sleep_level else {}),
         }
 
     def environment_variables(self) -> dict[str, str]:
@@ -149,8 +188,9 @@ class EngineConfig:
             "VLLM_CPU_OMP_THREADS_BIND": "nobind",
             "VLLM_NO_USAGE_STATS": "1",
             "VLLM_HOST_IP": LOOPBACK,
-            "TORCH_COMPILE_DISABLE": "1",  # compiling these small kernels takes a minute
             "GLOO_SOCKET_IFNAME": "lo",
+            # on a CPU, compiling kernels takes longer than it saves
+            **({} if _uses_gpu() else {"TORCH_COMPILE_DISABLE": "1"}),
             **threads,
         }
 
@@ -158,9 +198,10 @@ class EngineConfig:
 class SubprocessEngine:
     """A vLLM engine in a child process."""
 
-    num_workers = 1
-
     def __init__(self, start: EngineConfig) -> None:
+        self.num_workers = start.tensor_parallel_size
+        self.sleep_level = start.sleep_level
+        self.seeds_requests = start.seeds_requests
         before = set(multiprocessing.active_children())
         with _engine_environment(start), _redirect_output(start.log), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings of third-party libraries
@@ -270,6 +311,18 @@ class SubprocessEngine:
         self._call_engine(lambda: engine.add_lora(_lora_request(new)))
         return new.number in self._call_engine(engine.list_loras)
 
+    def seed_workers(self, seed: int) -> None:
+        """Seed the generators of the workers."""
+        self._call_engine(lambda: self._llm.collective_rpc("klinic_seed", args=(str(seed),)))
+
+    def sleep(self) -> None:
+        """Release GPU memory; the next call must be `wake_up`."""
+        self._call_engine(lambda: self._llm.sleep(level=self.sleep_level))
+
+    def wake_up(self, what: EngineMemory) -> None:
+        """Allocate the memory of weights or cache again."""
+        self._call_engine(lambda: self._llm.wake_up(tags=[what]))
+
     def close(self) -> None:
         """Shut down the child process."""
         core = self._llm.llm_engine.engine_core
@@ -312,17 +365,10 @@ def _to_output(output: Any) -> GenerationOutput:
     )
 
 
-def _device_arguments(gpu_memory_utilization: float | None) -> dict[str, Any]:
+def _uses_gpu() -> bool:
     import torch
 
-    if torch.cuda.is_available():
-        fraction = gpu_memory_utilization
-        return {} if fraction is None else {"gpu_memory_utilization": fraction}
-    return {
-        "kv_cache_memory_bytes": CACHE_BYTES,
-        "block_size": CPU_BLOCK_TOKENS,
-        "distributed_executor_backend": "uni",
-    }
+    return torch.cuda.is_available()
 
 
 @contextmanager

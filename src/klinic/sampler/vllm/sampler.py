@@ -17,6 +17,7 @@ from klinic.errors import LogitsError
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.model.adapter_files import save_adapter
 from klinic.model.adapters import TRAINED_ADAPTER, has_adapter
+from klinic.model.device import release_cached_memory
 from klinic.model.loading import Policy
 from klinic.model.weights import Weights, trainable_tensors
 from klinic.runtime.cleanup_process import start_cleanup_process
@@ -52,26 +53,45 @@ class VllmSampler:
         group_size: int,
         seed: int,
     ) -> None:
+        """Take a running engine; one with a sleep level sleeps until the first `load`."""
         self._policy = policy
         self._engine = engine
         self._params = params
         self._max_new_tokens = max_new_tokens
         self._group_size = group_size
         self._seed = seed
+        self._is_asleep = False
         self._version = 0
         self._adapter: Adapter | None = None
         self._sender: WeightSender | None = None
         self._probe = SyncProbe(policy)
         self._files = Path(tempfile.mkdtemp(prefix="klinic-weights-", dir=ram_disk()))
         start_cleanup_process(folders=[self._files])
+        self.sleep()
+
+    def sleep(self) -> None:
+        """Release the engine's GPU memory until the next `load`."""
+        if self._engine.sleep_level and not self._is_asleep:
+            self._engine.sleep()
+            self._is_asleep = True
 
     def load(self, weights: Weights) -> LoadResult:
-        """Send the policy's weights and probe that they are in use."""
+        """Wake the engine, send the policy's weights, and probe that they are in use.
+
+        The cache wakes after the weights: a level of 2 has lost them, and the learner may still
+        need the memory of the cache while it sends.
+        """
+        if self._is_asleep:
+            release_cached_memory()
+            self._engine.wake_up("weights")
         if has_adapter(self._policy.lm):
             fingerprint = self._deliver_adapter(weights)
         else:
             fingerprint = self._deliver_weights(weights)
         self._version = weights.version
+        if self._is_asleep:
+            self._engine.wake_up("kv_cache")
+            self._is_asleep = False
         self._engine.reset_prefix_cache()
         requests = self._probe.make_requests()
         outputs = self._engine.generate(requests, self._adapter)
@@ -114,6 +134,9 @@ class VllmSampler:
         done = [replace(rollout, finish_reason="length") for rollout in rollouts]
         indices = [index for index, num in enumerate(left) if num]
         requests = [self._make_request(rollouts[index], left[index], step) for index in indices]
+        if requests and not self._engine.seeds_requests:
+            first = rollouts[indices[0]]
+            self._engine.seed_workers(self._completion_seed(first, step))
         outputs = self._engine.generate(requests, self._adapter) if requests else []
         for index, output in zip(indices, outputs, strict=True):
             _refuse_non_finite(output)
@@ -128,19 +151,21 @@ class VllmSampler:
         shutil.rmtree(self._files, ignore_errors=True)
 
     def _make_request(self, rollout: Rollout, num: int, step: int) -> GenerationRequest:
-        seed = engine_seed(
+        return GenerationRequest(
+            token_ids=context_ids(rollout).tolist(),
+            seed=self._completion_seed(rollout, step) if self._engine.seeds_requests else None,
+            max_tokens=num,
+            params=self._params,
+            eos_ids=self._policy.eos_ids,
+        )
+
+    def _completion_seed(self, rollout: Rollout, step: int) -> int:
+        return engine_seed(
             seed=self._seed,
             step=step,
             prompt=rollout.prompt.index,
             sample=rollout.sample,
             skip=rollout.num_policy_tokens,
-        )
-        return GenerationRequest(
-            token_ids=context_ids(rollout).tolist(),
-            seed=seed,
-            max_tokens=num,
-            params=self._params,
-            eos_ids=self._policy.eos_ids,
         )
 
 

@@ -19,6 +19,7 @@ from klinic.sampler.rollouts import GenerationOutput
 from klinic.sampler.vllm.engine import (
     Adapter,
     EngineConfig,
+    EngineMemory,
     GenerationRequest,
     to_finish_reason,
     vllm_sampling_params,
@@ -65,7 +66,9 @@ def _format_option(name: str, value: Any) -> str:
 class ServerEngine:
     """A running vLLM server on this machine."""
 
-    def __init__(self, url: str, *, started_by: str) -> None:
+    def __init__(
+        self, url: str, *, started_by: str, sleep_level: int = 0, seeds_requests: bool = True
+    ) -> None:
         import httpx2
 
         host = urlsplit(url).hostname
@@ -80,6 +83,8 @@ class ServerEngine:
             base_url=url.rstrip("/"), headers=headers, timeout=TIMEOUT_SECONDS
         )
         self._started_by = started_by
+        self.sleep_level = sleep_level
+        self.seeds_requests = seeds_requests
         self._executor = ThreadPoolExecutor(
             max_workers=MAX_CONCURRENT, thread_name_prefix="klinic-sample"
         )
@@ -150,6 +155,18 @@ class ServerEngine:
         body = {"lora_name": new.name, "lora_path": str(new.folder)}
         self._post("/v1/load_lora_adapter", body)
         return new.name in {model["id"] for model in self._get("/v1/models")["data"]}
+
+    def seed_workers(self, seed: int) -> None:
+        """Seed the generators of the workers."""
+        self._post("/collective_rpc", {"method": "klinic_seed", "args": [str(seed)]})
+
+    def sleep(self) -> None:
+        """Release the server's GPU memory."""
+        self._post(f"/sleep?level={self.sleep_level}")
+
+    def wake_up(self, what: EngineMemory) -> None:
+        """Allocate the memory of weights or cache again."""
+        self._post(f"/wake_up?tags={what}")
 
     def close(self) -> None:
         """Disconnect; the server keeps running."""

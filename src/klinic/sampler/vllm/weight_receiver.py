@@ -5,9 +5,11 @@ output head that is tied to the embedding; otherwise the packed copy silently ke
 And it reports the digest of the received weights.
 """
 
+import random
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from vllm.distributed.weight_transfer.base import (
     WeightTransferEngine,
@@ -72,7 +74,7 @@ class WeightReceiver(WeightTransferEngine[TransferInit, TensorManifest]):  # typ
         tensors = zip(update_info.names, update_info.dtypes, update_info.shapes, strict=True)
         samples: dict[str, torch.Tensor] = {}
         for name, dtype, shape in tensors:
-            weight = torch.empty(shape, dtype=getattr(torch, dtype))
+            weight = torch.empty(shape, dtype=getattr(torch, dtype), device="cpu")  # gloo
             self._group.broadcast(weight, 0).wait()
             self.model.load_weights([(name, weight)])
             samples[name] = sample_entries(weight).clone()
@@ -94,6 +96,13 @@ class WorkerExtension:
     """RPC methods that klinic adds to vLLM's workers."""
 
     weight_transfer_engine: Any
+
+    def klinic_seed(self, seed: str) -> None:
+        """Seed every generator that vLLM samples with; a server passes arguments as text."""
+        number = int(seed)
+        random.seed(number)
+        np.random.seed(number % 2**32)  # noqa: NPY002 - vLLM's own generator
+        torch.manual_seed(number)
 
     def klinic_received(self) -> dict[str, str]:
         """Return the digest of the last received weights."""

@@ -1,0 +1,93 @@
+"""`python -m bench.blind round2|threads FOLDER`: run a blind set once more, diagnose and count.
+
+`round2` trains two start policies and 54 scripts (about 12 minutes on one core); `threads` writes
+the files of 38 cases (about 6 minutes). What is in FOLDER already is not made again.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.blind.scoring import judge, summary
+
+HERE = Path(__file__).parent
+RECIPE = HERE.parents[1] / "recipes" / "arithmetic.yaml"
+STARTS = {
+    "full": ("loop.eval_prompts=64",),
+    "early": ("loop.eval_prompts=8", "warm_start.steps=250", "warm_start.batch_size=32"),
+}
+KLINIC = [sys.executable, "-m", "klinic.cli"]
+
+
+def main() -> None:
+    """Run a set and print the verdict of each case and the counts."""
+    parser = argparse.ArgumentParser(prog="python -m bench.blind", description=__doc__)
+    parser.add_argument("name", choices=["round2", "threads"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--only", nargs="*", default=[], help="cases, such as trl/s01 or 07")
+    given = parser.parse_args()
+    folder = given.folder.resolve()
+    names = json.loads((HERE / given.name / "mapping.json").read_text())
+    make = {"round2": _train, "threads": _write}[given.name]
+    verdicts = []
+    for case, run in make(folder, [c for c in names if not given.only or c in given.only]):
+        verdicts.append(judge(case, names[case], _diagnose(run)))
+        print(json.dumps(asdict(verdicts[-1])), flush=True)  # noqa: T201
+    print(json.dumps(summary(verdicts)))  # noqa: T201
+
+
+def _train(folder: Path, cases: list[str]) -> Iterator[tuple[str, Path]]:
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    env["BLIND_OUT"] = str(folder)
+    for name, settings in STARTS.items():
+        start = folder / "start" / name
+        if not start.exists():
+            train = [*KLINIC, "train", str(RECIPE), "loop.max_steps=1", *settings]
+            subprocess.run([*train, f"output.dir={start}"], check=True, env=env)  # noqa: S603
+        env[f"BLIND_{name.upper()}"] = str(start / "start")
+    for case in cases:
+        owner, _, name = case.partition("/")
+        script, run = HERE / "round2" / owner / "cases" / f"{name}.py", folder / case
+        if not run.exists():
+            run.parent.mkdir(parents=True, exist_ok=True)
+            subprocess.run(  # noqa: S603
+                [sys.executable, str(script), str(run)], check=True, cwd=script.parent, env=env
+            )
+        yield case, run
+
+
+def _write(folder: Path, cases: list[str]) -> Iterator[tuple[str, Path]]:
+    for case in cases:
+        run = folder / "cases" / case
+        if not run.exists():
+            script = HERE / "threads" / "scripts" / f"{case}.py"
+            env = {**os.environ, "BLIND_OUT": str(folder)}
+            subprocess.run([sys.executable, str(script)], check=True, env=env)  # noqa: S603
+        yield case, _converted(run)
+
+
+def _converted(run: Path) -> Path:
+    """Return the folder, or what `klinic convert` makes of files in torch's format, as it asks."""
+    if not any(run.glob("**/*.pt")):
+        return run
+    out = run.with_name(f"{run.name}-converted")
+    if not out.exists():
+        subprocess.run([*KLINIC, "convert", str(run), str(out)], check=True)  # noqa: S603
+    return out
+
+
+def _diagnose(run: Path) -> dict[str, object]:
+    done = subprocess.run(  # noqa: S603
+        [*KLINIC, "diagnose", str(run), "--json"], capture_output=True, text=True, check=False
+    )
+    found: dict[str, object] = json.loads(done.stdout) if done.stdout else {}
+    return found
+
+
+if __name__ == "__main__":
+    main()

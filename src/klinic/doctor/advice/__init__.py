@@ -1,0 +1,28 @@
+"""The steps that fix a cause, in the settings of the trainer that wrote the run.
+
+trl      settings of TRL's GRPOConfig and GRPOTrainer
+verl     keys of verl's configuration
+nemo_rl  keys of NeMo-RL's configuration
+"""
+
+from collections.abc import Mapping
+
+from klinic.doctor.advice import nemo_rl, trl, verl
+
+STEPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "trl": trl.STEPS,
+    "verl": verl.STEPS,
+    "nemo-rl": nemo_rl.STEPS,
+}
+"""By trainer and cause, the most likely step first."""
+
+
+def find_steps(cause: str, trainer: str | None) -> tuple[str, ...]:
+    """Return the steps that fix a cause in a trainer's settings; empty if there are none.
+
+    >>> find_steps("wrong-reference", "trl")[0]
+    'Pass the start model itself as `model`; TRL loads its reference from the same name.'
+    >>> find_steps("wrong-reference", None)
+    ()
+    """
+    return STEPS.get(trainer or "", {}).get(cause, ())

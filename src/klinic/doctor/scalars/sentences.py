@@ -1,0 +1,56 @@
+"""Sentences on the diagnosis of a scalar log: the verdict, what was read, and what was not."""
+
+from klinic.doctor.scalars.examine import CORE_METRICS, ScalarDiagnosis
+from klinic.evidence.verdict import Verdict
+
+SCALARS_ONLY = (
+    "Scalars only: step means show that something is wrong, but seldom the cause. Causes with "
+    "the same scalars are listed together."
+)
+MAX_NAMED = 8  # unread metrics named in a sentence
+LIKELY_NAME_PARTS = ("kl", "reward", "score", "logp", "prob")  # substrings of names listed first
+
+
+def source_lines(diagnosis: ScalarDiagnosis) -> list[str]:
+    """Return where the scalars come from, and what they can show."""
+    log = diagnosis.log
+    steps = f"{len(log.steps)} logged steps, {log.steps[0]} to {log.steps[-1]}"
+    writer = f"of {log.trainer.name}" if log.trainer.recognised else "(trainer not recognised)"
+    lines = [f"{log.format} {writer}, {steps}: {log.files[0]}", SCALARS_ONLY]
+    if log.also:
+        lines.append(f"Present but not read: {', '.join(log.also)}")
+    if log.num_skipped:
+        lines.append(f"{log.num_skipped} values or lines were not numeric and were skipped.")
+    return lines
+
+
+def coverage_lines(diagnosis: ScalarDiagnosis) -> list[str]:
+    """Return which metrics were read and which were not."""
+    log = diagnosis.log
+    read, total = len(log.written_as), len(log.written_as) + len(log.unknown)
+    names = diagnosis.not_found or tuple(CORE_METRICS)
+    listed = " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+    were = "was" if len(names) == 1 else "were"
+    was_found = f"{were} {'not found' if diagnosis.not_found else 'found'} in this log"
+    output = [f"{listed[0].upper()}{listed[1:]} {was_found}; {read} of {total} metrics were read."]
+    if log.unknown:
+        likely = sorted(
+            log.unknown, key=lambda n: not any(part in n.lower() for part in LIKELY_NAME_PARTS)
+        )
+        num_more = len(likely) - MAX_NAMED
+        rest = f" and {num_more} more" if num_more > 0 else ""
+        output.append(f"Not read: {', '.join(name[:80] for name in likely[:MAX_NAMED])}{rest}")
+    return output
+
+
+def headline_text(diagnosis: ScalarDiagnosis) -> str:
+    """Return the verdict as a sentence."""
+    failed = diagnosis.with_verdict(Verdict.FAIL)
+    if not failed:
+        return "No sign of trouble in the metrics read. Other causes stay undecided."
+    sign, finding = failed[0]
+    if diagnosis.cause is not None:
+        return f"Cause: {diagnosis.cause}, first seen in step {finding.step} ({sign.name})"
+    causes = diagnosis.causes
+    likely = f" Most likely cause: {causes[0].name}, of {len(causes)} that fit." if causes else ""
+    return f"Something is wrong: {sign.name}, first seen in step {finding.step}.{likely}"
