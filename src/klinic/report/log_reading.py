@@ -6,6 +6,7 @@ from typing import Any
 
 from klinic.doctor.scalars.check import ScalarCheck
 from klinic.doctor.scalars.examine import ScalarDiagnosis, examine_log
+from klinic.doctor.scalars.sentences import headline_text
 from klinic.evidence.readers.find import read_log
 from klinic.evidence.readers.log import ScalarLog
 from klinic.evidence.verdict import Verdict
@@ -13,7 +14,7 @@ from klinic.report.curves import PLOTTED_METRICS, MetricCurves
 from klinic.report.evidence_picture import EvidencePicture, choose_picture
 from klinic.report.reading import EventLog, RunReport
 from klinic.report.run_header import run_header
-from klinic.report.verdict_card import card_of_scalars, scalar_headline
+from klinic.report.verdict_card import card_of_scalars
 
 MAX_FURTHER = 12  # curves beside the usual ones
 
@@ -27,7 +28,7 @@ def read_log_report(path: Path) -> RunReport:
     card = card_of_scalars(diagnosis)
     return RunReport(
         name=str(path),
-        sentence=scalar_headline(diagnosis),
+        sentence=headline_text(diagnosis),
         header=[("Log", log.format), *run_header(_log_facts(log), curves, log.steps)],
         recipe="",
         card=card,

@@ -8,6 +8,7 @@ from klinic.checks import CHECKS
 from klinic.doctor.diagnosis import Cause, Diagnosis
 from klinic.doctor.hypothesis import Hypothesis, Status
 from klinic.doctor.scalars.examine import ScalarCause, ScalarDiagnosis
+from klinic.doctor.scalars.sentences import headline_text
 from klinic.evidence.verdict import RunVerdict, Verdict
 
 MAX_CAUSES = 3  # causes of a scalar log that are described; the others are listed
@@ -167,7 +168,7 @@ def card_of_scalars(diagnosis: ScalarDiagnosis) -> VerdictCard:
     summary = failed[0][1].summary if failed else ""
     named = diagnosis.causes[:MAX_CAUSES]
     return VerdictCard(
-        headline=scalar_headline(diagnosis),
+        headline=headline_text(diagnosis),
         tone=tone,
         causes=tuple(_scalar_cause_card(cause, summary, first_step) for cause in named),
         rivals=tuple(
@@ -184,21 +185,6 @@ def card_of_scalars(diagnosis: ScalarDiagnosis) -> VerdictCard:
         limits="Step means show that something is wrong, but seldom the cause; token records do. "
         + diagnosis.log.trainer.klinic_records,
     )
-
-
-def scalar_headline(diagnosis: ScalarDiagnosis) -> str:
-    """Return the first line of the diagnosis of a scalar log."""
-    failed = diagnosis.with_verdict(Verdict.FAIL)
-    if not failed and diagnosis.verdict is RunVerdict.UNREAD:
-        return f"Not enough to judge: the log has no {' and no '.join(diagnosis.not_found)}."
-    if not failed:
-        return "No sign of trouble in the metrics read. Other causes stay undecided."
-    sign, finding = failed[0]
-    if diagnosis.cause is not None:
-        return f"Cause: {diagnosis.cause}, first seen in step {finding.step} ({sign.name})"
-    causes = diagnosis.causes
-    likely = f" Most likely cause: {causes[0].name}, of {len(causes)} that fit." if causes else ""
-    return f"Something is wrong: {sign.name}, first seen in step {finding.step}.{likely}"
 
 
 def _scalar_cause_card(cause: ScalarCause, summary: str, first_step: int | None) -> CauseCard:

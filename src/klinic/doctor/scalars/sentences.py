@@ -1,7 +1,7 @@
 """Sentences on the diagnosis of a scalar log: the verdict, what was read, and what was not."""
 
 from klinic.doctor.scalars.examine import CORE_METRICS, ScalarDiagnosis
-from klinic.evidence.verdict import Verdict
+from klinic.evidence.verdict import RunVerdict, Verdict
 
 SCALARS_ONLY = (
     "Scalars only: step means show that something is wrong, but seldom the cause. Causes with "
@@ -46,6 +46,8 @@ def coverage_lines(diagnosis: ScalarDiagnosis) -> list[str]:
 def headline_text(diagnosis: ScalarDiagnosis) -> str:
     """Return the verdict as a sentence."""
     failed = diagnosis.with_verdict(Verdict.FAIL)
+    if not failed and diagnosis.verdict is RunVerdict.UNREAD:
+        return f"Not enough to judge: the log has no {' and no '.join(diagnosis.not_found)}."
     if not failed:
         return "No sign of trouble in the metrics read. Other causes stay undecided."
     sign, finding = failed[0]
