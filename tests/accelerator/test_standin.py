@@ -90,7 +90,11 @@ SETTINGS = {"full": [], "lora": ["model.lora_rank=4"], "bf16": ["model.dtype=bf1
 FORWARD = ("loss", "logp", "kl", "kl_k1/mean", "entropy", "reward")
 
 
-@pytest.mark.parametrize("name", ["full", "lora", pytest.param("bf16", marks=pytest.mark.slow)])
+# each takes as long as all weights do; test_fake_cuda.py runs adapters in CI
+SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("lora", "bf16")]
+
+
+@pytest.mark.parametrize("name", ["full", *SLOW])
 def test_the_first_step_is_that_of_the_cpu_bit_by_bit(folder, name):
     for device in ("cpu", "standin"):
         done = klinic(
