@@ -71,6 +71,23 @@ def test_noise_is_explained_by_nothing(seed, noise):
 
 
 @pytest.mark.parametrize("seed", range(4))
+def test_an_end_token_that_is_forbidden_at_first_raises_nearly_all_and_is_no_temperature(seed):
+    """A least length of all tokens but the last: the policy would have ended long before."""
+    random, end, is_last = np.random.default_rng(seed), 0, PICK % LENGTH == LENGTH - 1
+    learner = sharp(seed, width=2.0)
+    learner[:, end] = learner.max(axis=-1) + 2.0 + random.random(len(PICK))
+    learner = log_softmax(learner)
+    sampler = learner.copy()
+    sampler[~is_last, end] = -np.inf
+    sampler = log_softmax(sampler)
+    ids = np.array([random.choice(VOCABULARY, p=np.exp(row)) for row in sampler])
+    ids[is_last] = end
+    found = scored(learner, sampler, ids=ids)
+    assert winner(found) is GapModel.SUPPRESSION
+    assert failing(found) == ["hidden-sampling-transform"]
+
+
+@pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("temperature", [0.6, 0.8, 1.4])
 def test_a_temperature_of_a_sharp_policy_raises_most_tokens_and_is_no_truncation(seed, temperature):
     learner = sharp(seed, width=5.0)

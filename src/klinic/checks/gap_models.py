@@ -313,15 +313,25 @@ def _fit_suppression(tokens: GapTokens) -> GapFit | None:
     """Score a forbidden token: where it had mass, all others are raised, the chosen one included.
 
     Unlike a truncation, it may take away the likeliest token, so that what follows surprises the
-    learner.
+    learner. It leaves most tokens as they are, or an id that occurs where nothing is raised, as the
+    end token after a least length, occurs nowhere else.
     """
     is_lowered, is_raised = tokens.gap < -MIN_SIZE, tokens.gap > MIN_SIZE
     num_raised = np.count_nonzero(is_raised)
-    if num_raised < MIN_TOKENS or num_raised > (1 - MIN_AFFECTED_FRACTION) * tokens.gap.size:
+    is_most = num_raised > (1 - MIN_AFFECTED_FRACTION) * tokens.gap.size
+    if num_raised < MIN_TOKENS or (is_most and not _has_forbidden_id(tokens, is_raised)):
         return None
     if np.count_nonzero(is_lowered) > MAX_LOWERED_FRACTION * tokens.gap.size:
         return None
     return GapFit(model=GapModel.SUPPRESSION, explained=_sign_score(tokens.gap, tokens.gap > 0))
+
+
+def _has_forbidden_id(tokens: GapTokens, is_raised: Bool[np.ndarray, "K"]) -> bool:
+    """Return whether the commonest id among unchanged tokens occurs at no raised one."""
+    ids, counts = np.unique(tokens.ids[np.abs(tokens.gap) <= MIN_SIZE], return_counts=True)
+    if counts.max(initial=0) < MIN_TOKENS:
+        return False
+    return not bool((tokens.ids[is_raised] == ids[counts.argmax()]).any())
 
 
 def _sign_score(gap: Float[np.ndarray, "K"], agrees: Bool[np.ndarray, "K"]) -> float:

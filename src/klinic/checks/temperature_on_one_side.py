@@ -36,6 +36,7 @@ MAX_TEMPERATURE_RATIO = (
 MIN_MINORITY_FRACTION = (
     0.05  # min fraction of tokens on each side of 0: truncation only raises them
 )
+ROUNDING = 1e-4  # nats: smaller gaps have no sign
 TRIMMED_FRACTION = 0.25  # fraction of tokens with the largest gaps, excluded from the fit
 MIN_START_GAP = 0.2  # min fraction of the gap that the first step has: settings do not change
 MIN_LATE_FIT = 0.97  # fraction explained of a gap that the first step has not
@@ -165,7 +166,7 @@ class GapLine:
     gap: float
     """Root mean square."""
     minority_fraction: float
-    """Fraction of the tokens on the side of 0 with fewer tokens."""
+    """Fraction of the tokens on the side of 0 with fewer tokens, without rounding."""
 
 
 def fit_gap_line(case: Case, name: str) -> GapLine | None:
@@ -190,7 +191,7 @@ def fit_gap_line(case: Case, name: str) -> GapLine | None:
         slope=slope,
         explained=1 - residual / max(min(float(np.sum(gap**2)), unrelated), np.finfo(float).tiny),
         gap=size,
-        minority_fraction=min(fraction_true(gap > 0), fraction_true(gap < 0)),
+        minority_fraction=min(fraction_true(gap > ROUNDING), fraction_true(gap < -ROUNDING)),
     )
 
 
