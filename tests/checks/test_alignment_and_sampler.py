@@ -209,6 +209,25 @@ def test_ends_of_turns_that_are_masked_are_the_stop_token_s_fault_alone():
     assert verdict(wrong_loss_mask, turns) is Verdict.PASS
 
 
+@pytest.mark.parametrize("masked", ["rows", "turns"])
+def test_masked_ends_of_rows_do_not_hide_among_trained_ends_of_turns(masked):
+    found = record()
+    ids, mask, emitted = found.token_ids.copy(), found.loss_mask.copy(), found.emitted_by.copy()
+    for end in (1, 4):
+        ids[end::LENGTH] = 1
+        emitted[end + 1 :: LENGTH] = EmittedBy.TOOL
+        mask[end + 1 :: LENGTH] = False
+    if masked == "rows":  # 24 of 72 end tokens
+        mask[LENGTH - 1 :: LENGTH] = False
+    else:  # all 24 ends of turns; 24 rows end
+        ids[4::LENGTH] = 2
+        mask[1::LENGTH] = False
+    turns = replace(found, token_ids=ids, loss_mask=mask, emitted_by=emitted)
+    finding = stop_token_fault.CHECK.judge(CaseBuilder(RUN).next_case(turns, {}))
+    assert finding.verdict is Verdict.FAIL
+    assert f"100% of the end tokens of {masked} are not trained on" in finding.summary
+
+
 END_OF_TURN = 7
 
 

@@ -42,10 +42,10 @@ def judge_case(case: Case) -> Finding:
         A policy that gets no signal for ending learns to ramble into the length limit, and its
         rewards then measure that limit.
     Confirmed when
-        Half of the end tokens are not trained on, or a single row continues after one (one in
-        twenty, if an environment replies within rows) or is marked as truncated at one, or one in
-        ten continues after one that the trainer does not use, or nine in ten prompts end with
-        one.
+        Half of the ends of rows, or of the ends of turns within rows, are not trained on, or a
+        single row continues after an end token (one in twenty, if an environment replies within
+        rows) or is marked as truncated at one, or one in ten continues after one that the trainer
+        does not use, or nine in ten prompts end with one.
     Ruled out when
         End tokens are trained on, and end their rows.
     Confused with
@@ -79,16 +79,17 @@ def judge_case(case: Case) -> Finding:
             "answer",
             prompts=ended_prompts,
         )
-    turn_ends = np.flatnonzero(is_end & _is_answered(record))
-    ends = np.union1d(last[stopped], turn_ends)
-    if ends.size < MIN_STOPPED_ROWS and not num_missed:
+    row_ends = last[stopped]
+    turn_ends = np.setdiff1d(np.flatnonzero(is_end & _is_answered(record)), last)
+    num_ends = row_ends.size + turn_ends.size
+    if num_ends < MIN_STOPPED_ROWS and not num_missed:
         return no_data_finding(
-            f"{ends.size} rows and turns ended on their own, {MIN_STOPPED_ROWS} needed"
+            f"{num_ends} rows and turns ended on their own, {MIN_STOPPED_ROWS} needed"
         )
-    masked_fraction = float((~record.loss_mask[ends]).mean()) if ends.size else 0.0
+    kind, masked_fraction = _most_masked_ends(record, row_ends, turn_ends)
     missed_fraction = num_missed / max(len(last), 1)
     summary = (
-        f"{masked_fraction:.0%} of the end tokens are not trained on (limit "
+        f"{masked_fraction:.0%} of the end tokens{kind} are not trained on (limit "
         f"{MAX_MASKED_FRACTION:.0%}), and {num_missed} of "
         f"{len(last)} rows continue after one or are truncated at one (limit 0)"
     )
@@ -96,6 +97,25 @@ def judge_case(case: Case) -> Finding:
     return (failed_finding if wrong else passed_finding)(
         summary, masked=masked_fraction, missed=missed_fraction
     )
+
+
+def _most_masked_ends(
+    record: StepRecord, row_ends: np.ndarray, turn_ends: np.ndarray
+) -> tuple[str, float]:
+    """Return which end tokens are masked most often, and the fraction of them that is.
+
+    Masked ends of rows are rare among all ends where each row has several turns.
+    """
+    kinds = {" of rows": row_ends, " of turns": turn_ends}
+    enough = {kind: ends for kind, ends in kinds.items() if ends.size >= MIN_STOPPED_ROWS}
+    if len(enough) < len(kinds):  # too few of one kind to be judged alone
+        enough = {"": np.concatenate([row_ends, turn_ends])}
+    masked = {
+        kind: float((~record.loss_mask[ends]).mean()) if ends.size else 0.0
+        for kind, ends in enough.items()
+    }
+    most = max(masked, key=lambda kind: masked[kind])
+    return most, masked[most]
 
 
 def _ended_prompt_fraction(record: StepRecord, eos_ids: list[int]) -> float:
