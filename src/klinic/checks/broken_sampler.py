@@ -11,6 +11,7 @@ from klinic.checks.base import (
     no_data_finding,
     passed_finding,
 )
+from klinic.checks.copied_samples import find_copies
 from klinic.checks.equal_samples import find_twin_samples, row_logp
 from klinic.checks.measures import equal_completions, num_equal_pairs, row_numbers
 from klinic.evidence.record import EmittedBy, StepRecord
@@ -26,7 +27,7 @@ def judge_case(case: Case) -> Finding:
         The number of equal completions of one prompt, against the number expected from their
         log-probs; two samples, such as the second and the fourth, that are equal in every group
         of the recent steps; token ids outside the vocabulary; non-finite log-probs of tokens
-        that the policy sampled.
+        that the policy sampled. Without log-probs, as in texts: copies that no policy explains.
     Why it matters
         Engines that start from one seed give every member of a group the same completion: all
         rewards are equal, and nothing is learned though entropy is high.
@@ -34,7 +35,10 @@ def judge_case(case: Case) -> Finding:
         There are more equal pairs than expected by six standard deviations and by eight pairs;
         or two samples are equal in every group, which has a probability below e^-20;
         or a single id is outside the vocabulary; or the engine lost the log-prob of a sampled
-        token.
+        token. Without log-probs: two prompts have the same three different completions; or
+        nearly all of eight groups are one long completion each, from the first step on or where
+        an equal prompt has another; or two places are equal in every group by a chance below
+        e^-20.
     Ruled out when
         The number of equal completions matches chance, ids are in the vocabulary, and log-probs
         are finite.
@@ -65,6 +69,12 @@ def judge_case(case: Case) -> Finding:
             **figures,
         )
     return (failed_finding if wrong else passed_finding)(summary, **figures, lost=float(lost))
+
+
+def confirm_copies(case: Case) -> Finding | None:
+    """Confirm the cause from completions alone."""
+    copies = find_copies(case)
+    return failed_finding(copies) if copies else None
 
 
 def _num_lost_logps(record: StepRecord) -> int:
@@ -105,12 +115,15 @@ CHECK = Check(
     "own seed (of run, step, prompt and sample); restrict ids to the vocabulary, and treat a "
     "missing log-prob as an error.",
     judge=judge_case,
+    confirm=confirm_copies,
     explains=("equal-rewards", "imprecise-logp", "unexplained-gap"),
     reads=(
         "record.token_ids",
         "record.row_offsets",
         "record.group",
         "record.sample",
+        "record.prompt_ids",
+        "record.prompt_offsets",
         "record.entropy",
         "record.logp_sampler",
         "record.emitted_by",

@@ -15,6 +15,7 @@ from klinic.checks.base import (
     passed_finding,
 )
 from klinic.checks.measures import row_numbers
+from klinic.checks.run_on_texts import MAX_ENDED_FRACTION, MIN_RUN_ON_FRACTION, find_run_on_texts
 from klinic.evidence.record import EmittedBy, StepRecord
 
 MIN_STOPPED_ROWS = 8  # rows that ended on their own
@@ -37,7 +38,8 @@ def judge_case(case: Case) -> Finding:
         continue after an end token; rows that end with one and are marked as truncated; and rows
         that continue after a token that is an end token in the model's generation config and not
         in the trainer, as with models that have a separate end-of-turn token. And prompts that
-        end with an end token, after which the model continues a text that is over.
+        end with an end token, after which the model continues a text that is over. In texts:
+        completions that run on into turns of the user that the policy invents, such as "User:".
     Why it matters
         A policy that gets no signal for ending learns to ramble into the length limit, and its
         rewards then measure that limit.
@@ -45,7 +47,9 @@ def judge_case(case: Case) -> Finding:
         Half of the ends of rows, or of the ends of turns within rows, are not trained on, or a
         single row continues after an end token (one in twenty, if an environment replies within
         rows) or is marked as truncated at one, or one in ten continues after one that the trainer
-        does not use, or nine in ten prompts end with one.
+        does not use, or nine in ten prompts end with one. In texts:
+        half of the completions have a turn of the user, without a tool, and half of those end in
+        the middle of something, unlike their first turns.
     Ruled out when
         End tokens are trained on, and end their rows.
     Confused with
@@ -118,6 +122,19 @@ def _most_masked_ends(
     return most, masked[most]
 
 
+def confirm_run_on_texts(case: Case) -> Finding | None:
+    """Confirm the cause from texts alone."""
+    found = find_run_on_texts(case)
+    if found is None:
+        return None
+    return failed_finding(
+        f"{found.fraction:.0%} of the completions run on into a turn of the user (limit "
+        f"{MIN_RUN_ON_FRACTION:.0%}), and {found.ended / found.with_turn:.0%} of these end as "
+        f"their first turns do (limit {MAX_ENDED_FRACTION:.0%}): no end token stops them",
+        run_on=found.fraction,
+    )
+
+
 def _ended_prompt_fraction(record: StepRecord, eos_ids: list[int]) -> float:
     """Return the fraction of prompts that end with an end token, as no prompt of one token does.
 
@@ -174,6 +191,7 @@ CHECK = Check(
     "and ends from lengths and finish reasons, not from token values, and use every end token of "
     "the model.",
     judge=judge_case,
+    confirm=confirm_run_on_texts,
     explains=(
         "context-truncated",
         "hidden-sampling-transform",
@@ -189,5 +207,6 @@ CHECK = Check(
         "run.pad_id",
         "run.declared_eos_ids",
         "run.sampling",
+        "run.token_ids",
     ),
 )
