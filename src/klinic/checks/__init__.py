@@ -3,6 +3,9 @@
 base            `Case`, `Finding`, `Check` and the stages
 measures        measurements that several checks share
 reward_evidence rewards pooled over steps: noise, prompts alone, paid answers
+copied_samples  copies of completions, found without log-probs
+row_texts       the texts of records whose tokens are characters
+run_on_texts    completions that run on into turns of the user
 gap_models      explanations of the gap between sampler and learner, which compete
 gap_tokens      the tokens that they are fitted to
 loss_models     signs of the terms of the recorded loss, for checks without a probe

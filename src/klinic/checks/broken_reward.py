@@ -18,7 +18,9 @@ from klinic.checks.reward_evidence import (
     NUM_ERRORS,
     AnswerPay,
     PromptLevels,
+    RegradedPay,
     RewardNoise,
+    add_regraded_pay,
     concatenate_statistics,
     count_levels,
     count_paid_answers,
@@ -33,6 +35,11 @@ MAX_NOISE_FRACTION = 0.5  # of the variance: noisy judges agree with themselves 
 MIN_REPEATS = 10  # completions that repeat another of their prompt
 MIN_PROMPTS = 44  # equal-rewards limits equal groups to 90%, and 0.9^44 is below 1%
 MIN_OTHERS = 0.1  # fraction of prompts with another reward than most: else the task may be solved
+MIN_RIGHT = 16  # completions with the dataset's number: a function that reads it pays one of them
+MIN_ALIKE = 4  # prompts with equal pay for all answers, or none for right ones
+MIN_ALIKE_FRACTION = 0.1  # of them and of those that tell the answers apart
+MIN_UNPAID_FRACTION = 0.2  # of the prompts with right completions: a format may cost one of them
+MAX_MIXED_FRACTION = 0.1  # of these prompts: pay that depends on more than the prompt
 MIN_ANSWERED = 32  # a function that pays for one prompt in five pays none of 32 in 0.08%
 
 
@@ -43,8 +50,9 @@ def judge_case(case: Case) -> Finding:
         Infinite and missing rewards; over the recent steps, the variance of the rewards of
         equal completions of one prompt, as recorded and in other orders, prompts whose
         different completions all get one reward, and the pay of completions that state the
-        dataset's answer; and, if the task has reference answers, the rewards of correct answers
-        and of the same completions graded again in another order.
+        dataset's answer; in a dump of texts, the pay of right and wrong numbers; and, if the
+        task has reference answers, the rewards of correct answers and of the same completions
+        graded again in another order.
     Why it matters
         One infinite value makes a batch NaN, a failing parser returns 0 forever, a timeout that
         counts as wrong is noise, and a cache without the completion in its key pays nothing for
@@ -55,7 +63,9 @@ def judge_case(case: Case) -> Finding:
         or a tenth of it does, and none in another order of the rewards or with those of the
         next step;
         or none of 44 prompts with different completions has two rewards, while prompts differ;
-        or a function that reads the answer pays it more in none of 32 prompts; or fewer than
+        or a function that reads the answer pays it more in none of 32 prompts; or none of 16
+        right numbers is paid, or none in a fifth of the prompts and all in the others; or one
+        in ten prompts pays all of its wrong answers, and others only right ones; or fewer than
         nine in ten completions get the same reward again; or, before training, correct answers
         get no more than wrong ones.
     Ruled out when
@@ -78,6 +88,7 @@ def judge_case(case: Case) -> Finding:
         or _order_fault(case)
         or _prompt_fault(levels)
         or _answer_fault(pay)
+        or _regraded_fault(add_regraded_pay(case.recent_records))
     )
     if fault:
         return failed_finding(fault, **figures)
@@ -148,6 +159,32 @@ def _answer_fault(pay: AnswerPay) -> str:
     )
 
 
+def _regraded_fault(pay: RegradedPay) -> str:
+    if pay.right >= MIN_RIGHT and pay.wrong >= MIN_RIGHT and not pay.right_paid:
+        return (
+            f"none of {pay.right} completions with the dataset's answer gets more than the least "
+            f"paid of {pay.wrong} with another number (limit 1 of {MIN_RIGHT})"
+        )
+    mixed = pay.prompts - pay.prompts_paid - pay.prompts_unpaid
+    is_of_prompt = mixed <= MAX_MIXED_FRACTION * pay.prompts and pay.prompts_paid >= MIN_ALIKE
+    if is_of_prompt and pay.prompts_unpaid > max(MIN_ALIKE, MIN_UNPAID_FRACTION * pay.prompts):
+        return (
+            f"in {pay.prompts_unpaid} of {pay.prompts} prompts no completion with the dataset's "
+            f"answer is paid, and in {pay.prompts_paid} all are (limit {MIN_UNPAID_FRACTION:.0%}): "
+            "the answers of some prompts are not recognised"
+        )
+    compared = pay.told_apart + pay.all_paid
+    if min(pay.told_apart, pay.all_paid) >= MIN_ALIKE and (
+        pay.all_paid > MIN_ALIKE_FRACTION * compared
+    ):
+        return (
+            f"in {pay.all_paid} prompts different wrong answers all get the highest reward, and "
+            f"in {pay.told_apart} the dataset's answer alone (limit {MIN_ALIKE_FRACTION:.0%}): a "
+            "function pays what it cannot grade"
+        )
+    return ""
+
+
 def _regrade_fault(regrade: ProbeEntry, *, at_start: bool) -> str:
     same, gold, wrong = (regrade.get(k) for k in ("same", "right_answers", "wrong_completions"))
     if same is not None and same < MIN_SAME_FRACTION:
@@ -178,6 +215,7 @@ CHECK = Check(
         "facts.answer_prompts",
         "facts.answer_paid_more",
         "facts.answer_paid_less",
+        *(f"facts.regraded_{name}" for name in RegradedPay.__dataclass_fields__),
         "metrics.reward",
         "probes.regrade",
     ),

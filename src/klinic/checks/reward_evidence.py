@@ -178,3 +178,36 @@ def count_paid_answers(records: Sequence[StepRecord]) -> AnswerPay:
         paid_more=total("answer_paid_more"),
         paid_less=total("answer_paid_less"),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegradedPay:
+    """The rewards of completions with a number as their marked answer, of several steps."""
+
+    right: int
+    wrong: int
+    right_paid: int
+    prompts: int
+    """Prompts with two right completions or more."""
+    prompts_paid: int
+    prompts_unpaid: int
+    told_apart: int
+    """Prompts whose right completions alone get the highest reward."""
+    all_paid: int
+    """Prompts whose wrong answers, different from one another, all get it."""
+
+
+def add_regraded_pay(records: Sequence[StepRecord]) -> RegradedPay:
+    """Add up the facts of several steps, each generation once."""
+    names = RegradedPay.__dataclass_fields__
+    facts = {record.token_ids.tobytes(): record.facts for record in records if _is_regraded(record)}
+    return RegradedPay(
+        **{
+            name: sum(int(of_step.get(f"regraded_{name}") or 0) for of_step in facts.values())
+            for name in names
+        }
+    )
+
+
+def _is_regraded(record: StepRecord) -> bool:
+    return record.facts.get("regraded_right") is not None

@@ -34,9 +34,7 @@ def prompt_texts(record: StepRecord) -> list[str]:
 def _decode(codes: np.ndarray, offsets: np.ndarray) -> list[str]:
     spans = pairwise(offsets.tolist())
     raw = np.asarray(codes).astype(np.uint32)
-    return [
-        raw[start:end].tobytes().decode("utf-32-le", "surrogatepass") for start, end in spans
-    ]
+    return [raw[start:end].tobytes().decode("utf-32-le", "surrogatepass") for start, end in spans]
 
 
 def _chat_content(text: str) -> str:

@@ -24,6 +24,7 @@
     tail.py         follows a growing journal
     writing.py      atomic and durable writes that never follow symbolic links
     facts.py        lossless JSON for floats, including NaN and infinity
+    final_answers.py  marked final answers of texts
     numbers.py      parses numbers and steps of journal entries
     warm_start_status.py  progress of a warm start
     verdict.py      verdicts of a check: pass, warn, fail, no data

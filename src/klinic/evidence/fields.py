@@ -32,6 +32,17 @@ FACTS = {
     "answer_paid_more": "those in which a reward function that reads the answer pays it more than "
     "the other completions, on average",
     "answer_paid_less": "those in which none pays it more, and one pays it less",
+    "regraded_right": "completions whose marked final answer is the dataset's, a number, in a step "
+    "with wrong ones too; a dump of texts",
+    "regraded_wrong": "completions with another number than the dataset's",
+    "regraded_right_paid": "right ones that some reward function pays more than the least paid "
+    "wrong one",
+    "regraded_prompts": "prompts with two right completions or more",
+    "regraded_prompts_paid": "those of them whose right completions are all paid",
+    "regraded_prompts_unpaid": "those of which none is paid",
+    "regraded_told_apart": "prompts whose right completions alone get the highest reward, of the "
+    "function with the most of them",
+    "regraded_all_paid": "prompts whose wrong answers, different from one another, all get it",
     "num_moved_rows": "rows at another place of the batch than their sample; the advantage of "
     "a place must move with its row",
     "generation_rows": "samples of the generation that the rows of the step belong to",

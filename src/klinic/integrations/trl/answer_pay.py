@@ -7,28 +7,14 @@ answer equals the dataset's states it: another number in a text may be none.
 """
 
 import inspect
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-ANSWER_COLUMNS = (
-    *("answer", "solution", "ground_truth", "gold", "target", "label", "expected"),
-    *("final_answer", "gold_answer", "correct_answer", "reference_answer", "golden_answer"),
-)
-FINAL_ANSWER = re.compile(r"\\boxed\{([^{}]*)\}|<answer>(.*?)</answer>|####\s*([^\n]+)", re.DOTALL)
+from klinic.evidence.final_answers import ANSWER_COLUMNS, final_answers
+
 RELATIVE_ROUNDING = 1e-6  # of a mean of float32 rewards
-
-
-def final_answers(text: str) -> frozenset[str]:
-    r"""Return the whole text and its last marked answer, without white space around them.
-
-    >>> sorted(final_answers(" 42\n")), sorted(final_answers("so \\boxed{7}"))
-    (['42'], ['7', 'so \\boxed{7}'])
-    """
-    marked = ["".join(groups) for groups in FINAL_ANSWER.findall(text)][-1:]
-    return frozenset(part.strip().casefold() for part in (text, *marked)) - {""}
 
 
 def count_paid_answers(

@@ -3,6 +3,7 @@
     find.py             finds the dumps at a path, without importing NumPy
     token_dump.py       TokenDump: the steps of a dump as records, and what it lacks
     rows.py             one completion of a dump, and a record of many
+    regraded.py         rewards against the answers of the dataset that a dump holds
     json_fields.py      checked fields of a JSON line
     advantage_kind.py   which advantage estimator fits the recorded advantages
     texts.py            completions without token ids: characters in their place

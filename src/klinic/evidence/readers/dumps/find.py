@@ -28,6 +28,7 @@ AREAL_FOLDER = "rollout"
 AREAL_KEYS = {"task_id", "head_version", "tail_version", "reward", "completion"}
 TRACES = "traces.jsonl"
 STEP_FOLDER = re.compile(r"step_([0-9]{1,15})")
+VALIDATION = ("val", "eval", "test")
 VERSION = re.compile(r"[0-9]{1,15}")
 TOKEN_EXPORT, VERIFIERS_TRACES = "token export of prime-rl", "traces of verifiers"
 SUBSETS = ("train/effective", "train/all")
@@ -161,6 +162,19 @@ def _areal(path: Path) -> Iterator[DumpSource]:
 
 
 def _verl(path: Path) -> Iterator[DumpSource]:
+    for folder in _verl_folders(path):
+        yield from _verl_rollouts(folder)
+
+
+def _verl_folders(path: Path) -> list[Path]:
+    """Return the path, else its subfolders; those of a validation are not trained on."""
+    if path.is_file() or verl_rollouts.find_rollouts(path):
+        return [path]
+    folders = [p for p in list_folder(path)[:MOST_ENTRIES] if p.is_dir() and not p.is_symlink()]
+    return [p for p in folders if not p.name.lower().startswith(VALIDATION)]
+
+
+def _verl_rollouts(path: Path) -> Iterator[DumpSource]:
     files = verl_rollouts.find_rollouts(path) if path.is_dir() else (path,)
     if files and verl_rollouts.is_rollouts(files[0]):
         numbers = ((m[1] if (m := verl_rollouts.FILE.fullmatch(p.name)) else "1", p) for p in files)

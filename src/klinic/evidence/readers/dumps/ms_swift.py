@@ -7,17 +7,24 @@ Source: ms-swift 3602360a5, swift/rlhf_trainers/grpo_trainer.py:1877.
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from klinic.errors import EvidenceError
+from klinic.evidence.final_answers import ANSWER_COLUMNS
 from klinic.evidence.readers.dumps.find import MS_SWIFT_LONGEST
 from klinic.evidence.readers.dumps.json_fields import JsonEntry, read_entries
 from klinic.evidence.readers.dumps.rows import DumpRow, build_record
-from klinic.evidence.readers.dumps.texts import refuse_long_step, text_of, text_row
+from klinic.evidence.readers.dumps.texts import (
+    answer_text,
+    refuse_long_step,
+    text_of,
+    text_row,
+)
 from klinic.evidence.readers.dumps.token_dump import CHARACTERS, TokenDump
 from klinic.evidence.readers.log import parse_number
 from klinic.evidence.record import StepRecord
 
-OWN_COLUMNS = ("step", "prompt", "completion", "advantages", "entropy", "solution")
+OWN_COLUMNS = ("step", "prompt", "completion", "advantages", "entropy", *ANSWER_COLUMNS)
 
 
 def open_dump(path: Path) -> TokenDump:
@@ -55,6 +62,7 @@ def _parse_table(entry: JsonEntry) -> list[DumpRow]:
         )
     refuse_long_step(sum(map(len, prompts)) + sum(map(len, completions)), entry.where)
     rewards = _reward_columns(entry, len(prompts))
+    answers = _answer_column(entry, len(prompts))
     rows = []
     for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         row = text_row(prompt, completion)
@@ -64,8 +72,15 @@ def _parse_table(entry: JsonEntry) -> list[DumpRow]:
             row.values["advantage"] = advantage
         if row.parts:
             row.values["reward"] = sum(row.parts.values())
+        row.text, row.answer = completion, answer_text(answers[index])
         rows.append(row)
     return rows
+
+
+def _answer_column(entry: JsonEntry, num_rows: int) -> list[Any]:
+    """Return the answers of the dataset; empty ones if there is no such column."""
+    columns = (entry.values.get(name) for name in ANSWER_COLUMNS)
+    return next((c for c in columns if isinstance(c, list) and len(c) == num_rows), [""] * num_rows)
 
 
 def _reward_columns(entry: JsonEntry, num_rows: int) -> dict[str, list[float]]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from klinic.errors import EvidenceError
+from klinic.evidence.readers.dumps.regraded import regrade_rows
 from klinic.evidence.record import Fact, StepRecord
 from klinic.evidence.rollout import concatenate_arrays, offsets_from_lengths
 
@@ -30,6 +31,10 @@ class DumpRow:
     parts: dict[str, float] = field(default_factory=dict)
     """Rewards by function."""
     finish_reason: str = ""
+    text: str = ""
+    """The completion, if the dump has its prompt's answer."""
+    answer: str = ""
+    """The answer of the dataset."""
 
 
 def split_sequence(
@@ -75,9 +80,10 @@ def build_record(
     elif columns.get("token_advantage") is not None:
         values.pop("advantage", None)
     reasons = np.array([row.finish_reason for row in rows])
+    group = _group_column(rows)
     return StepRecord(
         step=step,
-        group=_group_column(rows),
+        group=group,
         row_offsets=offsets_from_lengths([len(row.token_ids) for row in rows]),
         prompt_offsets=offsets_from_lengths([len(row.prompt_ids) for row in rows]),
         prompt_ids=concatenate_arrays((row.prompt_ids for row in rows), np.int64),
@@ -88,9 +94,21 @@ def build_record(
             name: np.array([row.parts.get(name, np.nan) for row in rows])
             for name in _names(row.parts for row in rows)
         },
-        facts=dict(facts or {}),
+        facts={**_regraded_facts(rows, group), **(facts or {})},
         **{name: column for name, column in (columns | values).items() if column is not None},
     )
+
+
+def _regraded_facts(rows: Sequence[DumpRow], group: np.ndarray) -> dict[str, int]:
+    if not any(row.answer for row in rows):
+        return {}
+    names = _names(row.parts for row in rows)
+    columns = [[row.parts.get(name, np.nan) for row in rows] for name in names]
+    if len(names) != 1:
+        columns.append([row.values.get("reward", np.nan) for row in rows])
+    rewards = np.array(columns, np.float64).T
+    texts, answers = [row.text for row in rows], [row.answer for row in rows]
+    return regrade_rows(texts, answers, rewards, group)
 
 
 def _names(mappings: Any) -> list[str]:

@@ -32,6 +32,18 @@ def text_row(prompt: str, completion: str) -> DumpRow:
     )
 
 
+def answer_text(value: Any) -> str:
+    """Return the answer of a dataset; "" for a value that is no single answer.
+
+    >>> answer_text(42), answer_text("42"), answer_text(None), answer_text(["42"])
+    ('42', '42', '', '42')
+    """
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if isinstance(value, str) else str(value) if is_number else ""
+
+
 def refuse_long_step(num_characters: int, where: str) -> None:
     """Raise `EvidenceError` if the texts of a step do not fit in memory as tokens."""
     if num_characters > MOST_CHARACTERS:

@@ -17,9 +17,15 @@ import pyarrow.parquet as pq
 
 from klinic.errors import EvidenceError
 from klinic.evidence.files import read_bytes
+from klinic.evidence.final_answers import ANSWER_COLUMNS
 from klinic.evidence.part_limits import LARGEST_STEP, THRIFT, MemoryBudget, check_footer
 from klinic.evidence.readers.dumps.rows import DumpRow, build_record
-from klinic.evidence.readers.dumps.texts import refuse_long_step, text_of, text_row
+from klinic.evidence.readers.dumps.texts import (
+    answer_text,
+    refuse_long_step,
+    text_of,
+    text_row,
+)
 from klinic.evidence.readers.dumps.token_dump import CHARACTERS, TokenDump
 from klinic.evidence.record import StepRecord
 
@@ -48,6 +54,7 @@ def _read_record(step: int, path: Path) -> StepRecord:
     prompts, completions = (_texts(column) for column in columns)
     advantages = _numbers(table["advantage"])
     parts = {name: _numbers(table[name]) for name in rewards}
+    answers = _answers(table)
     rows: list[DumpRow] = []
     for index, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
         row = text_row(prompt, completion)
@@ -55,8 +62,17 @@ def _read_record(step: int, path: Path) -> StepRecord:
         row.parts = {name: float(column[index]) for name, column in parts.items()}
         if row.parts:
             row.values["reward"] = _total_reward(list(row.parts.values()))
+        row.text, row.answer = completion, answers[index]
         rows.append(row)
     return build_record(step, rows)
+
+
+def _answers(table: Any) -> list[str]:
+    """Return the answers of the dataset; empty ones if there is no such column."""
+    name = next((name for name in ANSWER_COLUMNS if name in table.column_names), None)
+    if name is None:
+        return [""] * table.num_rows
+    return [answer_text(value) for value in table[name].to_pylist()]
 
 
 def _total_reward(parts: Sequence[float]) -> float:
@@ -123,7 +139,7 @@ def _leaf_paths(parquet: Any) -> list[str]:
 
 def _is_reward(name: str, field: Any) -> bool:
     is_number = pa.types.is_floating(field.type) or pa.types.is_integer(field.type)
-    return name not in OWN_COLUMNS and is_number
+    return name not in (*OWN_COLUMNS, *ANSWER_COLUMNS) and is_number
 
 
 def _texts(column: Any) -> list[str]:

@@ -1,7 +1,7 @@
 """Reads verl's completions (`trainer.rollout_data_dir`) as records: STEP.jsonl.
 
-A line is a completion: `input`, `output`, `score`, `step`, and `uid` of the prompt in newer
-versions. Lines with the same `uid`, else the same input, form a group.
+A line is a completion: `input`, `output`, `score`, `step`, `gts` (the dataset's answer), and `uid`
+of the prompt in newer versions. Lines with the same `uid`, else the same input, form a group.
 Source: verl 0.9.1, verl/trainer/ppo/v1/trainer_base.py:1226.
 """
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from klinic.evidence.readers.dumps.json_fields import JsonEntry, read_entries
 from klinic.evidence.readers.dumps.rows import DumpRow, build_record
-from klinic.evidence.readers.dumps.texts import refuse_long_step, text_row
+from klinic.evidence.readers.dumps.texts import answer_text, refuse_long_step, text_row
 from klinic.evidence.readers.dumps.token_dump import CHARACTERS, TokenDump
 from klinic.evidence.record import StepRecord
 
@@ -45,4 +45,5 @@ def _parse_row(entry: JsonEntry) -> DumpRow:
     uid = entry.values.get("uid")
     row.group = uid if isinstance(uid, str) else None
     row.values["reward"] = entry.number("score")
+    row.text, row.answer = entry.text("output"), answer_text(entry.values.get("gts"))
     return row
