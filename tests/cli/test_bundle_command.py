@@ -74,11 +74,13 @@ def test_what_cannot_be_bundled_is_refused_with_a_reason(run, tmp_path):
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 
-def test_a_bundle_is_not_replayed(run, tmp_path):
+def test_a_bundle_is_diagnosed_and_not_replayed(run, tmp_path):
     write_bundle(run, tmp_path / "b.zip", verdict={}, anchors=[])
-    refused = klinic("diagnose", tmp_path / "b.zip", "--prove")
-    assert refused.returncode == 2
-    assert "no checkpoint" in refused.stderr
+    plain = klinic("diagnose", tmp_path / "b.zip")
+    ended = klinic("diagnose", tmp_path / "b.zip", "--prove")
+    assert ended.returncode == plain.returncode
+    assert ended.stdout.startswith(plain.stdout.splitlines()[0])
+    assert "Proof: not possible: a bundle has no weights to replay a step with." in ended.stdout
 
 
 LOOPS = {
@@ -94,6 +96,6 @@ LOOPS = {
 def test_a_bundle_has_the_verdict_of_its_run(settings, tmp_path):
     diagnosis = diagnose_loop(tmp_path / "run", **{"steps": 6, **settings})
     write_bundle(tmp_path / "run", tmp_path / "b.zip", verdict={}, anchors=[])
-    again = diagnose_bundle(tmp_path / "b.zip", prove=False)
+    again = diagnose_bundle(tmp_path / "b.zip")
     assert short_verdict(again) == short_verdict(diagnosis)
     assert again.to_json() == diagnosis.to_json()

@@ -128,11 +128,15 @@ def test_what_was_not_understood_follows_the_verdict(tmp_path):
     ]
     path = write_lines(tmp_path / "log.jsonl", entries)
     ended = diagnose(path)
-    verdict, first, second, third, *_ = ended.stdout.splitlines()
+    verdict, first, second, third, fourth, *_ = ended.stdout.splitlines()
     assert verdict.startswith("No sign of trouble in the metrics read.")
     assert first == "KL and sampler gap were not found in this log; 2 of 4 metrics were read."
-    assert second == "Not read: my/kl, my/sampler_gap"
-    assert third.startswith("JSON lines (trainer not recognised), 60 logged steps")
+    assert second == "Read as: learning_rate = lr"
+    assert third == (
+        "Not read: my/kl, my/sampler_gap. If one is a missing metric: --metric kl=NAME "
+        "--metric sampler/gap=NAME"
+    )
+    assert fourth.startswith("JSON lines (trainer not recognised), 60 logged steps")
     told = json.loads(diagnose(path, "--json").stdout)
     assert told["not_found"] == ["KL", "sampler gap"]
     assert told["read"]["trainer"] is None
@@ -160,15 +164,73 @@ def test_a_log_without_kl_reward_and_gap_is_unread(tmp_path, write, name):
     ended = diagnose(path)
     assert ended.returncode == 2
     assert ended.stdout == ""
-    assert (
-        "is unread. KL, reward and sampler gap were not found in this log; 2 of 3" in ended.stderr
-    )
-    assert "my/kl" in ended.stderr
+    assert "has no KL, no reward and no sampler gap under a name that klinic" in ended.stderr
+    assert "my/kl. If one of these is the KL to the reference" in ended.stderr
+    assert "--metric kl=NAME --metric reward=NAME" in ended.stderr
     as_json = diagnose(path, "--json")
     told = json.loads(as_json.stdout)
     assert as_json.returncode == 2
     assert (told["verdict"], told["ok"]) == ("unread", False)
     assert told["not_found"] == ["KL", "reward", "sampler gap"]
+
+
+OWN_NAMES = {"KL div": "kl", "mean_reward": "reward", "gradNorm": "grad_norm", "lr": ""}
+
+
+def write_own_table(path, separator, names=tuple(OWN_NAMES)):
+    rows = [["iter", *names], *([n, 15.0, 0.5, 0.3, 1e-6] for n in range(1, 61))]
+    path.write_text("".join(separator.join(map(str, row)) + "\n" for row in rows))
+    return path
+
+
+@pytest.mark.parametrize(("name", "separator"), [("a.csv", ","), ("a.tsv", "\t"), ("a.csv", ";")])
+def test_a_table_of_an_own_loop_is_read_by_its_usual_names(tmp_path, name, separator):
+    ended = diagnose(write_own_table(tmp_path / name, separator))
+    assert ended.returncode == 1, ended.stderr
+    assert "✗ kl-at-step-0: the KL is 15 nats per token in step 1" in ended.stdout
+    read_as = "Read as: kl = KL div, reward = mean_reward, grad_norm = gradNorm, learning_rate = lr"
+    assert sorted(read_as[9:].split(", ")) == sorted(line_of(ended, "Read as: ").split(", "))
+
+
+def line_of(ended, start):
+    return next(s for s in ended.stdout.splitlines() if s.startswith(start)).removeprefix(start)
+
+
+def test_metrics_under_any_name_are_read_where_the_user_names_them(tmp_path):
+    path = write_own_table(tmp_path / "a.csv", ",", ("d", "r", "g", "l"))
+    unread = diagnose(path)
+    assert (unread.returncode, unread.stdout) == (2, "")
+    assert "has no metric that klinic knows, only d, r, g, l. If one of them is" in unread.stderr
+    ended = diagnose(path, "--metric", "kl=d", "--metric", "reward=r")
+    assert ended.returncode == 1
+    assert "✗ kl-at-step-0: the KL is 15 nats per token in step 1" in ended.stdout
+    assert line_of(ended, "Read as: ") == "kl = d, reward = r"
+    assert line_of(ended, "Not read: ") == "g, l"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("kl=q", "a.csv: has no metric q. It has: iter, d, r, g, l."),
+        ("kll=d", "--metric kll=d: kll is no metric of klinic. Did you mean kl?"),
+        ("kl", "--metric kl: give klinic's name, =, and the log's name, such as --metric kl="),
+    ],
+)
+def test_a_name_that_cannot_be_used_is_refused_with_those_that_can(tmp_path, given, message):
+    ended = diagnose(
+        write_own_table(tmp_path / "a.csv", ",", ("d", "r", "g", "l")), "--metric", given
+    )
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert message in ended.stderr
+
+
+def test_two_tables_with_the_same_metrics_are_two_runs(tmp_path):
+    write_own_table(tmp_path / "a.csv", ",")
+    write_own_table(tmp_path / "b.csv", ",")
+    ended = diagnose(tmp_path)
+    assert ended.returncode == 2
+    assert "a.csv and b.csv both have" in ended.stderr
+    assert f"Give one of them: {tmp_path / 'a.csv'}" in ended.stderr
 
 
 def test_tokens_of_prime_rl_are_judged_by_every_check(tmp_path):
@@ -217,9 +279,12 @@ def test_a_sign_is_explained():
 
 
 def test_nothing_of_a_log_can_be_proved():
-    ended = diagnose(FIXTURES / "trl", "--prove")
-    assert ended.returncode == 2
-    assert "--prove replays a recorded step" in ended.stderr
+    plain, ended = diagnose(FIXTURES / "trl"), diagnose(FIXTURES / "trl", "--prove")
+    assert ended.returncode == plain.returncode
+    assert ended.stdout == (
+        f"{plain.stdout}\nProof: not possible: --prove replays steps that klinic recorded, and "
+        "this is the output of another trainer.\n"
+    )
 
 
 def test_hostile_names_are_shown_and_not_obeyed(tmp_path):

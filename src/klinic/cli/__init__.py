@@ -15,11 +15,13 @@ verify_tables.py  its tables
 diagnose.py       `klinic diagnose`, of run folders and of scalar logs
 diagnosis_view.py prints a diagnosis of records
 log_view.py       prints a diagnosis of scalars
+proof.py          the replay of `--prove`, or why there is none
 diagnose_dump.py  the same of the batch dumps of other trainers
 convert.py        `klinic convert`
 explain.py        `klinic explain`
 lookup.py         words of `klinic explain` that are no checks
 words.py          words with another name in klinic, and their answers
+metric_option.py  the `--metric` option: names of the metrics in a log
 report.py         `klinic report`
 bundle.py         `klinic bundle`
 convert.py        `klinic convert`

@@ -37,10 +37,10 @@ def bundle(run: Run, out: Out = None, no_cache: NoCache = False, json: Json = Fa
     path = out or run / NAME
     _refuse(run, path)
     refuse_newer(run)
-    diagnosis = diagnose_records(run, prove=False, no_cache=no_cache, json=json)
+    diagnosis = diagnose_records(run, no_cache=no_cache)
     anchors = [h.first_step for h in diagnosis.hypotheses if h.first_step is not None]
     contents = write_bundle(run, path, verdict=short_verdict(diagnosis), anchors=anchors)
-    again = diagnose_bundle(path, prove=False)
+    again = diagnose_bundle(path)
     is_same = short_verdict(again) == short_verdict(diagnosis)
     if json:
         verdicts = {"verdict": short_verdict(diagnosis), "verdict_of_bundle": short_verdict(again)}

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from klinic.cli.metric_option import Metric, given_names
 from klinic.cli.printing import Json, print_json, require_modules
 from klinic.cli.progress import show_progress
 from klinic.errors import ConfigError
@@ -29,7 +30,7 @@ Out = Annotated[
 ]
 
 
-def convert(path: Input, out: Out, json: Json = False) -> None:
+def convert(path: Input, out: Out, metric: Metric = None, json: Json = False) -> None:
     """Write the run of another trainer in klinic's format, for report and comparison."""
     from klinic.cli.diagnose_dump import add_run_facts, find_scalars
     from klinic.doctor.dump_conversion import convert_run
@@ -41,12 +42,13 @@ def convert(path: Input, out: Out, json: Json = False) -> None:
         raise ConfigError(f"{path} has klinic's format. Use it as it is: klinic report {path}.")
     path = find_run(path)
     dump, also = find_dump(path)
+    names = given_names(metric)
     log: ScalarLog | None
     if dump is None:
-        log, unread = read_log(path), ""
+        log, unread = read_log(path, names), ""
     else:
         dump = add_run_facts(dump, path)
-        log, unread = find_scalars(path, dump.path)
+        log, unread = find_scalars(path, dump.path, names)
     with show_progress("Converting the steps") as progress:
         result = convert_run(dump, log, out, progress)
     if json:

@@ -1,13 +1,13 @@
 """`klinic demo`: GRPO with a KL on this CPU in minutes, healthy or faulty, live or recorded."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from klinic.cli.diagnose import prove_cause
 from klinic.cli.printing import Json, print_json, print_line, require_modules
+from klinic.cli.proof import ProofAttempt, attempt_proof
 from klinic.cli.text_layout import print_commands
 from klinic.cli.train import report_command
 from klinic.errors import ConfigError
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from klinic.doctor.diagnosis import Diagnosis
     from klinic.faults import Fault
-    from klinic.replay.proof import Proof
     from klinic.training.result import Result
 
 Overrides = Annotated[
@@ -135,7 +134,7 @@ def _diagnose_recorded(out: Path | None, *, json: bool) -> None:
 
     console = Console(stderr=json, highlight=False)
     run = copy_recorded_run(out)
-    diagnosis = diagnose_records(run, prove=False, no_cache=False, json=json)
+    diagnosis = diagnose_records(run, no_cache=False)
     is_right = diagnosis.cause == CAUSE
     if json:
         print_json("demo", ok=is_right, fault=CAUSE, folder=str(run), **diagnosis.to_json())
@@ -218,7 +217,8 @@ def _finish_faulty(result: "Result", fault: "Fault", console: "Console", *, json
         story = read_run_report(result.folder)
     diagnosis = story.diagnosis
     assert diagnosis is not None  # noqa: S101 - the run has records
-    proof = prove_cause(result.folder, diagnosis, run_code=True)  # this process just made the run
+    # this process just made the run
+    attempt = attempt_proof(result.folder, diagnosis, run_code=True)
     story = replace(story, proof=read_proof(result.folder, diagnosis.cause))
     page = write_page([story], result.folder / "report.html")
     is_right = diagnosis.cause == fault.cause
@@ -227,23 +227,23 @@ def _finish_faulty(result: "Result", fault: "Fault", console: "Console", *, json
             "fault": fault.cause,
             "folder": str(result.folder),
             **diagnosis.to_json(),
-            "proof": None if proof is None else asdict(proof),
+            **attempt.to_json(),
             "report": str(page),
         }
         print_json("demo", ok=is_right, **fields)
     else:
-        _print_diagnosis(diagnosis, proof, console)
+        _print_diagnosis(diagnosis, attempt, console)
         print_line(console, f"\nHTML report: {page}")
         _print_faulty_next(result.folder, diagnosis, console)
     raise typer.Exit(0 if is_right else 1)
 
 
-def _print_diagnosis(diagnosis: "Diagnosis", proof: "Proof | None", console: "Console") -> None:
+def _print_diagnosis(diagnosis: "Diagnosis", attempt: ProofAttempt, console: "Console") -> None:
     from klinic.cli.diagnosis_view import print_cause, print_others, print_proof
 
     print_line(console)
     print_cause(diagnosis, console)
-    print_proof(diagnosis, proof, console)
+    print_proof(attempt, console)
     print_others(diagnosis, console)
 
 

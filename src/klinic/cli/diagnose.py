@@ -3,21 +3,24 @@
 Of a scalar log it prints certain findings, possible causes and missing evidence.
 """
 
-from contextlib import suppress
-from dataclasses import asdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from klinic.cli.printing import Json, print_json, require_modules
+from klinic.cli.metric_option import Metric, given_names, refuse_names
+from klinic.cli.printing import Json, print_json
 from klinic.cli.progress import NoCache, findings_cache, show_progress
-from klinic.cli.recorded_code import RunCode, announce_code
+from klinic.cli.proof import OF_OTHERS, attempt_proof
+from klinic.cli.recorded_code import RunCode
 from klinic.errors import ConfigError, EvidenceError, KlinicError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from klinic.doctor.diagnosis import Diagnosis
-    from klinic.replay.proof import Proof
 
 Run = Annotated[
     Path,
@@ -41,10 +44,11 @@ All = Annotated[
 ]
 
 
-def diagnose(
+def diagnose(  # noqa: PLR0913, PLR0917 - options of a command line
     run: Run,
     prove: Prove = False,
     every: All = False,
+    metric: Metric = None,
     run_code: RunCode = False,
     no_cache: NoCache = False,
     json: Json = False,
@@ -52,45 +56,59 @@ def diagnose(
     """Name the root cause of a run, with evidence, ruled-out causes, and the fix."""
     if run_code and not prove:
         raise ConfigError("--run-code needs --prove: diagnosing records runs no code.")
-    from klinic.evidence.bundle_head import is_bundle
-    from klinic.evidence.schema import refuse_newer
-
-    try:
-        refuse_newer(run)
-        if is_bundle(run):
-            diagnosis = diagnose_bundle(run, prove=prove)
-        else:
-            diagnosis = diagnose_records(
-                run, prove=prove, no_cache=no_cache, json=json, every=every
-            )
-    except KlinicError:  # some are also an OSError
-        raise
-    except OSError as error:
-        from klinic.evidence.files import unreadable_error
-
-        raise unreadable_error(Path(error.filename or run), error) from error
-    proof = prove_cause(run, diagnosis, run_code=run_code) if prove else None
+    with unreadable_as_evidence(run):
+        if not is_klinic_run(run):
+            code = diagnose_other(run, given_names(metric), json=json, every=every)
+            if prove and not json:
+                typer.echo(f"\nProof: not possible: {OF_OTHERS}")
+            raise typer.Exit(code)
+        refuse_names(run, metric)
+        diagnosis = read_diagnosis(run, no_cache=no_cache)
+    attempt = attempt_proof(run, diagnosis, run_code=run_code) if prove else None
     if json:
-        proved = {} if not prove else {"proof": None if proof is None else asdict(proof)}
-        print_diagnosis_json(diagnosis, **proved)
+        print_diagnosis_json(diagnosis, **(attempt.to_json() if attempt else {}))
     else:
         from rich.console import Console
 
         from klinic.cli.diagnosis_view import print_diagnosis
 
         console = Console(highlight=False)
-        print_diagnosis(diagnosis, console, run=run, every=every, prove=prove, proof=proof)
+        print_diagnosis(diagnosis, console, run=run, every=every, attempt=attempt)
     raise typer.Exit(1 if diagnosis.sick else 0)
 
 
-def diagnose_records(
-    run: Path, *, prove: bool, no_cache: bool, json: bool, every: bool = False
-) -> "Diagnosis":
-    """Return the diagnosis of a run's records; a run without records goes to `diagnose_other`."""
-    from klinic.evidence.readers.find import has_records
+@contextmanager
+def unreadable_as_evidence(run: Path) -> Iterator[None]:
+    """Raise an `OSError` of reading a run as an error that says what to do."""
+    try:
+        yield
+    except KlinicError:  # some are also an OSError
+        raise
+    except OSError as error:
+        from klinic.evidence.files import unreadable_error
 
-    if not has_records(run):
-        diagnose_other(run, prove=prove, json=json, every=every)
+        raise unreadable_error(Path(error.filename or run), error) from error
+
+
+def is_klinic_run(run: Path) -> bool:
+    """Whether a path is a bundle or a folder with klinic's records; raise for a newer format."""
+    from klinic.evidence.bundle_head import is_bundle
+    from klinic.evidence.readers.find import has_records
+    from klinic.evidence.schema import refuse_newer
+
+    refuse_newer(run)
+    return is_bundle(run) or has_records(run)
+
+
+def read_diagnosis(run: Path, *, no_cache: bool) -> "Diagnosis":
+    """Return the diagnosis of a bundle or of a run's records."""
+    from klinic.evidence.bundle_head import is_bundle
+
+    return diagnose_bundle(run) if is_bundle(run) else diagnose_records(run, no_cache=no_cache)
+
+
+def diagnose_records(run: Path, *, no_cache: bool) -> "Diagnosis":
+    """Return the diagnosis of a run's records."""
     import numpy as np
 
     from klinic.doctor.run_diagnosis import default_num_workers, diagnose_run
@@ -102,15 +120,13 @@ def diagnose_records(
         )
 
 
-def diagnose_bundle(path: Path, *, prove: bool) -> "Diagnosis":
+def diagnose_bundle(path: Path) -> "Diagnosis":
     """Return the diagnosis of a bundle, which is unpacked into a temporary folder."""
     import numpy as np
 
     from klinic.doctor.run_diagnosis import default_num_workers, diagnose_run
     from klinic.evidence.bundle import unpack_bundle
 
-    if prove:
-        raise ConfigError(f"{path} is a bundle: it has no checkpoint to replay. Omit --prove.")
     with (
         unpack_bundle(path) as folder,
         np.errstate(all="ignore"),
@@ -119,24 +135,23 @@ def diagnose_bundle(path: Path, *, prove: bool) -> "Diagnosis":
         return diagnose_run(folder, workers=default_num_workers(), progress=progress)
 
 
-def diagnose_other(run: Path, *, prove: bool, json: bool, every: bool) -> NoReturn:
-    """Diagnose another trainer's output: its batch dumps, or else its scalars."""
+def diagnose_other(run: Path, names: "Mapping[str, str]", *, json: bool, every: bool) -> int:
+    """Diagnose another trainer's output, its batch dumps or else its scalars; return the exit code.
+
+    `names` maps metrics to their names in the log.
+    """
     from klinic.evidence.readers.dumps.find import find_dumps
     from klinic.evidence.readers.find import find_run
 
     if not run.exists():
         raise ConfigError(f"{run} does not exist. Give a run folder or a log.")
-    if prove:
-        raise ConfigError(
-            f"{run} has no klinic records, and --prove replays a recorded step. Omit --prove."
-        )
     run = find_run(run)
     sources = find_dumps(run)
     if not sources:
-        raise typer.Exit(diagnose_scalars(run, json=json, every=every))
+        return diagnose_scalars(run, names, json=json, every=every)
     from klinic.cli.diagnose_dump import diagnose_dumps
 
-    raise typer.Exit(diagnose_dumps(run, sources, json=json, every=every))
+    return diagnose_dumps(run, sources, names, json=json, every=every)
 
 
 def print_diagnosis_json(diagnosis: "Diagnosis", **extra: object) -> None:
@@ -145,44 +160,9 @@ def print_diagnosis_json(diagnosis: "Diagnosis", **extra: object) -> None:
     print_json("diagnose", ok=not diagnosis.sick, **content)
 
 
-def prove_cause(run: Path, diagnosis: "Diagnosis", *, run_code: bool) -> "Proof | None":
-    """Replay the first step that shows the cause; None without a cause."""
-    from rich.console import Console
-
-    if diagnosis.cause is None or diagnosis.first_step is None:
-        return None
-    require_modules("train", "torch", "transformers", "peft", "safetensors", "datasets")
-    _announce_run_code(run, run_code=run_code)
-    with Console(stderr=True).status(f"Replaying step {diagnosis.first_step} ..."):
-        from klinic.replay.proof import prove_cause
-
-        proof = prove_cause(run, diagnosis.cause, diagnosis.first_step, run_code=run_code)
-    if proof is not None:
-        _store_proof(run, proof)
-    return proof
-
-
-def _store_proof(run: Path, proof: "Proof") -> None:
-    """Write the proof into the run folder for its report; skip it where that is not allowed."""
-    from klinic.evidence.files import json_bytes
-    from klinic.evidence.run_facts import PROOF
-    from klinic.evidence.writing import write_atomically
-
-    with suppress(OSError, EvidenceError, ValueError):
-        write_atomically(run / PROOF, json_bytes(asdict(proof)) + b"\n")
-
-
-def _announce_run_code(run: Path, *, run_code: bool) -> None:
-    """Print which code of the run a replay executes or skips."""
-    from klinic.evidence.run_facts import RECIPE
-    from klinic.recipe.recorded import load_recorded
-
-    if (run / RECIPE).is_file():
-        recorded = load_recorded(run / RECIPE, run_code=run_code)
-        announce_code(recorded.allowed, recorded.refused)
-
-
-def diagnose_scalars(path: Path, *, json: bool, every: bool = False) -> int:
+def diagnose_scalars(
+    path: Path, names: "Mapping[str, str]", *, json: bool, every: bool = False
+) -> int:
     """Print the diagnosis of a log; return 1 if a sign failed, raise if the log is unread."""
     from rich.console import Console
 
@@ -191,7 +171,7 @@ def diagnose_scalars(path: Path, *, json: bool, every: bool = False) -> int:
     from klinic.evidence.readers.find import read_log
     from klinic.evidence.verdict import RunVerdict
 
-    diagnosis = examine_log(read_log(path))
+    diagnosis = examine_log(read_log(path, names))
     if json:
         is_well = diagnosis.verdict is RunVerdict.NONE
         print_json("diagnose", ok=is_well, **diagnosis.to_json())

@@ -11,7 +11,7 @@ from klinic.errors import EvidenceError
 from klinic.runtime.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from klinic.doctor.dump_diagnosis import DumpContents, DumpDiagnosis
     from klinic.evidence.readers.dumps.find import DumpSource
@@ -22,12 +22,19 @@ OF_VERDICT = ("verdict", "cause", "confidence", "causes", "fix", "change", "firs
 """Keys of the verdict, which scalars give where the records show no fault."""
 
 
-def diagnose_dumps(run: Path, sources: "Sequence[DumpSource]", *, json: bool, every: bool) -> int:
+def diagnose_dumps(
+    run: Path,
+    sources: "Sequence[DumpSource]",
+    names: "Mapping[str, str]",
+    *,
+    json: bool,
+    every: bool,
+) -> int:
     """Diagnose the most detailed dump of a run with its scalar log; return the exit code."""
     from klinic.doctor.dump_diagnosis import diagnose_dump
 
     dump = add_run_facts(sources[0].open(), run)
-    log, unread = find_scalars(run, dump.path)
+    log, unread = find_scalars(run, dump.path, names)
     with show_progress("Checking the steps") as progress:
         result = diagnose_dump(dump, log, progress)
     also = [f"{source.path} ({source.format})" for source in sources[1:]]
@@ -40,20 +47,22 @@ def diagnose_dumps(run: Path, sources: "Sequence[DumpSource]", *, json: bool, ev
     return 1 if result.sick else 0
 
 
-def find_scalars(run: Path, dump: Path) -> "tuple[ScalarLog | None, str]":
+def find_scalars(
+    run: Path, dump: Path, names: "Mapping[str, str]"
+) -> "tuple[ScalarLog | None, str]":
     """Return the scalar log in the folder of a run, else in that of its dump, or the reason."""
-    log, reason = _read_scalars(run)
-    return (log, reason) if log is not None or dump == run else _read_scalars(dump)
+    log, reason = _read_scalars(run, names)
+    return (log, reason) if log is not None or dump == run else _read_scalars(dump, names)
 
 
-def _read_scalars(run: Path) -> "tuple[ScalarLog | None, str]":
+def _read_scalars(run: Path, names: "Mapping[str, str]") -> "tuple[ScalarLog | None, str]":
     from klinic.evidence.readers.dumps.torch_files import advise_convert
     from klinic.evidence.readers.find import read_log
 
     if not run.is_dir():
         return None, ""
     try:
-        log = read_log(run)
+        log = read_log(run, names)
     except EvidenceError as error:
         is_dump_alone = "has no records" in str(error) or str(error) == advise_convert(run)
         return None, "" if is_dump_alone else str(error)

@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from klinic.cli.proof import find_obstacle
 from klinic.cli.text_layout import print_commands, print_numbered, print_text, print_title
 from klinic.doctor.hypothesis import Status
 from klinic.evidence.verdict import RunVerdict, Verdict
@@ -11,9 +12,9 @@ from klinic.evidence.verdict import RunVerdict, Verdict
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from klinic.cli.proof import ProofAttempt
     from klinic.doctor.diagnosis import Cause, Diagnosis
     from klinic.doctor.hypothesis import Hypothesis
-    from klinic.replay.proof import Proof
 
 MARK_STYLES = {"✗": "bold red", "-": "yellow", "!": "yellow", "✓": "green", "?": "dim"}
 TITLES = {
@@ -30,15 +31,14 @@ def print_diagnosis(
     *,
     run: Path,
     every: bool = False,
-    prove: bool = False,
-    proof: "Proof | None" = None,
+    attempt: "ProofAttempt | None" = None,
 ) -> None:
     """Print verdict, evidence, fixes and proof; the other causes are counted, or listed."""
     print_cause(diagnosis, console)
-    if prove:
-        print_proof(diagnosis, proof, console)
+    if attempt is not None:
+        print_proof(attempt, console)
     if diagnosis.cause is not None:
-        _print_commands(diagnosis, console, run, prove=not prove)
+        _print_commands(diagnosis, console, run, prove=attempt is None)
     if every:
         print_every(diagnosis, console)
     else:
@@ -70,14 +70,12 @@ def _print_open_questions(diagnosis: "Diagnosis", console: "Console") -> None:
         print_text(console, sentence)
 
 
-def print_proof(diagnosis: "Diagnosis", proof: "Proof | None", console: "Console") -> None:
-    """Print the result of replaying the blamed step."""
-    if diagnosis.cause is None:
-        return
+def print_proof(attempt: "ProofAttempt", console: "Console") -> None:
+    """Print the result of replaying the blamed step, or why it was not replayed."""
+    proof = attempt.proof
     console.print()
     if proof is None:
-        sentence = "not possible: no single change in a replay of this run would show this cause."
-        print_text(console, sentence, label="Proof: ")
+        print_text(console, f"not possible: {attempt.obstacle}", label="Proof: ")
         return
     print_text(
         console,
@@ -101,18 +99,6 @@ def print_others(diagnosis: "Diagnosis", console: "Console") -> None:
     if parts:
         console.print()
         print_text(console, f"{', '.join(parts)} (`--all` lists them)", style="dim")
-
-
-def is_provable(diagnosis: "Diagnosis", run: Path) -> bool:
-    """Whether `--prove` can replay a step of this run for its first cause."""
-    from klinic.evidence.run_facts import RECIPE
-    from klinic.replay.provable import PROVABLE_CAUSES
-
-    return (
-        diagnosis.cause in PROVABLE_CAUSES
-        and diagnosis.first_step is not None
-        and (run / RECIPE).is_file()
-    )
 
 
 def _headline_style(diagnosis: "Diagnosis") -> str:
@@ -173,7 +159,7 @@ def print_every(diagnosis: "Diagnosis", console: "Console") -> None:
 def _print_commands(diagnosis: "Diagnosis", console: "Console", run: Path, *, prove: bool) -> None:
     """Print the commands that prove the cause and describe its check."""
     commands = [(f"klinic explain {diagnosis.cause}", "how the check decides, and similar causes")]
-    if prove and is_provable(diagnosis, run):
+    if prove and not find_obstacle(run, diagnosis):
         command = f"klinic diagnose {shlex.quote(str(run))} --prove"
         commands.insert(0, (command, f"replay step {diagnosis.first_step} with one change"))
     print_commands(console, *commands)

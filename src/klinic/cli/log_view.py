@@ -3,7 +3,13 @@
 from typing import TYPE_CHECKING
 
 from klinic.cli.text_layout import print_numbered, print_text, print_title
-from klinic.doctor.scalars.sentences import coverage_lines, headline_text, source_lines
+from klinic.doctor.scalars.sentences import (
+    MAX_NAMED,
+    coverage_lines,
+    headline_text,
+    sort_unread,
+    source_lines,
+)
 from klinic.evidence.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -47,12 +53,14 @@ def print_failed_signs(diagnosis: "ScalarDiagnosis", console: "Console") -> None
 
 
 def unread_message(diagnosis: "ScalarDiagnosis") -> str:
-    """Return why a log cannot be diagnosed, and which log could be."""
-    read = ", ".join(diagnosis.log.written_as.values())
+    """Return why a log cannot be diagnosed, and how to name the metrics that it needs."""
+    log = diagnosis.log
+    read = ", ".join(log.written_as.values())
+    names = ", ".join(name[:40] for name in sort_unread(log.unknown)[:MAX_NAMED]) or "nothing else"
     return (
-        f"is unread. {' '.join(coverage_lines(diagnosis))}. Read: {read}. That does not suffice "
-        "for a diagnosis. Give a log that has one of the missing metrics, under a name listed in "
-        "docs/how-to/other-trainers.md."
+        f"has no KL, no reward and no sampler gap under a name that klinic knows. Read: {read}. "
+        f"Not read: {names}. If one of these is the KL to the reference or the reward, say so: "
+        "--metric kl=NAME --metric reward=NAME."
     )
 
 

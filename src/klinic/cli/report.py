@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from klinic.cli.metric_option import Metric, given_names, refuse_names
 from klinic.cli.printing import print_line
 from klinic.cli.progress import NoCache, findings_cache, show_progress
 from klinic.errors import ConfigError
@@ -40,6 +41,7 @@ def report(
     out: Out = None,
     terminal: Terminal = False,
     step: Step = None,
+    metric: Metric = None,
     no_cache: NoCache = False,
 ) -> None:
     """Write one HTML file: diagnosis, curves, log-prob gaps, and the KL of every token."""
@@ -60,7 +62,7 @@ def report(
     console = Console(highlight=False)
     options: dict[str, Any] = {"cache": findings_cache(no_cache), "workers": default_num_workers()}
     with show_progress("Checking the steps") as progress:
-        stories = [read_any_report(run, **options, progress=progress) for run in runs]
+        stories = [read_any_report(run, metric, **options, progress=progress) for run in runs]
     for story in stories:
         print_line(console, escape_for_terminal(f"{story.name}: {story.sentence}"))
         if terminal and story.heat:
@@ -71,7 +73,7 @@ def report(
         print_line(console, f"Report: {write_page(stories, page)}")
 
 
-def read_any_report(run: Path, **options: Any) -> "RunReport":
+def read_any_report(run: Path, metric: list[str] | None = None, **options: Any) -> "RunReport":
     """Return the report of a run folder with records, of a bundle, or else of a scalar log."""
     from dataclasses import replace
 
@@ -83,8 +85,10 @@ def read_any_report(run: Path, **options: Any) -> "RunReport":
     from klinic.report.reading import read_run_report
 
     if has_records(run):
+        refuse_names(run, metric)
         return read_run_report(run, **options)
     if is_bundle(run):
+        refuse_names(run, metric)
         with unpack_bundle(run) as folder:
             story = read_run_report(folder, **{**options, "cache": None})
         return replace(story, name=str(run))
@@ -93,7 +97,7 @@ def read_any_report(run: Path, **options: Any) -> "RunReport":
             f"{run}: is a dump of another trainer. Write it in klinic's format first: klinic "
             f"convert {run} OUT, and then: klinic report OUT."
         )
-    return read_log_report(run)
+    return read_log_report(run, given_names(metric))
 
 
 def _default_page(run: Path) -> Path:

@@ -1,13 +1,13 @@
 """Reads the scalar log of any trainer as a report: curves, verdict on scalars, no tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from klinic.doctor.scalars.check import ScalarCheck
 from klinic.doctor.scalars.examine import ScalarDiagnosis, examine_log
 from klinic.doctor.scalars.sentences import headline_text
-from klinic.evidence.readers.find import read_log
+from klinic.evidence.readers.find import NO_NAMES, read_log
 from klinic.evidence.readers.log import ScalarLog
 from klinic.evidence.verdict import Verdict
 from klinic.report.curves import PLOTTED_METRICS, MetricCurves
@@ -19,9 +19,12 @@ from klinic.report.verdict_card import card_of_scalars
 MAX_FURTHER = 12  # curves beside the usual ones
 
 
-def read_log_report(path: Path) -> RunReport:
-    """Return the report of a scalar log; raise if there is none at the path."""
-    log = read_log(path)
+def read_log_report(path: Path, names: Mapping[str, str] = NO_NAMES) -> RunReport:
+    """Return the report of a scalar log; raise if there is none at the path.
+
+    `names` maps metrics to their names in the log, where klinic does not know them.
+    """
+    log = read_log(path, names)
     diagnosis = examine_log(log)
     plotted = dict.fromkeys((*PLOTTED_METRICS, *_further_metrics(log)))
     curves = MetricCurves(_iter_entries(log), plotted)

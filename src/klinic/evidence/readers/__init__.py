@@ -5,6 +5,8 @@ No reader unpickles data or needs torch.
     find.py           detects the format of a path
     log.py            ScalarLog: the common form of most formats
     trainer.py        Trainer: a trainer's metric names
+    own_names.py      usual metric names of loops of no known trainer
+    given_names.py    metric names that the user gives
     names.py          metric names of each trainer, mapped to klinic's
     recognise.py      which trainer wrote a log
     trainer_state.py  trainer_state.json of transformers and TRL

@@ -4,7 +4,7 @@ Of several logs in a folder the most detailed is read; the others are listed in 
 """
 
 from codecs import getincrementaldecoder
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from klinic.evidence.readers import (
 )
 from klinic.evidence.readers.dumps.find import find_dumps, is_dump_file
 from klinic.evidence.readers.dumps.torch_files import advise_convert
+from klinic.evidence.readers.given_names import use_names
 from klinic.evidence.readers.log import ScalarLog
 from klinic.evidence.readers.trainer_state import list_folder
 
@@ -36,6 +37,7 @@ TEXTS = (".log", ".txt", ".out")
 MOST_RUNS = 100  # folders of runs that are inspected
 MAX_ENTRIES = 10_000  # entries of a folder that are inspected
 
+NO_NAMES: Mapping[str, str] = {}
 
 Reader = Callable[[Path], ScalarLog]
 
@@ -48,15 +50,18 @@ class LogSource:
     read: Callable[[], ScalarLog]
 
 
-def read_log(path: Path) -> ScalarLog:
-    """Return the scalar log at a path; raise `EvidenceError` if there is none."""
+def read_log(path: Path, names: Mapping[str, str] = NO_NAMES) -> ScalarLog:
+    """Return the scalar log at a path; raise `EvidenceError` if there is none.
+
+    `names` maps metrics of klinic to their names in the log, where klinic does not know them.
+    """
     sources = list(logs_in_folder(path)) if path.is_dir() else [log_of_file(path)]
     if not sources:
         raise EvidenceError(_no_log_message(path))
     also = [other.label for other in sources[1:]]
     if path.is_dir() and (advice := advise_convert(path)):
         also.append(advice)
-    return replace(sources[0].read(), also=tuple(also))
+    return replace(use_names(sources[0].read(), names), also=tuple(also))
 
 
 def has_records(run: Path) -> bool:
@@ -119,7 +124,7 @@ def _tracker_logs(folder: Path, inside: list[Path]) -> Iterator[LogSource]:
     if databases := _with_suffix(inside, (trackio_db.SUFFIX,)):
         database = max(databases, key=lambda path: path.stat().st_mtime)
         yield LogSource(label=str(database), read=lambda: trackio_db.read_log(database))
-    if tables := _with_suffix(inside, (table_csv.SUFFIX,)):
+    if tables := _with_suffix(inside, table_csv.SUFFIXES):
         yield LogSource(label=str(tables[0]), read=lambda: table_csv.read_log(tables))
 
 
@@ -148,7 +153,7 @@ def _reader_of_binary(path: Path) -> Reader | None:
 def _reader_of_text(path: Path) -> Reader | None:
     begins = _first_bytes(path)
     text = begins.lstrip(b"\xef\xbb\xbf \t\r\n")
-    if path.suffix == table_csv.SUFFIX:
+    if path.suffix in table_csv.SUFFIXES:
         return lambda file: table_csv.read_log((file,))
     if path.suffix == ".json" or (text.startswith(b"[") and path.suffix not in TEXTS):
         return json_document.read_log

@@ -24,6 +24,8 @@ STEP_NAMES = (
     "step",
     "progress/batch",
     "iteration",
+    "iter",
+    "update",
     "_step",
 )
 NESTED = "data"

@@ -2,11 +2,12 @@
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from klinic.errors import EvidenceError
+from klinic.evidence.readers.own_names import recognise_metric
 from klinic.evidence.readers.recognise import recognise_trainer
 from klinic.evidence.readers.trainer import Trainer
 
@@ -14,7 +15,10 @@ MAX_STEP = 2**53  # above it, floats skip integers
 LONGEST_NUMBER = 40  # characters: some writers quote numbers
 
 COUNTERS = frozenset(
-    {"step", "_step", "global_step", "training_step", "iteration", "_timestamp", "_runtime"}
+    {
+        *("step", "_step", "global_step", "training_step", "iteration", "iter", "update"),
+        *("_timestamp", "_runtime", "timestamp", "time", "epoch"),
+    }
 )
 """Step counters and timestamps of an entry, not metrics."""
 
@@ -45,6 +49,8 @@ class ScalarLog:
     """Other logs at the path, which were not read."""
     unknown: tuple[str, ...] = ()
     """Metric names that klinic does not know."""
+    entries: tuple[Mapping[str, Any], ...] = field(default=(), repr=False, compare=False)
+    """The logged values of each step under the log's own names."""
 
     @property
     def log_interval(self) -> int:
@@ -103,7 +109,7 @@ class LogBuilder:
         files: tuple[Path, ...],
         recognise: Callable[[Iterable[str]], Trainer] = recognise_trainer,
     ) -> ScalarLog:
-        """Return the log with the columns klinic knows; raise `EvidenceError` if there are none."""
+        """Return the log with the columns klinic knows; raise `EvidenceError` without entries."""
         steps_are_counted = not self._entries
         if steps_are_counted:
             self._entries = dict(enumerate(self._stepless, start=1))
@@ -112,72 +118,81 @@ class LogBuilder:
         last_values: dict[str, Any] = {}
         for entry in self._entries.values():
             last_values.update(entry)
+        if not last_values:
+            raise EvidenceError(
+                f"{files[0]}: has no entries, so there is nothing to diagnose. Pass a log with "
+                "steps."
+            )
         trainer = recognise(last_values)
-        written_as = {trainer.klinic_name(name): name for name in reversed(last_values)}
-        written_as.pop(None, None)
-        if not written_as:
-            raise EvidenceError(_no_metric_message(files[0], tuple(last_values)))
         steps = tuple(sorted(self._entries))
-        entries = [self._entries[step] for step in steps]
-        columns = self._build_columns(entries, written_as, trainer)  # type: ignore[arg-type]
-        return ScalarLog(
+        log = ScalarLog(
             format=format,
             trainer=trainer,
             files=files,
             steps=steps,
-            columns=columns,
-            written_as={name: written_as[name] for name in columns},
+            columns={},
+            written_as={},
             steps_are_counted=steps_are_counted,
             num_skipped=self._num_skipped,
-            unknown=tuple(_unknown_names(last_values, trainer)),
+            entries=tuple(self._entries[step] for step in steps),
         )
+        return read_columns(log, _names_in_log(last_values, trainer), last_values)
 
-    def _build_columns(
-        self, entries: list[dict[str, Any]], written_as: Mapping[str, str], trainer: Trainer
-    ) -> dict[str, Column]:
-        columns = {name: self._build_column(entries, key) for name, key in written_as.items()}
-        for name in trainer.zero_is_none:
-            if not any(columns.get(name, ())):
-                columns.pop(name, None)
-        return columns
 
-    def _build_column(self, entries: list[dict[str, Any]], key: str) -> Column:
-        values = []
-        for entry in entries:
-            value = entry.get(key, ABSENT)
-            if type(value) is not float:
-                value = self._convert_value(value)
-            values.append(value)
-        return tuple(values)
+def read_columns(
+    log: ScalarLog, written_as: Mapping[str, str], last_values: Mapping[str, Any]
+) -> ScalarLog:
+    """Return a log with the columns of `written_as`, which maps klinic's names to the log's."""
+    columns, num_skipped = dict(log.columns), log.num_skipped
+    for name, key in written_as.items():
+        columns[name], skipped = _read_column(log.entries, key)
+        num_skipped += skipped
+    for name in log.trainer.zero_is_none:
+        if not any(columns.get(name, ())):
+            columns.pop(name, None)
+    names = {name: key for name, key in {**log.written_as, **written_as}.items() if name in columns}
+    unknown = tuple(_unknown_names(last_values, log.trainer, frozenset(names.values())))
+    return replace(log, columns=columns, written_as=names, num_skipped=num_skipped, unknown=unknown)
 
-    def _convert_value(self, value: Any) -> float | None:
+
+def _names_in_log(names: Iterable[str], trainer: Trainer) -> dict[str, str]:
+    """Return the log's own name of each metric, by klinic's name; of several, the first."""
+    last_first = tuple(names)[::-1]
+    written_as = {trainer.klinic_name(name): name for name in last_first}
+    if not trainer.recognised:
+        usual = {recognise_metric(name): name for name in last_first}
+        written_as = {**usual, **written_as}
+    return {metric: name for metric, name in written_as.items() if metric is not None}
+
+
+def _read_column(entries: Iterable[Mapping[str, Any]], key: str) -> tuple[Column, int]:
+    """Return the values of a metric, and how many are not numeric."""
+    values: list[float | None] = []
+    num_skipped = 0
+    for entry in entries:
+        value = entry.get(key, ABSENT)
         if value is ABSENT:
-            return None
-        converted = parse_number(value)
-        self._num_skipped += converted is None
-        return converted
+            value = None
+        elif type(value) is not float:
+            value = parse_number(value)
+            num_skipped += value is None
+        values.append(value)
+    return tuple(values), num_skipped
 
 
-def _unknown_names(last_values: Mapping[str, Any], trainer: Trainer) -> Iterator[str]:
+def _unknown_names(
+    last_values: Mapping[str, Any], trainer: Trainer, read: frozenset[str]
+) -> Iterator[str]:
     """Yield the metric names that klinic does not know."""
     for name, value in last_values.items():
         bare = name.rpartition("/")[2]
         if (
             bare.lower().replace(" ", "_") not in COUNTERS
+            and name not in read
             and trainer.klinic_name(name) is None
             and parse_number(value) is not None
         ):
             yield name
-
-
-def _no_metric_message(path: Path, names: tuple[str, ...]) -> str:
-    if not names:
-        return f"{path}: has no entries, so there is nothing to diagnose. Pass a log with steps."
-    shown = ", ".join(name[:40] for name in names[:5])
-    return (
-        f"{path}: has no metric that klinic knows, only {shown} and so on. Pass the log of a "
-        "reinforcement-learning run; docs/how-to/other-trainers.md lists the names."
-    )
 
 
 def parse_step(value: Any) -> int | None:

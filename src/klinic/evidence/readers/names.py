@@ -327,6 +327,6 @@ UNRECOGNISED = Trainer(
     name="an unrecognised trainer",
     # of conflicting meanings, that of the first trainer
     names={name: own for t in reversed(TRAINERS) for name, own in t.names.items()},
-    klinic_records=WRITE,
+    klinic_records="`klinic.Recorder` records a loop of your own: docs/how-to/plain-loop.md.",
     recognised=False,
 )

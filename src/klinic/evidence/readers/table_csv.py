@@ -1,5 +1,7 @@
 """Reads CSV tables of metrics: W&B exports, MLflow exports, and any table with a column of steps.
 
+Cells are separated by commas, tabs or semicolons.
+
     wide      a row per step, a column per metric: `run.history().to_csv`, and most other tools
     W&B chart a row per step, columns `RUN - METRIC`, `RUN - METRIC__MIN` and `RUN - METRIC__MAX`
     long      a row per value: `run_id,key,value,step,timestamp`, as MLflow's page downloads it
@@ -16,13 +18,19 @@ from pathlib import Path
 from klinic.errors import EvidenceError
 from klinic.evidence.files import read_bytes
 from klinic.evidence.readers.json_lines import STEP_NAMES
-from klinic.evidence.readers.log import LogBuilder, ScalarLog, parse_number
+from klinic.evidence.readers.log import COUNTERS, LogBuilder, ScalarLog, parse_number
 from klinic.evidence.readers.trainer_state import is_training_entry
 
-SUFFIX = ".csv"
+SUFFIXES = (".csv", ".tsv")
+SEPARATORS = (",", "\t", ";")
+LONGEST_HEADER = 1 << 20  # characters
 LARGEST = 1 << 28  # bytes
 MOST_COLUMNS = 10_000
-STEP_COLUMNS = (*STEP_NAMES, "Step", "Global Step", "global step")
+STEP_COLUMNS = (
+    *(*STEP_NAMES, "Step", "Global Step", "global step"),
+    *("Iteration", "Iter", "iters", "Update", "updates"),
+)
+COUNTER_COLUMNS = frozenset((*STEP_COLUMNS, *COUNTERS, "", "Relative Time (Wall)"))
 LONG_COLUMNS = {"key", "value", "step"}
 CHART_SEPARATOR = " - "
 CHART_BOUNDS = ("__MIN", "__MAX")  # of the values that a chart point averages
@@ -34,6 +42,7 @@ def read_log(paths: Sequence[Path]) -> ScalarLog:
     """Return the metrics of one CSV file, or of several charts of one run."""
     builder = LogBuilder()
     runs: set[str] = set()
+    _refuse_several_runs(paths)
     for path in paths:
         for entry in _read_entries(path, runs):
             if is_training_entry(entry):
@@ -46,6 +55,20 @@ def read_log(paths: Sequence[Path]) -> ScalarLog:
             "one. Export one run, or delete the columns or rows of the others."
         )
     return builder.build_log(format="CSV", files=tuple(paths))
+
+
+def _refuse_several_runs(paths: Sequence[Path]) -> None:
+    """Raise if two tables have a metric in common: they are not the charts of one run."""
+    path_of: dict[str, Path] = {}
+    for path in paths if len(paths) > 1 else ():
+        header = next(_read_rows(path), [])
+        for name in {"key"} if LONG_COLUMNS.issubset(header) else set(header):
+            other = path_of.setdefault(name, path)
+            if other != path and name not in COUNTER_COLUMNS:
+                raise EvidenceError(
+                    f"{path.parent}: {other.name} and {path.name} both have {name}, so they are "
+                    f"of two runs, and a diagnosis is of one. Give one of them: {other}"
+                )
 
 
 def _read_entries(path: Path, runs: set[str]) -> Iterator[Entry]:
@@ -65,7 +88,8 @@ def _read_entries(path: Path, runs: set[str]) -> Iterator[Entry]:
 def _read_rows(path: Path) -> Iterator[list[str]]:
     try:
         text = read_bytes(path, largest=LARGEST).decode("utf-8-sig")
-        for row in csv.reader(io.StringIO(text, newline="")):
+        separator = _separator(text[:LONGEST_HEADER].partition("\n")[0])
+        for row in csv.reader(io.StringIO(text, newline=""), delimiter=separator):
             if len(row) > MOST_COLUMNS:
                 raise csv.Error(f"a row has more than {MOST_COLUMNS:,} columns")
             yield row
@@ -73,6 +97,15 @@ def _read_rows(path: Path) -> Iterator[list[str]]:
         raise EvidenceError(
             f"{path}: is not CSV ({error}). It was cut short or edited; export it again."
         ) from error
+
+
+def _separator(header: str) -> str:
+    """Return what separates the cells of a table: a comma, a tab or a semicolon.
+
+    >>> _separator("step\\tkl\\treward")
+    '\\t'
+    """
+    return max(SEPARATORS, key=header.count)
 
 
 def _column_names(header: Sequence[str], runs: set[str]) -> list[str]:
