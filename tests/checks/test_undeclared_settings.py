@@ -70,8 +70,47 @@ def test_a_reference_that_came_to_the_policy_is_no_lost_state():
     came = scored(5, logp_ref=base)
     back = scored(5, logp_ref=base + 0.3 * noise)
     assert judged(state_lost, *away, came) is Verdict.PASS
+    published = away[0].facts["weights_published"]
     back = replace(back, logp_old=back.logp_ref)
+    back = replace(back, facts={**back.facts, "weights_published": published})
     assert judged(state_lost, *away, back) is Verdict.FAIL
+
+
+@pytest.mark.parametrize("is_at_start", [True, False])
+def test_a_distance_that_vanishes_is_the_references_fault_unless_the_weights_are_those_of_the_start(
+    is_at_start,
+):
+    base = record().logp_old
+    noise = np.random.default_rng(0).normal(size=base.size)
+    steps = [scored(n, logp_ref=base + 0.3 * noise) for n in (1, 2, 3, 4)]
+    steps = [replace(s, token_ids=s.token_ids + s.step) for s in steps]  # no completion comes again
+    steps.append(scored(5, logp_ref=base))
+    weights = [{**s.facts, "weights_published": f"w{s.step}"} for s in steps]
+    weights[-1]["weights_published"] = "w1" if is_at_start else "w5"
+    steps = [replace(s, facts=facts) for s, facts in zip(steps, weights, strict=True)]
+    found = {check: judged(check, *steps) for check in (moved_reference, state_lost)}
+    guilty = state_lost if is_at_start else moved_reference
+    assert found.pop(guilty) is Verdict.FAIL
+    assert Verdict.FAIL not in found.values()
+
+
+@pytest.mark.parametrize(
+    ("every", "kept", "coef", "expected"),
+    [
+        (1, 0.05, 0.04, Verdict.FAIL),
+        (1, 0.0, 0.04, Verdict.FAIL),
+        (1, 0.05, 0.0, Verdict.PASS),
+        (1, 0.99, 0.04, Verdict.PASS),
+        (10, 0.0, 0.04, Verdict.PASS),
+    ],
+)
+def test_a_reference_that_is_the_policy_of_the_step_before_ties_it_to_nothing(
+    every, kept, coef, expected
+):
+    found = record()
+    found = replace(found, facts={**found.facts, "kl_coef": coef})
+    run = {"reference": {"sync_every": every, "ema": kept}}
+    assert judged(moved_reference, found, run=run) is expected
 
 
 @pytest.mark.parametrize(("mode", "expected"), [("raw", Verdict.PASS), ("processed", Verdict.FAIL)])
@@ -119,6 +158,37 @@ def test_advantages_of_an_unknown_estimator_far_beyond_the_rewards_were_divided(
     assert undeclared(advantage_explodes, found, "advantage") is Verdict.NO_DATA
     scaled = replace(huge, reward=1e3 * found.reward)
     assert undeclared(advantage_explodes, scaled, "advantage") is Verdict.NO_DATA
+
+
+def tie_broken(*, noise=1e-3, repeated=(0, 1), graded=False):
+    """Groups that all fail or all pass, with noise on the rewards; few have a completion twice."""
+    random = np.random.default_rng(3)
+    found = record()
+    ids = found.token_ids.reshape(ROWS, -1).copy()
+    for group in repeated:
+        ids[4 * group + 1] = ids[4 * group]
+    reward = np.where(found.group % 2, 1.0, 0.0) + noise * random.random(ROWS)
+    if graded:
+        for group in repeated:
+            reward[4 * group + 1] = reward[4 * group]
+    centred = reward.reshape(-1, 4) - reward.reshape(-1, 4).mean(1, keepdims=True)
+    advantage = (centred / (centred.std(1, ddof=1, keepdims=True) + 1e-6)).ravel()
+    return replace(found, token_ids=ids.ravel(), reward=reward, advantage=advantage)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, Verdict.FAIL),
+        ({"graded": True}, Verdict.PASS),
+        ({"repeated": ()}, Verdict.PASS),
+        ({"noise": 0.0}, Verdict.PASS),
+        ({"noise": 0.3}, Verdict.PASS),
+    ],
+)
+def test_noise_that_breaks_ties_is_scaled_to_ordinary_advantages(given, expected):
+    run = {"advantage": "group_std"}
+    assert judged(advantage_explodes, tie_broken(**given), run=run) is expected
 
 
 def test_truncation_is_found_without_the_settings_of_the_sampler():

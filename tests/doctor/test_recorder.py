@@ -105,6 +105,23 @@ def test_tokens_behind_the_sample_are_not_the_policys(tmp_path):
     assert record.reward.tolist() == REWARD
 
 
+def test_a_second_turn_after_another_rendering_is_the_policys_and_no_match(tmp_path):
+    """The sampler saw `4 4` between the turns, the learner scores `3 3`."""
+    turns = [[*ids, 3, 3, 9, 2] for ids in COMPLETIONS]
+    contexts = [[*p, *ids, 4, 4] for p, ids in zip(PROMPTS, COMPLETIONS, strict=True)]
+    with make(tmp_path / "run", doctor="none") as recorder:
+        samples(recorder, reward=None)
+        answers = {"prompt_ids": contexts, "completion_ids": [[9, 2]] * 4}
+        samples(recorder, **answers, logp_sampler=[[-1.0, -2.0]] * 4, reward=None)
+        step(recorder, completion_ids=turns, logp_old=[[-1.0] * len(ids) for ids in turns])
+    record = only_record(tmp_path / "run")
+    assert not record.prompt_ids_match.any()
+    by_row = np.split(record.emitted_by, record.row_offsets[1:-1])
+    policy, tool = int(EmittedBy.POLICY), int(EmittedBy.TOOL)
+    for row, ids in zip(by_row, COMPLETIONS, strict=True):
+        assert row.tolist() == [*[policy] * len(ids), tool, tool, policy, policy]
+
+
 def test_without_samples_nothing_is_claimed_about_them(tmp_path):
     with make(tmp_path / "run", doctor="none") as recorder:
         step(recorder, group=GROUP, advantage=[[0.5, 0.4], [-0.5], [0.1, 0.2, 0.3], [0.0]])

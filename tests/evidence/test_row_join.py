@@ -95,6 +95,27 @@ def test_a_second_turn_is_found_after_the_tokens_of_a_tool():
     assert found.logp[[0, 1, 3]].tolist() == [-1.0, -2.0, -1.0]
 
 
+LAST_TURNS = {
+    "other ids between the turns": ((5,), (7, 8, 3, 9, 2), True),
+    "fewer ids between the turns": ((5,), (7, 8, 9, 2), True),
+    "another first turn": ((5,), (7, 6, 3, 9, 2), False),
+    "another last turn": ((5,), (7, 8, 3, 9, 4), False),
+    "after the turn": ((5,), (7, 8, 3, 9, 2, 3), False),
+    "as it was sampled": ((5,), (7, 8, 4, 4, 9, 2), False),
+}
+
+
+@pytest.mark.parametrize(("prompt", "trained", "expected"), LAST_TURNS.values(), ids=LAST_TURNS)
+def test_a_last_turn_that_was_sampled_after_other_ids_is_the_policys_elsewhere(
+    prompt, trained, expected
+):
+    found = trace([emission((5,), (7, 8)), emission((5, 7, 8, 4, 4), (9, 2))], prompt, trained)
+    assert found.is_elsewhere is expected
+    if expected:
+        assert found.emitted.tolist() == [True, True] + [False] * (len(trained) - 4) + [True, True]
+        assert found.logp[-2:].tolist() == [-1.0, -2.0]
+
+
 def test_other_ids_in_place_of_the_emitted_are_replaced_not_inserted():
     found = trace([emission((5,), (7, 8, 9))], (5,), (7, 2, 9))
     assert found.emitted.all()

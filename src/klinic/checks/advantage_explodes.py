@@ -15,9 +15,10 @@ from klinic.checks.measures import equal_completions, no_whole_group_finding, wh
 from klinic.evidence.record import StepRecord
 
 MAX_BOUND_RATIO = 1.01  # rounding of rewards stored in float32
-MAX_TINY_RATIO = 0.01  # of the largest deviation of a group: rewards that are equal but for noise
+MAX_TINY_RATIO = 0.01  # of the deviation of another group, or of all rewards: equal but for noise
 MIN_TINY_FRACTION = 0.2  # of the groups
-ROUNDING = 1e-6  # of the largest deviation: that of equal rewards
+MIN_NOISY_REPEATS = 0.5  # of the completions that come twice in such groups: others may be graded
+ROUNDING = 1e-6  # of that deviation: the one of equal rewards
 MIN_UNIT = 0.5  # root mean square of advantages that were divided by such a deviation
 UNKNOWN_RATIO = 10.0  # times bound and range of the rewards, if the estimator is unknown
 DIVIDING_ADVANTAGES = ("group_std", "batch")
@@ -30,8 +31,8 @@ def judge_case(case: Case) -> Finding:
         The largest distance of an advantage from the mean of its group's, against the bound
         that division by the group's own standard deviation implies: for n rewards, at most
         sqrt(n - 1) with the deviation over n, and (n - 1) / sqrt(n) with the one over n - 1.
-        And groups whose rewards deviate by less than 1% of what those of another group do, and
-        in which equal completions have different rewards.
+        And groups whose rewards deviate by less than 1% of what those of another group, or of
+        all, do, if half of the completions that come twice in such groups have different rewards.
         Groups with fewer rows than the group size are left out: other rewards are behind their
         deviation.
     Why it matters
@@ -76,8 +77,8 @@ def judge_case(case: Case) -> Finding:
     if bound_ratio <= MAX_BOUND_RATIO and noisy > MIN_TINY_FRACTION:
         return failed_finding(
             f"{noisy:.0%} of the groups have rewards that deviate by less than "
-            f"{MAX_TINY_RATIO:.0%} of those of another group, differ between equal completions, "
-            f"and give ordinary advantages (limit {MIN_TINY_FRACTION:.0%})",
+            f"{MAX_TINY_RATIO:.0%} of all rewards, differ between equal completions, and "
+            f"give ordinary advantages (limit {MIN_TINY_FRACTION:.0%})",
             noisy=noisy,
         )
     return (failed_finding if bound_ratio > MAX_BOUND_RATIO else passed_finding)(
@@ -115,12 +116,17 @@ def _scaled_noise_fraction(record: StepRecord, is_whole: np.ndarray) -> float:
     deviation = np.sqrt(np.bincount(record.group, centred**2) / np.maximum(size, 1))
     squares = np.where(is_whole, np.nan_to_num(advantage) ** 2, 0.0)
     is_unit = np.sqrt(np.bincount(record.group, squares) / np.maximum(size, 1)) > MIN_UNIT
-    ratio = deviation / max(deviation.max(initial=0.0), np.finfo(float).tiny)
-    is_noise = np.zeros(len(size), dtype=bool)
-    for rows in equal_completions(record):
-        is_noise[record.group[rows[0]]] |= bool(np.ptp(reward[rows]) > 0)
-    is_scaled = is_noise & is_unit & (ratio < MAX_TINY_RATIO) & (ratio > ROUNDING)
-    return float(is_scaled[size > 0].mean()) if size.any() else 0.0
+    spread = max(
+        deviation.max(initial=0.0), float(reward[is_whole].std()) if is_whole.any() else 0.0
+    )
+    ratio = deviation / max(spread, np.finfo(float).tiny)
+    is_scaled = is_unit & (ratio < MAX_TINY_RATIO) & (ratio > ROUNDING)
+    equal = [rows for rows in equal_completions(record) if len(rows) > 1]
+    repeats = [rows for rows in equal if is_scaled[record.group[rows[0]]]]
+    differing = sum(bool(np.ptp(reward[rows]) > 0) for rows in repeats)
+    if not size.any() or differing <= MIN_NOISY_REPEATS * len(repeats):
+        return 0.0
+    return float(is_scaled[size > 0].mean())
 
 
 def _normalised_rows(case: Case) -> np.ndarray:

@@ -1,5 +1,8 @@
 """moved-reference: the reference follows the policy, or is the policy."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from klinic.checks.base import (
@@ -12,40 +15,49 @@ from klinic.checks.base import (
     no_data_finding,
     passed_finding,
 )
-from klinic.checks.measures import logp_gap, rms
+from klinic.checks.measures import logp_gap, rms, rms_logp_gap
 from klinic.checks.repeated_rows import repeated_difference
 from klinic.evidence.record import StepRecord
 
 MIN_TOKENS = 20  # tokens: bit-identical log-probs on all of them are then no coincidence
 MAX_CHANGE = 0.05  # nats, root mean square: bf16 kernels of other shapes leave less
+NUM_STEPS = 3  # steps before a jump that must agree with one another
+MIN_DISTANCE = 0.01  # nats, root mean square: the policy had left its reference
+MAX_REMAINING = 0.1  # of that distance, if the reference was made anew from the policy
+MIN_KEPT = 0.5  # of a reference that is updated in every step: with less it is the policy's shadow
 
 
 def judge_case(case: Case) -> Finding:
     """Flag a reference that does not stay fixed.
 
     Looks for
-        A changed fingerprint of the reference, its log-probs of completions that come again, and
-        a policy that has been updated and yet agrees with its reference bit for bit on every
-        token.
+        A changed fingerprint of the reference, its log-probs of completions that come again, a
+        policy that has been updated and yet agrees with its reference bit for bit on every
+        token, and a distance of the two that vanishes from one step to the next. Of a reference
+        that is updated on purpose: how much of it an update keeps.
     Why it matters
         The KL drops to 0 after a restart, or is always 0: nothing ties the policy to its start,
         and every curve looks healthy.
     Confirmed when
         The fingerprint is not that of the first step; or the reference's log-probs of the same
         completions differ from the first ones by 0.05 nats; or the policy's weights have changed
-        and no trained token differs by a single bit. And the recipe does not update the
-        reference.
+        and no trained token differs by a single bit; or nine tenths of their distance vanish in
+        a step, and the policy's weights are not those of the start. And the recipe does not
+        update the reference; or it does in every step and keeps less than half of it, with a
+        coefficient above 0.
     Ruled out when
-        The reference is that of the first step, and the policy differs from it.
+        The reference is that of the first step, and the policy differs from it; or the recipe
+        updates it slowly.
     Confused with
-        policy-does-not-move (the policy's own weights have not changed).
+        policy-does-not-move (the policy's own weights have not changed); state-lost (the policy
+        is back at its start).
     """
     reference = case.run["reference"]
     if reference.get("sync_every") or reference.get("ema"):
-        return passed_finding("the recipe updates the reference")
+        return _judge_update(case, reference)
     if case.learner_version == 0 or case.start is None:
         return no_data_finding("a step before the first update and one after it are needed")
-    if (fault := _change_of_reference(case, case.start)) is not None:
+    if fault := _change_of_reference(case, case.start) or _return_to_policy(case):
         return fault
     if not _has_policy_moved(case):
         return no_data_finding("the policy has not moved, so a KL of 0 is expected")
@@ -61,6 +73,38 @@ def judge_case(case: Case) -> Finding:
         f"{largest:.3g} nats (limit: above 0)"
     )
     return (failed_finding if largest == 0 else passed_finding)(summary, largest=largest)
+
+
+def _judge_update(case: Case, reference: Mapping[str, Any]) -> Finding:
+    """Judge a declared update: a reference that is made of the last policy ties it to nothing."""
+    every, kept = reference.get("sync_every") or 1, float(reference.get("ema") or 0.0)
+    if every > 1 or kept >= MIN_KEPT or not case.record.facts.get("kl_coef"):
+        return passed_finding("the recipe updates the reference")
+    return failed_finding(
+        f"the settings update the reference in every step and keep {kept:.0%} of it (limit "
+        f"{MIN_KEPT:.0%}): the KL is measured against the policy of the step before",
+        kept=kept,
+    )
+
+
+def _return_to_policy(case: Case) -> Finding | None:
+    """Return a finding if their distance vanished in this step by no return to the start."""
+    records = [*(r for r in case.earlier if r.step < case.record.step), case.record]
+    records = records[-NUM_STEPS - 1 :]
+    if len(records) <= NUM_STEPS or not _has_policy_moved(case):
+        return None
+    if any(r.logp_old is None or r.logp_ref is None for r in records):
+        return None
+    *before, now = [rms_logp_gap(r, "logp_old", "logp_ref") for r in records]
+    if min(before) <= MIN_DISTANCE or now > MAX_REMAINING * min(before):
+        return None
+    return failed_finding(
+        f"policy and reference were {min(before):.3g} nats or more apart for {NUM_STEPS} steps and "
+        f"are {now:.3g} apart in this one (limit {MAX_REMAINING:.0%} of it), and the policy's "
+        "weights are not those of the start: the reference was made anew from the policy",
+        before=min(before),
+        now=now,
+    )
 
 
 def _change_of_reference(case: Case, start: StepRecord) -> Finding | None:
@@ -104,5 +148,6 @@ CHECK = Check(
         "facts.reference_digest",
         "facts.reference_fingerprint",
         "facts.reference_step",
+        "facts.kl_coef",
     ),
 )

@@ -73,7 +73,7 @@ def _weights_fault(case: Case, before: Sequence[StepRecord]) -> Finding | None:
     if nearest <= MIN_DISTANCE or now > MAX_REMAINING * nearest:
         return None
     change = rms(repeated_difference(case.record, case.earlier, "logp_ref"))
-    if change > MAX_REFERENCE_CHANGE * nearest:  # it came to the policy
+    if change > MAX_REFERENCE_CHANGE * nearest or _has_policy_left(case):  # it came to the policy
         return None
     return failed_finding(
         f"the policy was {nearest:.3g} nats or more from its reference for {NUM_STEPS} steps and "
@@ -82,6 +82,13 @@ def _weights_fault(case: Case, before: Sequence[StepRecord]) -> Finding | None:
         before=nearest,
         now=now,
     )
+
+
+def _has_policy_left(case: Case) -> bool:
+    """Return whether the policy's weights are known not to be those of the first step."""
+    assert case.start is not None  # noqa: S101 - checked by the caller
+    then, now = (r.facts.get("weights_published") for r in (case.start, case.record))
+    return then is not None and now is not None and then != now
 
 
 def _setting_fault(name: str, case: Case) -> Finding | None:
@@ -129,6 +136,7 @@ CHECK = Check(
         "facts.learning_rate",
         "facts.kl_coef",
         "facts.reference_fingerprint",
+        "facts.weights_published",
         "run.reference",
     ),
 )

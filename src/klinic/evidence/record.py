@@ -95,7 +95,7 @@ class StepRecord:
     cached_tokens: Int[np.ndarray, "B"] | None = None
     """Prompt tokens that the sampler read from its prefix cache."""
     prompt_ids_match: Bool[np.ndarray, "B"] | None = None
-    """True where the sampler received exactly the prompt ids that were scored."""
+    """True where the sampler received exactly the ids that were scored, in every turn."""
     round_trip: Bool[np.ndarray, "B"] | None = None
     """True where encode(decode(ids)) returns the same ids."""
 

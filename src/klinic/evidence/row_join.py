@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+MIN_LAST_TOKENS = 2  # tokens of a last turn that is found by them alone
+
 UNMATCHED = -1
 """The index of a row whose ids equal those of no sampled row."""
 
@@ -41,6 +43,8 @@ class TokenSources:
     is_reencoded: bool = False
     """Whether ids were replaced in the middle: the end agrees again, or the sampler went on from
     the new ids."""
+    is_elsewhere: bool = False
+    """Whether the last tokens were sampled after other ids than the row has before them."""
     context: Int[np.ndarray, "C"] | None = None
     """The context of the first emission."""
     first_emission: int = UNMATCHED
@@ -134,7 +138,8 @@ class EmissionIndex:
 
         An emission belongs to a row if the row's ids begin with its context. Without one, the
         emission at the row's index is taken if there are as many emissions as rows and it agrees in
-        the first token: the sampler then received another prompt. Emissions that other rows have
+        the first token: the sampler then received another prompt. A last turn whose context differs
+        from the row after the turns before is found by its tokens. Emissions that other rows have
         unchanged, `taken`, are the last choice.
         """
         sources = _empty_sources(len(completion_ids))
@@ -155,12 +160,34 @@ class EmissionIndex:
                 sources.emitted[start:], is_reencoded = True, True
         if first is None:
             return self._trace_by_position(completion_ids, row, num_rows)
+        is_elsewhere = False
+        if end < len(ids) and (last := self._last_turn(ids, end)) is not None:
+            start = len(ids) - len(last.token_ids)
+            _copy_emission(sources, last, ids[start:], start - len(prompt_ids))
+            is_elsewhere = True
         return replace(
             sources,
             context=self._emissions[first].context,
             first_emission=first,
             is_reencoded=is_reencoded,
+            is_elsewhere=is_elsewhere,
         )
+
+    def _last_turn(self, ids: np.ndarray, end: int) -> Emission | None:
+        """Return the emission that has the row's last ids and its first ones up to `end`."""
+        for emission in self._emissions:
+            context, tokens = emission.context, emission.token_ids
+            if context is None or len(context) <= end or len(tokens) > len(ids) - end:
+                continue
+            is_last = len(tokens) >= MIN_LAST_TOKENS and ids[-1] == tokens[-1]
+            if (
+                is_last
+                and np.array_equal(ids[-len(tokens) :], tokens)
+                and np.array_equal(context[:end], ids[:end])
+                and not np.array_equal(context, ids[: -len(tokens)])
+            ):
+                return emission
+        return None
 
     def _best_emission(
         self, ids: np.ndarray, length: int, row: int, taken: Container[int]

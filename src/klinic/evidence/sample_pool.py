@@ -177,7 +177,9 @@ def _join_row(
         number=sources.first_emission,
         emitted_by=emitters,
         logp=sources.logp,
-        is_same_prompt=sources.context is not None and np.array_equal(sources.context, prompt),
+        is_same_prompt=not sources.is_elsewhere
+        and sources.context is not None
+        and np.array_equal(sources.context, prompt),
         is_replaced=bool(sources.replaced.any()),
         is_reencoded=sources.is_reencoded,
     )

@@ -163,11 +163,13 @@ def _to_numpy(tensor: Tensor) -> np.ndarray:
 
 
 def _prompts_match(rows: Sequence[TrainedRow], scored: Sequence[np.ndarray]) -> np.ndarray | None:
-    """Return for each row whether the sampler attended to exactly the scored prompt."""
+    """Return for each row whether the sampler attended to exactly the scored ids."""
     if any(row.batch.generation.sent_prompts is None for row in rows):
         return None
     sent = [row.batch.generation.sent_prompts[row.generation_row] for row in rows]  # type: ignore[index]
-    return np.array([np.array_equal(*both) for both in zip(sent, scored, strict=True)], np.bool_)
+    is_elsewhere = [row.batch.generation.is_elsewhere[row.generation_row] for row in rows]
+    pairs = zip(sent, scored, is_elsewhere, strict=True)
+    return np.array([np.array_equal(*both) and not other for *both, other in pairs], np.bool_)
 
 
 def _cached_tokens(rows: Sequence[TrainedRow]) -> np.ndarray | None:

@@ -78,6 +78,8 @@ class GenerationBatch:
     """True for rows that hold other ids than the sampler emitted."""
     reencoded: Sequence[bool] | None
     """True for those changed as decoding and encoding does; None where emissions are unknown."""
+    is_elsewhere: Sequence[bool]
+    """True for rows whose last turn was sampled after other ids than they hold before it."""
     logp_sampler: Sequence[np.ndarray] | None
     texts: Sequence[str]
     version: int
@@ -128,6 +130,7 @@ def build_generation_batch(generated: Sequence[Any], sampler: SamplerOutput) -> 
         emitted_by=_token_emitters(rows, sources, tool_mask, sampler),
         replaced=[source is not None and bool(source.replaced.any()) for source in sources],
         reencoded=_reencoded_rows(sources),
+        is_elsewhere=[source is not None and source.is_elsewhere for source in sources],
         logp_sampler=_sampler_logp(sources, reported),
         texts=[_completion_text(completion) for completion in completions],
         version=sampler.version,
