@@ -146,6 +146,20 @@ def test_answers_of_a_fixed_length_are_not_truncated(paid, expected):
     assert judged(context_truncated, step(1), step(2), step(3)) is expected
 
 
+@pytest.mark.parametrize(("masked", "expected"), [(0.4, Verdict.WARN), (1.0, Verdict.FAIL)])
+def test_answers_of_a_fixed_length_that_are_masked_train_nothing(masked, expected):
+    cut = np.array(["length"] * ROWS, "<U6")
+    reward = (np.arange(ROWS) % 2).astype(float)
+
+    def step(number):
+        found = record(step=number)
+        ids = np.where(found.token_ids == 1, 2, found.token_ids)
+        mask = np.repeat(np.arange(ROWS) >= masked * ROWS, np.diff(found.row_offsets))
+        return replace(found, finish_reason=cut, token_ids=ids, reward=reward, loss_mask=mask)
+
+    assert judged(context_truncated, step(1), step(2), step(3)) is expected
+
+
 def undeclared(check, found, *names):
     run = {name: value for name, value in RUN.items() if name not in names}
     return check.CHECK(Case(record=found, run=run)).verdict

@@ -19,6 +19,7 @@ from klinic.evidence.record import StepRecord
 MAX_TRUNCATED_FRACTION = (
     0.8  # fraction of completions; a limit that truncates one in five is a choice
 )
+MAX_LEFT_OUT = 0.5  # of the truncated completions that are masked: their rewards then train nothing
 NUM_STEPS = 2  # consecutive
 MIN_GRADED_FRACTION = 0.1  # of the truncated completions that get more than the lowest reward
 NUM_ERRORS = 2.0  # standard errors by which the completions that end may have got more
@@ -40,6 +41,7 @@ def judge_case(case: Case) -> Finding:
         write longer completions. It is that too if fewer were truncated in the first step and
         truncated completions get at least the reward of the others. It is a warning if they do
         now, and a tenth of all get more than the lowest reward: answers may have a fixed length.
+        Where truncated completions are masked it is no warning: most rows then train nothing.
     Confused with
         stop-token-fault (rows end with an end token and yet count as truncated); random-weights
         (an untrained model never ends).
@@ -56,9 +58,10 @@ def judge_case(case: Case) -> Finding:
             return passed_finding(
                 f"{first:.0%} were truncated in the first step: they grew by training"
             )
-    graded = _graded_fraction(case.recent_records)
+    graded, left_out = _graded_fraction(case.recent_records), _left_out_fraction(last)
     if (
-        truncated_fraction > MAX_TRUNCATED_FRACTION
+        left_out <= MAX_LEFT_OUT
+        and truncated_fraction > MAX_TRUNCATED_FRACTION
         and graded >= MIN_GRADED_FRACTION
         and _is_truncation_paid(case.recent_records)
     ):
@@ -71,6 +74,8 @@ def judge_case(case: Case) -> Finding:
         f"{truncated_fraction:.0%} of the completions were truncated without an end token (limit "
         f"{MAX_TRUNCATED_FRACTION:.0%}), the longest at {longest} tokens"
     )
+    if left_out > MAX_LEFT_OUT:
+        summary += f"; {left_out:.0%} of the truncated ones are masked: nothing trains on them"
     return (failed_finding if truncated_fraction > MAX_TRUNCATED_FRACTION else passed_finding)(
         summary, share=truncated_fraction, longest=float(longest)
     )
@@ -88,6 +93,17 @@ def _is_truncation_paid(records: Sequence[StepRecord]) -> bool:
         return bool(is_cut.any())
     error = float(reward[is_cut | others].std()) / np.sqrt(np.count_nonzero(others))
     return bool(reward[is_cut].mean() + NUM_ERRORS * error >= reward[others].mean())
+
+
+def _left_out_fraction(records: Sequence[StepRecord]) -> float:
+    """Return the fraction of the truncated completions without a token in the loss."""
+    is_cut, is_masked = [], []
+    for record in records:
+        row = np.repeat(np.arange(record.num_rows), np.diff(record.row_offsets))
+        is_masked.append(np.bincount(row, record.loss_mask, record.num_rows) == 0)
+        is_cut.append(np.asarray(record.finish_reason) == "length")
+    cut, masked = np.concatenate(is_cut), np.concatenate(is_masked)
+    return float(masked[cut].mean()) if cut.any() else 0.0
 
 
 def _graded_fraction(records: Sequence[StepRecord]) -> float:
