@@ -168,8 +168,8 @@ def _prompts_match(rows: Sequence[TrainedRow], scored: Sequence[np.ndarray]) -> 
         return None
     sent = [row.batch.generation.sent_prompts[row.generation_row] for row in rows]  # type: ignore[index]
     is_elsewhere = [row.batch.generation.is_elsewhere[row.generation_row] for row in rows]
-    pairs = zip(sent, scored, is_elsewhere, strict=True)
-    return np.array([np.array_equal(*both) and not other for *both, other in pairs], np.bool_)
+    is_equal = [np.array_equal(*both) for both in zip(sent, scored, strict=True)]
+    return np.array(is_equal, np.bool_) & ~np.array(is_elsewhere, np.bool_)
 
 
 def _cached_tokens(rows: Sequence[TrainedRow]) -> np.ndarray | None:
