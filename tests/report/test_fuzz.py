@@ -79,7 +79,7 @@ KNOWN = {
     *("h3", "div", "strong", "details", "summary", "ul", "ol", "li", "span"),
     *("p", "b", "pre", "dl", "dt", "dd", "section", "figure", "figcaption"),
     *("button", "noscript", "svg", "rect", "code", "script", "table", "caption", "thead"),
-    *("tbody", "tr", "th", "td"),
+    *("tbody", "tr", "th", "td", "a", "mark", "i"),
 }
 
 

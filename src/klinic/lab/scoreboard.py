@@ -64,10 +64,16 @@ def list_trials(only: Sequence[str], seeds: int, severities: Sequence[str]) -> I
             yield Trial(cause=HEALTHY, mechanism=0, severity=name, seed=seed)
 
 
+def find_fault(trial: Trial) -> Fault | None:
+    """Return the fault of a trial; None for a healthy run."""
+    faults = MECHANISMS.get(trial.mechanism, ())
+    return next((fault for fault in faults if fault.cause == trial.cause), None)
+
+
 def run_trial(trial: Trial) -> Outcome:
     """Train the run of a trial and diagnose it."""
     began = time.monotonic()
-    fault = _find_fault(trial)
+    fault = find_fault(trial)
     settings = healthy_recipes.VARIANTS[trial.severity] if fault is None else {}
     folder = Path(tempfile.mkdtemp(prefix="klinic-trial-"))
     try:
@@ -96,7 +102,7 @@ def run_trial(trial: Trial) -> Outcome:
 
 def failed_outcome(trial: Trial, error: BaseException) -> Outcome:
     """Return the outcome of a failed trial, which counts neither as right nor as abstained."""
-    fault = _find_fault(trial)
+    fault = find_fault(trial)
     return Outcome(
         cause=trial.cause,
         mechanism="" if fault is None else fault.mechanism,
@@ -115,11 +121,6 @@ def failed_outcome(trial: Trial, error: BaseException) -> Outcome:
 def _needs_proof(trial: Trial) -> bool:
     """Return whether to confirm a trial by replay: one seed per cause is enough."""
     return trial.mechanism == 1 and trial.seed == 0 and trial.severity == Severity.NORMAL
-
-
-def _find_fault(trial: Trial) -> Fault | None:
-    faults = MECHANISMS.get(trial.mechanism, ())
-    return next((fault for fault in faults if fault.cause == trial.cause), None)
 
 
 def summarize_outcomes(outcomes: dict[int, list[Outcome]]) -> dict[str, Any]:

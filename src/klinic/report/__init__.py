@@ -9,6 +9,12 @@ timeline_events.py   events shown in the curves
 run_header.py        model, trainer, steps, reward and KL from first to last
 verdict_card.py      the verdict of records or of scalars, in one shape
 evidence_picture.py  the curve that shows the evidence of a cause
+evidence_row.py      a completion that shows the evidence of a cause
+token_selectors.py   selects it by masks, ends, log-probs, ids and versions
+reward_selectors.py  selects it by rewards, advantages and equal completions
+cause_rows.py        the kinds of evidence of each cause
+shown_completion.py  the text of that completion, readable without scripts
+short_number.py      numbers as a page prints them
 recorded_proof.py    the replay that `klinic diagnose --prove` stored
 reading.py           reads everything that a report shows of a run
 log_reading.py       the same for a scalar log

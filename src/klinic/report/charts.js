@@ -125,7 +125,7 @@ class Chart {
     const grid = { stroke: cssColour("--line"), width: 1 };
     const font = "11px system-ui, sans-serif";
     const axis = { stroke: ink, grid, ticks: grid, font };
-    const format = (_, splits) => splits.map((v) => (v === null ? "" : short(v)));
+    const format = (_, splits) => splits.map((v) => (v === null ? "" : fourDigits(v)));
     const powers = (_, __, low, high) => {
       const [first, last] = [Math.floor(Math.log10(low)), Math.ceil(Math.log10(high))];
       const stride = Math.max(1, Math.round((last - first) / 5));
@@ -233,6 +233,11 @@ class Chart {
     this.values.textContent = `${this.panel.x} ${step}${events}`;
   }
 
+  pointAt(step) {
+    this.values.setAttribute("aria-live", "polite");
+    this.chart.setCursor({ left: this.chart.valToPos(step, "x"), top: 10 });
+  }
+
   zoomAll(low, high) {
     const some = this.panel.x === "step" ? charts.filter((one) => one.panel.x === "step") : [this];
     for (const one of some) one.zoom(low, high);
@@ -250,8 +255,7 @@ class Chart {
     const moves = { ArrowLeft: index - 1, ArrowRight: index + 1, Home: 0, End: last };
     if (event.key in moves) {
       const next = Math.max(0, Math.min(last, moves[event.key]));
-      this.values.setAttribute("aria-live", "polite");
-      this.chart.setCursor({ left: this.chart.valToPos(this.steps[next], "x"), top: 10 });
+      this.pointAt(this.steps[next]);
     } else if (event.key === "+" || event.key === "-") {
       const { min, max } = this.chart.scales.x;
       const centre = this.steps[index];
@@ -283,4 +287,10 @@ const showCharts = (data) => {
   });
   for (const chart of shown) chart.draw();
   new ResizeObserver(() => charts.forEach((chart) => chart.resize())).observe(document.body);
+};
+
+// puts the cursor of all charts on a step
+const showStep = (step) => {
+  document.getElementById("charts").scrollIntoView();
+  for (const chart of charts.filter((one) => one.panel.x === "step")) chart.pointAt(step);
 };

@@ -16,6 +16,7 @@ from klinic.errors import ConfigError
 from klinic.evidence.numbers import as_step
 from klinic.recipe import yaml_text
 from klinic.recipe.keys import flatten_settings
+from klinic.report.cause_rows import IN_NO_COMPLETION
 from klinic.report.page_data import encode_page_data
 from klinic.report.reading import RunReport
 from klinic.report.timeline_events import KINDS
@@ -82,6 +83,8 @@ def _make_template(text: str) -> Template:
     )
     environment.filters["certainty"] = certainty
     environment.filters["code_spans"] = _code_spans
+    environment.filters["line_ends"] = _show_line_ends
+    environment.globals["in_no_completion"] = IN_NO_COMPLETION
     return environment.from_string(text)
 
 
@@ -102,6 +105,11 @@ def _code_spans(text: str) -> Markup:
         Markup("<code>{}</code>").format(part) if i % 2 else escape(part)
         for i, part in enumerate(parts)
     )
+
+
+def _show_line_ends(text: str) -> str:
+    """Return a text with a sign at every line end; tokens.js shows the same."""
+    return text.replace("\n", "\u21b5\n")
 
 
 def _run_content(story: RunReport, letter: str) -> dict[str, Any]:

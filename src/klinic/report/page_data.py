@@ -115,7 +115,6 @@ def _curve_data(stories: Sequence[RunReport]) -> dict[str, Any]:
                 "firstStep": None if story.diagnosis is None else story.diagnosis.first_step,
                 "lanes": [_lane_data(lane) for lane in story.lanes],
                 "evidence": _evidence_data(story),
-                "worst": story.worst,
             }
             for story in stories
         ],
@@ -231,7 +230,7 @@ def _lane_data(lane: GapLane) -> dict[str, Any]:
 
 def _thin_tokens(story: RunReport, steps: list[StepTokens], num: int) -> list[StepTokens]:
     """Return at most `num` steps, always with the one that shows the cause."""
-    keep = [] if story.worst is None else [story.worst[0]]
+    keep = [] if story.cause_step is None else [story.cause_step]
     chosen = set(subsample_steps([step.step for step in steps], max(num, 1), keep))
     return [step for step in steps if step.step in chosen]
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from klinic.checks.base import Case
 from klinic.doctor.cases import fill_logp_old
-from klinic.doctor.diagnosis import Diagnosis
+from klinic.doctor.diagnosis import Diagnosis, rank_failures
 from klinic.doctor.findings_cache import FindingsCache
 from klinic.doctor.run_diagnosis import Progress, diagnose_run
 from klinic.errors import ConfigError, EvidenceError
@@ -18,10 +19,10 @@ from klinic.evidence.files import Journal
 from klinic.evidence.record import StepRecord
 from klinic.evidence.run_facts import EVENTS, METRICS, RECIPE, read_run_facts, read_tokens
 from klinic.recipe.file import read_text
+from klinic.report.cause_rows import find_evidence_row
 from klinic.report.curves import MetricCurves
-from klinic.report.evidence_picture import EvidencePicture, choose_picture, gap_lane
+from klinic.report.evidence_picture import EvidencePicture, choose_picture
 from klinic.report.logp_gaps import (
-    LANES,
     NUM_STEPS,
     GapLane,
     KLProfile,
@@ -33,6 +34,7 @@ from klinic.report.logp_gaps import (
 )
 from klinic.report.recorded_proof import RecordedProof, read_proof
 from klinic.report.run_header import HeaderRow, run_header
+from klinic.report.shown_completion import ShownCompletion, show_completion
 from klinic.report.step_measures import StepMeasures
 from klinic.report.timeline_events import TimelineEvent, timeline_events
 from klinic.report.token_heatmap import HeatmapStep, heatmap_step
@@ -42,12 +44,12 @@ from klinic.report.token_table import (
     StepTokens,
     step_tokens,
     used_texts,
-    worst_row,
 )
 from klinic.report.verdict_card import VerdictCard, card_of_records
 
 NUM_HEAT = 40  # steps selectable in the heat map
 NUM_EVENTS = 200  # newest events listed on a page
+MAX_FAILED_STEPS = 8  # first steps of failed checks that a page holds in any case
 
 
 @dataclass(slots=True)
@@ -90,8 +92,14 @@ class RunReport:
     tokens: list[StepTokens] = field(default_factory=list)
     texts: dict[int, str] = field(default_factory=dict)
     """Text of every token of `tokens`, by id."""
-    worst: tuple[int, int] | None = None
-    """Step and row of the completion that shows the first cause best."""
+    shown: dict[str, ShownCompletion] = field(default_factory=dict)
+    """By failed check: the completion of its first failed step that shows it, if one does."""
+
+    @property
+    def cause_step(self) -> int | None:
+        """The step of the completion that shows the first cause; None without one."""
+        cause = self.card.causes[0].name if self.card.causes else ""
+        return self.shown[cause].step if cause in self.shown else None
 
 
 def read_run_report(
@@ -112,8 +120,9 @@ def read_run_report(
         diagnosis = diagnose_run(run, cache=cache, workers=workers, progress=progress)
         texts = read_tokens(run)
         curves, events = MetricCurves(Journal(run / METRICS).entries()), EventLog()
-        shown = _RecordSequence(run, _shown_steps(run, diagnosis), facts)
-        scan = _scan_records(shown, diagnosis.first_step, texts)
+        failed = _failed_checks(diagnosis)
+        shown = _RecordSequence(run, _shown_steps(run, failed), facts)
+        scan = _scan_records(shown, failed, texts)
     for name, series in scan.measures.series.items():
         curves.add_series(name, series)
     picture = None
@@ -136,13 +145,23 @@ def read_run_report(
         heat=scan.heat,
         tokens=scan.tokens,
         texts=used_texts(scan.tokens, texts),
-        worst=_find_worst(scan, diagnosis.first_step, gap_lane(picture)),
+        shown=scan.shown,
     )
 
 
-def _shown_steps(run: Path, diagnosis: Diagnosis) -> list[int]:
-    keep = [] if diagnosis.first_step is None else [diagnosis.first_step]
-    return subsample_steps(store.complete_steps(run), NUM_STEPS, keep)
+def _failed_checks(diagnosis: Diagnosis) -> dict[int, list[str]]:
+    """Return the failed checks by the first step in which each failed, named causes first."""
+    steps: dict[int, list[str]] = {}
+    first_steps = {h.check.name: h.first_step for h in diagnosis.hypotheses}
+    for name in rank_failures(diagnosis):
+        step = first_steps[name]
+        if step is not None and (step in steps or len(steps) < MAX_FAILED_STEPS):
+            steps.setdefault(step, []).append(name)
+    return steps
+
+
+def _shown_steps(run: Path, failed: Mapping[int, list[str]]) -> list[int]:
+    return subsample_steps(store.complete_steps(run), NUM_STEPS, list(failed))
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,16 +186,14 @@ class _Scan:
     heat: list[HeatmapStep] = field(default_factory=list)
     tokens: list[StepTokens] = field(default_factory=list)
     measures: StepMeasures = field(default_factory=StepMeasures)
-    worst_rows: dict[str, int] = field(default_factory=dict)
-    """By lane: the completion with the largest gap in the first faulty step."""
+    shown: dict[str, ShownCompletion] = field(default_factory=dict)
 
 
 def _scan_records(
-    records: _RecordSequence, first_step: int | None, texts: Mapping[int, str]
+    records: _RecordSequence, failed: Mapping[int, list[str]], texts: Mapping[int, str]
 ) -> _Scan:
     result = _Scan()
-    keep = [] if first_step is None else [first_step]
-    chosen = set(subsample_steps(records.steps, NUM_HEAT, keep))
+    chosen = set(subsample_steps(records.steps, NUM_HEAT, list(failed)))
     limits = {
         "num_tokens": MAX_PAGE_TOKENS // len(chosen),
         "num_rows": MAX_PAGE_ROWS // len(chosen),
@@ -187,23 +204,24 @@ def _scan_records(
         profile = kl_profile(record)
         if profile is not None:
             result.profiles.append(profile)
+        shown = _show_failures(record, failed.get(record.step, []), records.facts, texts)
+        result.shown |= shown
         if record.step in chosen:
+            first = [row for one in shown.values() for row in one.rows]
             result.heat.append(heatmap_step(record, texts))
-            result.tokens.append(step_tokens(record, texts, **limits))
-        if record.step == first_step:
-            rows = {lane: worst_row(record, lane) for lane in LANES}
-            result.worst_rows = {lane: row for lane, row in rows.items() if row is not None}
+            result.tokens.append(step_tokens(record, texts, first=first, **limits))
     return result
 
 
-def _find_worst(scan: _Scan, first_step: int | None, lane: str) -> tuple[int, int] | None:
-    """Return the completion of the first faulty step with the largest gap of a lane, if shown."""
-    step = next((step for step in scan.tokens if step.step == first_step), None)
-    if step is None or not step.rows:
-        return None
-    row = scan.worst_rows.get(lane, step.rows[0].row)
-    shown = [one.row for one in step.rows]
-    return step.step, row if row in shown else shown[0]
+def _show_failures(
+    record: StepRecord, names: Sequence[str], facts: Mapping[str, Any], texts: Mapping[int, str]
+) -> dict[str, ShownCompletion]:
+    """Return the completions that show the failed checks of a step."""
+    case = Case(record=record, run=facts)
+    rows = {name: find_evidence_row(name, case) for name in names}
+    return {
+        name: show_completion(record, texts, row) for name, row in rows.items() if row is not None
+    }
 
 
 def _recipe_text(path: Path) -> str:

@@ -26,8 +26,12 @@ const visible = (text) => text
   .replace(/\n/g, "\u21b5\n")
   .replace(/(?!\n)[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Cn}\u2028\u2029]/gu, escapeCharacter);
 
+const ROUNDING = 1e-12; // smaller values are the rounding of sums whose terms cancel
 const short = (value) => {
   if (value === null || value === undefined) return "-";
+  return Math.abs(value) < ROUNDING ? "0" : fourDigits(value);
+};
+const fourDigits = (value) => {
   const size = Math.abs(value);
   return size !== 0 && (size < 1e-3 || size >= 1e6) ? value.toExponential(2).replace(/\.?0+e/, "e") : String(Number(value.toPrecision(4)));
 };

@@ -13,6 +13,7 @@ from jaxtyping import Int
 
 from klinic.evidence.record import StepRecord
 from klinic.report.logp_gaps import logp_gap
+from klinic.report.short_number import zero_rounding
 from klinic.report.token_heatmap import MAX_TOKEN_CHARS, token_text
 
 MAX_PAGE_TOKENS = 120_000  # tokens of one run on a page
@@ -59,12 +60,21 @@ class StepTokens:
 
 
 def step_tokens(
-    record: StepRecord, texts: Mapping[int, str], *, num_tokens: int, num_rows: int
+    record: StepRecord,
+    texts: Mapping[int, str],
+    *,
+    num_tokens: int,
+    num_rows: int,
+    first: Sequence[int] = (),
 ) -> StepTokens:
-    """Return at most so many tokens and completions of a step, the largest gaps first."""
+    """Return at most so many tokens and completions of a step.
+
+    The rows in `first` come before all others, which are in the order of their gaps.
+    """
     rows: list[RowTokens] = []
     left = num_tokens
-    for row in _order_rows(record)[:num_rows]:
+    order = dict.fromkeys((*first, *_order_rows(record)))
+    for row in list(order)[:num_rows]:
         if left <= 0:
             break
         rows.append(_row_tokens(record, row, texts, min(left, MAX_ROW_TOKENS)))
@@ -78,12 +88,18 @@ def used_texts(steps: Sequence[StepTokens], texts: Mapping[int, str]) -> dict[in
     return {i: token_text(i, texts) for i in sorted(ids)}
 
 
-def worst_row(record: StepRecord, lane: str) -> int | None:
-    """Return the completion with the largest mean gap of a lane; None if it was not recorded."""
-    gaps = logp_gap(record, lane)
-    if gaps is None or not record.num_rows:
-        return None
-    return int(np.argmax(_row_means(record, np.nan_to_num(np.abs(gaps)))))
+def prompt_text(record: StepRecord, row: int, texts: Mapping[int, str]) -> str:
+    """Return the end of a row's prompt; empty if prompts were not recorded."""
+    if record.prompt_ids is None or record.prompt_offsets is None:
+        return ""
+    ids = record.prompt_ids[record.prompt_offsets[row] : record.prompt_offsets[row + 1]]
+    text = "".join(token_text(int(i), texts) for i in ids[-MAX_PROMPT_TOKENS:])
+    return text[: MAX_PROMPT_TOKENS * MAX_TOKEN_CHARS]
+
+
+def finish_reason(record: StepRecord, row: int) -> str | None:
+    """Return why a completion ended; None if that was not recorded."""
+    return None if record.finish_reason is None else str(record.finish_reason[row])[:20]
 
 
 def _order_rows(record: StepRecord) -> list[int]:
@@ -115,13 +131,13 @@ def _row_tokens(
     part = slice(start, min(end, start + num_tokens))
     return RowTokens(
         row=row,
-        prompt=_prompt_text(record, row, texts),
+        prompt=prompt_text(record, row, texts),
         facts={
             "reward": _row_value(record.reward, row),
             "advantage": _row_value(record.advantage, row),
             "group": int(record.group[row]),
             "process": None if record.process is None else int(record.process[row]),
-            "finish": _finish_reason(record, row),
+            "finish": finish_reason(record, row),
         },
         length=end - start,
         ids=record.token_ids[part],
@@ -130,22 +146,10 @@ def _row_tokens(
     )
 
 
-def _prompt_text(record: StepRecord, row: int, texts: Mapping[int, str]) -> str:
-    if record.prompt_ids is None or record.prompt_offsets is None:
-        return ""
-    ids = record.prompt_ids[record.prompt_offsets[row] : record.prompt_offsets[row + 1]]
-    text = "".join(token_text(int(i), texts) for i in ids[-MAX_PROMPT_TOKENS:])
-    return text[: MAX_PROMPT_TOKENS * MAX_TOKEN_CHARS]
-
-
-def _finish_reason(record: StepRecord, row: int) -> str | None:
-    return None if record.finish_reason is None else str(record.finish_reason[row])[:20]
-
-
 def _row_value(values: np.ndarray | None, row: int) -> float | None:
     if values is None or not np.isfinite(values[row]):
         return None
-    return float(f"{float(values[row]):.5g}")
+    return float(f"{zero_rounding(float(values[row])):.5g}")
 
 
 def _milli(values: Any, part: slice) -> list[int | None] | None:

@@ -370,13 +370,17 @@ class TokenView {
     this.list.focus({ preventScroll: true });
   }
 
-  // to a completion, at its token with the largest gap
-  jumpToRow(step, number) {
+  // to a token of a completion; without one, to that with the largest gap
+  jumpToRow(step, number, token) {
     const row = this.rows.find((one) => one.step === step && one.row === number);
-    if (!row) return;
+    if (!row) {
+      this.reading.textContent = `Completion ${number} of step ${step} is not in this file.`;
+      return;
+    }
     const { of } = GAPS[this.lane];
     const sizes = row.text.map((_, i) => (isMasked(row, i) ? 0 : Math.abs(of(row, i) ?? 0)));
-    this.jump(row, sizes.indexOf(sizes.reduce((a, b) => Math.max(a, b), 0)));
+    const largest = sizes.indexOf(sizes.reduce((a, b) => Math.max(a, b), 0));
+    this.jump(row, Math.max(0, Math.min(token ?? largest, row.text.length - 1)));
   }
 
   state() {

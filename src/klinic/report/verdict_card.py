@@ -52,6 +52,8 @@ class CheckLine:
     name: str
     description: str
     summary: str
+    first_step: int | None = None
+    """The first step in which it failed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +156,7 @@ def _check_line(hypothesis: Hypothesis) -> CheckLine:
         name=hypothesis.check.name,
         description=hypothesis.check.description,
         summary="" if finding is None else finding.summary,
+        first_step=hypothesis.first_step,
     )
 
 
@@ -207,6 +210,7 @@ def _sign_lines(diagnosis: ScalarDiagnosis, verdict: Verdict) -> Sequence[CheckL
             name=sign.name,
             description=sign.text.rstrip("."),
             summary=finding.summary,
+            first_step=finding.step if verdict is Verdict.FAIL else None,
         )
         for sign, finding in diagnosis.with_verdict(verdict)
     ]
