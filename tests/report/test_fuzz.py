@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -17,6 +18,7 @@ from rich.console import Console
 from browser import Browser
 from klinic.errors import EvidenceError
 from klinic.evidence.files import Journal
+from klinic.evidence.record import EmittedBy
 from klinic.evidence.run_facts import (
     LARGEST_TOKENS,
     METRICS,
@@ -46,9 +48,9 @@ def hostile_run(folder, said, *, steps=STEPS, rows=ROWS):
         first = (step - 1) * rows * TOKENS
         ids = np.arange(first, first + rows * TOKENS) % len(pieces)
         made = record(step, lengths=(TOKENS,) * rows, moved=2.0)
-        from dataclasses import replace
-
-        write_record(folder, replace(made, token_ids=ids, prompt_ids=ids[: 2 * rows]))
+        by_tool = np.full(made.num_tokens, int(EmittedBy.TOOL))  # a cause with marked tokens
+        made = replace(made, token_ids=ids, prompt_ids=ids[: 2 * rows], emitted_by=by_tool)
+        write_record(folder, made)
         metrics.append({"step": step, "reward": 0.1, f"rewards/{said[step][:80]}/mean": 0.5})
         event = {"step": step, "event": said[step][:50], "says": said[-step]}
         events.append({**event, "act": said[step][:9]})
@@ -99,6 +101,7 @@ def test_a_page_of_hostile_completions_is_text(tmp_path):
     run = hostile_run(tmp_path / "run", texts(SHOWN))
     page = render([read_run_report(run)])
     assert_harmless(page)
+    assert "<mark>" in page
     other = hostile_run(tmp_path / "<b onclick=x>other\x1b[2J", texts(SHOWN, seed=1))
     assert_harmless(render([read_run_report(run), read_run_report(other)]))
 
