@@ -1,4 +1,4 @@
-"""`python -m klinic.lab.bundles OUT`: compares runs of the scoreboard with their bundles.
+"""`python tests/lab/bundles.py OUT`: compares runs of the scoreboard with their bundles.
 
 It trains the trials of one seed, writes a bundle of each, and compares the verdicts and the status
 of every check; then it looks for texts of the run in the bundle. Each outcome is one line of
@@ -112,7 +112,7 @@ def _bundle_texts(bundle: Path) -> Iterator[str]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Compare the trials that are missing and print the sums."""
-    parser = argparse.ArgumentParser(prog="python -m klinic.lab.bundles", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python tests/lab/bundles.py", description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--most", type=int, help="number of trials, at most")
     options = parser.parse_args(arguments)
