@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from checks.exact_records import GROUP, LENGTH, ROWS, VOCABULARY, case, judged, moved, record
 from evidence.records import full_record
@@ -236,6 +237,36 @@ def test_right_answers_that_are_never_paid_more():
     assert judged(broken_reward, paid(16, 0, 16), earlier=[paid(16, 0, 16)]) is FAIL
     assert judged(broken_reward, paid(16, 1, 0), earlier=[paid(16, 0, 0)]) is PASS
     assert judged(broken_reward, paid(15, 0, 0), earlier=[paid(16, 0, 0)]) is NO_DATA
+
+
+def with_empty_rows(number, *, paid, others):
+    """Every second completion ends at once; the others get the highest reward in `others`."""
+    found = record(seed=number, step=number)
+    lengths = np.where(np.arange(ROWS) % 2, LENGTH, 1)
+    kept = (np.arange(LENGTH) < lengths[:, None]).ravel()
+    ids = np.where(found.token_ids == 1, 2, found.token_ids).reshape(ROWS, -1)
+    ids[::2, 0] = 1
+    is_paid = np.random.default_rng(number).random(ROWS) < others
+    reward = np.where(np.arange(ROWS) % 2, is_paid, paid).astype(float)
+    columns = {"loss_mask", "emitted_by", "logp", "logp_old", "logp_ref", "logp_sampler"}
+    columns |= {"entropy", "weight_version"}
+    return replace(
+        found,
+        row_offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        token_ids=ids.ravel()[kept],
+        reward=reward,
+        **{name: getattr(found, name)[kept] for name in columns},
+    )
+
+
+@pytest.mark.parametrize(
+    ("paid", "others", "is_wrong"), [(1.0, 0.3, True), (0.0, 0.3, False), (1.0, 0.8, False)]
+)
+def test_an_empty_answer_that_counts_as_right(paid, others, is_wrong):
+    *earlier, now = [with_empty_rows(n, paid=paid, others=others) for n in (1, 2, 3)]
+    finding = broken_reward.CHECK(case(now, earlier=earlier))
+    assert ("without a token" in finding.summary) is is_wrong
+    assert (finding.verdict is FAIL) is is_wrong
 
 
 def test_missing_rewards_and_those_that_are_others_when_asked_again():

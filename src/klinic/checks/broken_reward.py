@@ -17,11 +17,13 @@ from klinic.checks.base import (
 from klinic.checks.reward_evidence import (
     NUM_ERRORS,
     AnswerPay,
+    EmptyPay,
     PromptLevels,
     RegradedPay,
     RewardNoise,
     add_regraded_pay,
     concatenate_statistics,
+    count_empty_pay,
     count_levels,
     count_paid_answers,
     measure_noise,
@@ -40,6 +42,9 @@ MIN_ALIKE = 4  # prompts with equal pay for all answers, or none for right ones
 MIN_ALIKE_FRACTION = 0.1  # of them and of those that tell the answers apart
 MIN_UNPAID_FRACTION = 0.2  # of the prompts with right completions: a format may cost one of them
 MAX_MIXED_FRACTION = 0.1  # of these prompts: pay that depends on more than the prompt
+MIN_EMPTY = 16  # completions that end at once, of MIN_ALIKE prompts
+MIN_EMPTY_BEST = 0.9  # of them that get the highest reward
+MAX_OTHERS_BEST = 0.5  # of all others: where most get it, the reward is for something else
 MIN_ANSWERED = 32  # a function that pays for one prompt in five pays none of 32 in 0.08%
 
 
@@ -49,10 +54,10 @@ def judge_case(case: Case) -> Finding:
     Looks for
         Infinite and missing rewards; over the recent steps, the variance of the rewards of
         equal completions of one prompt, as recorded and in other orders, prompts whose
-        different completions all get one reward, and the pay of completions that state the
-        dataset's answer; in a dump of texts, the pay of right and wrong numbers; and, if the
-        task has reference answers, the rewards of correct answers and of the same completions
-        graded again in another order.
+        different completions all get one reward, the pay of empty completions and of those that
+        state the dataset's answer; in a dump of texts, the pay of right and wrong numbers; and,
+        if the task has reference answers, the rewards of correct answers and of the same
+        completions graded again in another order.
     Why it matters
         One infinite value makes a batch NaN, a failing parser returns 0 forever, a timeout that
         counts as wrong is noise, and a cache without the completion in its key pays nothing for
@@ -89,6 +94,7 @@ def judge_case(case: Case) -> Finding:
         or _prompt_fault(levels)
         or _answer_fault(pay)
         or _regraded_fault(add_regraded_pay(case.recent_records))
+        or _empty_fault(count_empty_pay(case.recent_records, case.run.get("eos_ids") or ()))
     )
     if fault:
         return failed_finding(fault, **figures)
@@ -185,6 +191,19 @@ def _regraded_fault(pay: RegradedPay) -> str:
     return ""
 
 
+def _empty_fault(pay: EmptyPay) -> str:
+    if pay.empty < MIN_EMPTY or pay.prompts < MIN_ALIKE or not pay.others:
+        return ""
+    is_paid = pay.empty_best >= MIN_EMPTY_BEST * pay.empty
+    if not is_paid or pay.others_best > MAX_OTHERS_BEST * pay.others:
+        return ""
+    return (
+        f"{pay.empty_best} of {pay.empty} completions without a token before the end get the "
+        f"highest reward, and {pay.others_best} of {pay.others} others (limit "
+        f"{MIN_EMPTY_BEST:.0%}): an empty answer counts as right"
+    )
+
+
 def _regrade_fault(regrade: ProbeEntry, *, at_start: bool) -> str:
     same, gold, wrong = (regrade.get(k) for k in ("same", "right_answers", "wrong_completions"))
     if same is not None and same < MIN_SAME_FRACTION:
@@ -203,15 +222,16 @@ CHECK = Check(
     description="rewards are missing, wrong, or in another order than the completions",
     stage=Stage.ADVANTAGE,
     needs=("record.reward",),
-    fix="Grade some correct answers by hand, compare stripped texts, return rewards in the order "
-    "of the completions, None for a completion without a reward, and cache by prompt and "
-    "completion.",
+    fix="Grade some correct answers by hand, compare whole stripped texts (an empty one is a part "
+    "of every answer), return rewards in the order of the completions, None for a completion "
+    "without a reward, and cache by prompt and completion.",
     judge=judge_case,
     explains=("equal-rewards", "reward-hacking", "step-too-big", "cliff-rewards"),
     reads=(
         "record.reward_parts",
         "record.group",
         "record.token_ids",
+        "run.eos_ids",
         "facts.answer_prompts",
         "facts.answer_paid_more",
         "facts.answer_paid_less",

@@ -181,6 +181,43 @@ def count_paid_answers(records: Sequence[StepRecord]) -> AnswerPay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EmptyPay:
+    """The rewards of completions that end at once, beside those of all others."""
+
+    empty: int
+    prompts: int
+    """Prompts with such a completion."""
+    empty_best: int
+    """Those of them that get the highest reward of all."""
+    others: int
+    others_best: int
+
+
+def count_empty_pay(records: Sequence[StepRecord], eos_ids: Collection[int]) -> EmptyPay:
+    """Count the completions of several steps that have no token but an end token."""
+    records = [record for record in records if record.reward is not None and record.num_rows]
+    reward = np.concatenate([np.asarray(record.reward, np.float64) for record in records])
+    is_empty = np.concatenate([_empty_rows(record, eos_ids) for record in records])
+    group = [record.group + (number << 32) for number, record in enumerate(records)]
+    finite = np.isfinite(reward)
+    is_best = finite & (reward == reward[finite].max(initial=-np.inf))
+    return EmptyPay(
+        empty=int((is_empty & finite).sum()),
+        prompts=len(np.unique(np.concatenate(group)[is_empty & finite])),
+        empty_best=int((is_empty & is_best).sum()),
+        others=int((~is_empty & finite).sum()),
+        others_best=int((~is_empty & is_best).sum()),
+    )
+
+
+def _empty_rows(record: StepRecord, eos_ids: Collection[int]) -> np.ndarray:
+    lengths = np.diff(record.row_offsets)
+    row = np.repeat(np.arange(record.num_rows), lengths)
+    ends = np.bincount(row, np.isin(record.token_ids, list(eos_ids)), record.num_rows)
+    return np.asarray(ends == lengths)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RegradedPay:
     """The rewards of completions with a number as their marked answer, of several steps."""
 
