@@ -2,7 +2,7 @@
 
 from klinic.recipe.keys import all_fields
 
-BUDGET = 99
+BUDGET = 103
 
 KNOBS = [
     "seed",
@@ -45,6 +45,10 @@ KNOBS = [
     "reference.reset_every",
     "reference.on_plateau",
     "reference.reset_optimizer",
+    "teacher.path",
+    "teacher.coef",
+    "teacher.estimator",
+    "teacher.alone",
     "sampling.temperature",
     "sampling.top_p",
     "sampling.top_k",

@@ -121,7 +121,12 @@ def batch_of(made: Sequence[Rollout], *, step: int = 2, advantage: str = "group_
 
 
 def learner_of(
-    policy: Policy, reference: Reference | None, *, micro_batch_size: int = 64, **changes: Any
+    policy: Policy,
+    reference: Reference | None,
+    *,
+    micro_batch_size: int = 64,
+    teacher_model: Reference | None = None,
+    **changes: Any,
 ) -> LocalLearner:
     """Return a learner with usual settings, changed where asked."""
     objective = {
@@ -133,6 +138,7 @@ def learner_of(
         "max_new_tokens": 3 * LONGEST,
         "importance_sampling": ImportanceSampling(),
         "corrects_policy_term": False,
+        "teacher": None,
     }
     settings = {
         "learning_rate": LearningRate(peak=1e-2, total_steps=100),
@@ -149,6 +155,7 @@ def learner_of(
         reference,
         objective=Objective(**objective),
         settings=LearnerSettings(micro_batch_size=micro_batch_size, **settings),
+        teacher=teacher_model,
     )
 
 

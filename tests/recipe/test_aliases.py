@@ -62,6 +62,7 @@ SAMPLES = {
     "learner.clip_low": 0.5,
     "learner.importance_sampling": "sequence_mask",
     "model.device": "cuda:1",
+    "teacher.path": "runs/teacher",
     "model.attention": "eager",
     "sampler.gpu_memory_utilization": 0.3,
 }

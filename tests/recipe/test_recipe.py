@@ -254,3 +254,29 @@ def test_recipes_of_equal_settings_are_equal_however_they_were_said():
     assert recipe(kl_beta=0.01) == recipe(kl=True) == recipe(kl={"coef": 0.01})
     assert recipe(kl=True) != recipe()
     assert isinstance(recipe(), Recipe)
+
+
+def test_a_teacher_is_a_section_of_its_own_and_its_path_is_enough():
+    section = recipe(teacher="runs/a/start").teacher
+    assert (section.path, section.coef, section.estimator, section.alone) == (
+        "runs/a/start",
+        1.0,
+        "exact",
+        False,
+    )
+    assert recipe(teacher_model_name_or_path="m").teacher.path == "m"
+    assert recipe().teacher is None
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"teacher.coef": 0.0}, "teacher.coef"),
+        ({"teacher.estimator": "k1"}, "its expected gradient is zero"),
+        ({"teacher.estimator": "sequence", "loss_type": "grpo"}, "teacher.estimator unbiased"),
+        ({"teacher.alone": True, "reward_warmup_steps": 5}, "no gradient to warm up"),
+    ],
+)
+def test_impossible_settings_of_a_teacher_are_refused(values, message):
+    with pytest.raises(ConfigError, match=message):
+        recipe(**{"teacher.path": "m", **values})

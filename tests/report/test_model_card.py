@@ -20,6 +20,7 @@ def facts(recipe=None, **changed):
         "step": 40,
         "kl_coef": None if made.kl is None else made.kl.coef,
         "reference": REFERENCE,
+        "teacher": {"kind": "copy", "source": "runs/big", "digest": "cd34"},
         "metrics": {"kl": 0.0123, "kl_k3/per_sequence": 0.0456, "eval/accuracy": 0.8},
         "causes": [],
     }
@@ -67,3 +68,12 @@ def test_no_name_leaves_its_cell(text):
     assert found["Reference"].startswith("copy of `")
     assert found["Reference"].count("`") == 4
     assert len(found) == 8
+
+
+def test_the_card_names_the_teacher_and_the_distance_to_it():
+    taught = facts({"teacher": {"path": "runs/big", "alone": True}}, metrics={"teacher/kl": 0.25})
+    found = rows(model_card(taught))
+    assert "runs/big" in found["Teacher"]
+    assert "instead of the rewards" in found["Teacher"]
+    assert found["KL to the teacher"].startswith("0.25 nats per token")
+    assert "Teacher" not in rows(model_card(facts()))

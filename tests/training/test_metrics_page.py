@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from klinic.evidence.metrics import clip_metrics, penalized_reward, step_metrics
+from klinic.learner.objective import TeacherTerm
 from klinic.learner.protocol import LossScales
 from klinic.maths.kl_coef import KLCoefState
 from klinic.recipe.sections import KLSection
@@ -17,6 +18,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
 ELSEWHERE = {
     *("kl_new_old", "updates_left", "completions/kl_dropped"),
     *("loss", "kl_penalty", "reward_scale", "discarded", "completions/parse_rate", "kl_to_start"),
+    "teacher_penalty",
     *("time/sample", "time/reward", "time/learn", "time/ahead", "sampling/staleness"),
     *("eval/accuracy", "eval/accuracy/SKILL", "eval/retention", "eval/reward"),
     *("eval/retention_reward", "eval/rewards/NAME", "sampling/rounds", "sampling/groups_dropped"),
@@ -27,7 +29,9 @@ ELSEWHERE = {
 def measured():
     """Return the names of what a real step measures, made general."""
     policy = small_policy()
-    learner = learner_of(policy, drifted_reference(policy))
+    reference, teacher = drifted_reference(policy), drifted_reference(policy, by=0.2)
+    term = TeacherTerm(estimator="exact", coef=1.0)
+    learner = learner_of(policy, reference, teacher_model=teacher, teacher=term)
     scored = learner.score(batch_of(rollouts(), step=11), needs_reference=True)
     prepared = learner.prepare(scored, LossScales(kl_coef=0.1))
     names = {*step_metrics(prepared.record), *prepared.metrics}
@@ -38,7 +42,9 @@ def measured():
         total=np.ones(2), parts={"NAME": np.ones(2)}, num_missing=0, num_nonfinite=0
     )
     names |= set(reward_statistics(scores))
-    return {re.sub(r"^(kl_(k3|k1|exact))/.*", r"\1/…", name) for name in names} | ELSEWHERE
+    return {
+        re.sub(r"^((teacher/)?kl_(k3|k1|exact))/.*", r"\1/…", name) for name in names
+    } | ELSEWHERE
 
 
 def test_page_and_metrics_agree():

@@ -8,6 +8,7 @@ from klinic.verify.coefficient_meaning import measure_aggregations
 from klinic.verify.correction import check_corrections, measure_uncapped_biases
 from klinic.verify.estimators import WorldSet
 from klinic.verify.identities import check_identities
+from klinic.verify.teacher import check_teacher
 from klinic.verify.toy_policies import make_world
 
 
@@ -20,6 +21,7 @@ def broken() -> list[str]:
     found = [
         *check_identities(WorldSet.from_worlds([fresh]), off_policy, measure_aggregations()),
         *check_corrections(off_policy, measure_uncapped_biases(off_policy)),
+        *check_teacher([fresh]),
     ]
     return [check.name for check in found if not check.ok]
 

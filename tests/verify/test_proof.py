@@ -8,7 +8,7 @@ import pytest
 from klinic.maths.kl_estimators import ESTIMATORS, Gradient
 from klinic.verify.estimators import WorldSet, promise_error
 from klinic.verify.identify import identify_gradient, worst_error
-from klinic.verify.identities import IdentityCheck
+from klinic.verify.identity_check import IdentityCheck
 from klinic.verify.proof import Proof, prove
 from klinic.verify.toy_policies import make_world
 

@@ -13,6 +13,9 @@ FACTS = {
     "weights_loaded": "fingerprint of the weights as the sampler reports them after loading",
     "reference_digest": "digest of the reference weights that scored this step",
     "reference_fingerprint": "fingerprint of the reference weights as they scored this step",
+    "teacher_coef": "coefficient of the KL to the teacher in this step",
+    "teacher_digest": "digest of the teacher as it was loaded",
+    "teacher_fingerprint": "fingerprint of the teacher's weights as they scored this step",
     "reference_step": "the step after which the reference last changed; 0 for never",
     "loss": "value of the whole loss that is minimised, unrounded, KL and entropy terms included",
     "loss_denominator": "divisor of the summed loss of all rows",
@@ -25,6 +28,7 @@ FACTS = {
     "num_empty_micro_batches": "those without a trained token",
     "grad_norm": "of the whole gradient, before clipping",
     "grad_norm_kl": "of the KL term alone, coefficient included",
+    "grad_norm_teacher": "of the KL term to the teacher alone, coefficient included",
     "update_norm": "norm of the change of the weights",
     "unchanged_share": "fraction of the trained weights that the update left bitwise unchanged",
     "answer_prompts": "prompts of which some completions state the dataset's answer and others do "
@@ -77,6 +81,8 @@ RUN_KEYS = {
     "reference": "`kind` (copy, adapter_off, adapter_frozen or none), `source`, `digest`, "
     "`wanted` (start: the policy at the start; path: a model that the recipe names), `sync_every` "
     "(steps between resets, or null), `ema` (fraction retained per step, or null)",
+    "teacher": "`kind`, `source` and `digest` of the model that the policy is distilled from, "
+    "`estimator`, `coef`, `alone` (true if it replaces the rewards in the loss); null without one",
     "sampler": "`kind`, `dtype`, `max_version_lag` (largest number of updates between the weights "
     "that sampled a generation and the learner's at its first update on it), `shares_weights` "
     "(true if it samples from the learner's own tensors)",
@@ -97,6 +103,7 @@ RUN_KEYS = {
 METRICS = {
     "reward": "mean over all completions of the step of the weighted sum of the reward functions",
     "kl": "k3 of policy against reference at `logp_old`, nats per token",
+    "teacher/kl": "k3 of policy against teacher at `logp_old`, nats per token",
     "entropy": "mean over the trained tokens",
     "grad_norm": "before clipping",
     "clip_ratio": "fraction of the trained tokens whose ratio is clipped",

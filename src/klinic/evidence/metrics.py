@@ -23,6 +23,7 @@ def step_metrics(record: StepRecord) -> dict[str, float]:
         **_policy_metrics(record),
     }
     metrics |= kl_metrics(record)
+    metrics |= teacher_metrics(record)
     return metrics | _sampler_metrics(record)
 
 
@@ -54,6 +55,18 @@ def kl_metrics(record: StepRecord) -> dict[str, float]:
         metrics |= _kl_distribution("kl_exact", _to_float64(record.kl_exact), record)
     metrics["logp_ref"] = float(_to_float64(record.logp_ref)[record.loss_mask].mean())
     return metrics
+
+
+def teacher_metrics(record: StepRecord) -> dict[str, float]:
+    """Return k3 to the teacher as `teacher/kl`, and the distribution of k1."""
+    if record.logp_teacher is None or record.logp_old is None or not record.loss_mask.any():
+        return {}
+    both = {"logp_p": _to_float64(record.logp_old), "logp_q": _to_float64(record.logp_teacher)}
+    return {
+        "teacher/kl": float(kl.k3(**both)[record.loss_mask].mean()),
+        **_kl_distribution("teacher/kl_k1", kl.k1(**both), record),
+        "logp_teacher": float(both["logp_q"][record.loss_mask].mean()),
+    }
 
 
 def mean_k1(record: StepRecord) -> float | None:

@@ -10,10 +10,12 @@ Files:
     settings        optimization, micro-batches, packing
     scored_batch    a batch between scoring and its updates
     packing         micro-batches of rows of similar length
-    objective       the loss: policy term and KL term with per-token weights
+    objective       the loss: policy term and KL terms with per-token weights
+    micro_batch_loss  that loss as one number to differentiate, and sums of its terms
+    frozen_states   hidden states of reference and teacher per micro-batch
     update          optimizer, learning-rate schedule, clipping
     step_results    per-token results, metrics and finiteness of a step
-    diagnostics     schedule of the expensive diagnostics; the KL term's fraction of the gradient
+    diagnostics     schedule of the expensive diagnostics; each KL term's fraction of the gradient
     probes          active probes of the live learner, and comparison of gradients and log-probs
     checkpoint      weights and optimizer state as files
     sharded_files   the same as distributed checkpoints

@@ -15,47 +15,56 @@ from klinic.model.weights import full_tensor
 
 
 class SplitGradients:
-    """Separate gradients of the policy term and the KL term, to measure the KL's fraction.
+    """Separate gradients of the policy term and the KL terms, to measure each one's fraction.
 
-    The policy gradient is computed first and stored; the KL gradient then comes from separate
+    The policy gradient is computed first and stored; those of the KL terms then come from separate
     forward passes. The graphs of the policy term cannot be reused: a compiled model's backward
     refuses a second call, or, with `donated_buffer` off, silently returns a wrong gradient.
     """
 
     def __init__(self, trained: Iterable[Tensor]) -> None:
         self._trained = list(trained)
-        self._policy: list[Tensor | None] = []
+        self._gradients: dict[str, list[Tensor]] = {}
 
-    def store_policy_grad(self) -> None:
-        """Store the current gradient as the policy's, and clear it for the KL term's."""
-        self._policy = [p.grad for p in self._trained]
+    def store(self, term: str, coef: float = 1.0) -> None:
+        """Store the current gradient times a coefficient as that of a term, and clear it."""
+        # in place: on a large model every further copy of the gradient counts
+        self._gradients[term] = [
+            torch.zeros_like(p) if p.grad is None else p.grad.mul_(coef) for p in self._trained
+        ]
         for p in self._trained:
             p.grad = None
 
-    def combine(self, kl_coef: float) -> dict[str, float]:
-        """Sum both gradients; return the KL's norm, its fraction, and the cosine between them."""
-        policy, kl = [], []
-        # in place: on a large model every further copy of the gradient counts
-        for p, policy_grad in zip(self._trained, self._policy, strict=True):
-            policy.append(torch.zeros_like(p) if policy_grad is None else policy_grad)
-            kl.append(torch.zeros_like(p) if p.grad is None else p.grad.mul_(kl_coef))
-            p.grad = None
-        self._policy = []
-        dots = [(a.double() * b.double()).sum() for a, b in zip(policy, kl, strict=True)]
-        dot = sum(read_numbers([full_tensor(value) for value in dots]))
-        kl_norm, policy_norm = total_norm(kl), total_norm(policy)
-        for p, a, b in zip(self._trained, policy, kl, strict=True):
-            p.grad = a.add_(b)
-        return {
-            "kl/grad_norm_kl": kl_norm,
-            "kl/grad_share": kl_norm / max(kl_norm + policy_norm, 1e-30),
-            "kl/grad_cosine_policy": dot / max(kl_norm * policy_norm, 1e-30),
-        }
+    def combine(self) -> dict[str, float]:
+        """Sum the gradients; return norm, fraction and cosine to the policy's of each KL term."""
+        norms = {term: total_norm(gradients) for term, gradients in self._gradients.items()}
+        policy = self._gradients.pop("policy")
+        metrics: dict[str, float] = {}
+        for term, gradients in self._gradients.items():
+            dots = [(a.double() * b.double()).sum() for a, b in zip(policy, gradients, strict=True)]
+            dot = sum(read_numbers([full_tensor(value) for value in dots]))
+            metrics |= {
+                f"{term}/{GRADIENT_NORMS[term]}": norms[term],
+                f"{term}/grad_share": norms[term] / max(sum(norms.values()), 1e-30),
+                f"{term}/grad_cosine_policy": dot / max(norms[term] * norms["policy"], 1e-30),
+            }
+        for gradients in self._gradients.values():
+            for a, b in zip(policy, gradients, strict=True):
+                a.add_(b)
+        for p, gradient in zip(self._trained, policy, strict=True):
+            p.grad = gradient
+        self._gradients = {}
+        return metrics
+
+
+GRADIENT_NORMS = {"kl": "grad_norm_kl", "teacher": "grad_norm_teacher"}
+"""Name of a term's gradient norm, as a fact and, after the name of the term, as a metric."""
 
 
 def kl_gradient_facts(metrics: dict[str, float]) -> dict[str, float]:
-    """Return the record's facts about the KL gradient."""
-    return {"grad_norm_kl": metrics["kl/grad_norm_kl"]} if metrics else {}
+    """Return the record's facts about the gradients of the KL terms."""
+    names = {name: f"{term}/{name}" for term, name in GRADIENT_NORMS.items()}
+    return {name: metrics[metric] for name, metric in names.items() if metric in metrics}
 
 
 EARLY_INTERVAL, LATE_INTERVAL = 10, 50  # steps between diagnostics

@@ -116,7 +116,7 @@ def _release_gathered(scorer: nn.Module) -> None:
 class FsdpLearner(LocalLearner):
     """One rank of a sharded learner. Every rank must make the same calls."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the parts of a rank, by keyword
         self,
         policy: Policy,
         reference: Reference | None,
@@ -125,15 +125,24 @@ class FsdpLearner(LocalLearner):
         settings: LearnerSettings,
         group: TorchProcessGroup,
         published: Policy | None,
+        teacher: Reference | None = None,
     ) -> None:
-        """Shard a policy, and its reference if that has its own weights.
+        """Shard a policy, and reference and teacher if they have their own weights.
 
         `published` is a full copy of the policy on the rank that samples, None on the others.
         """
         shard_scorer(policy.scorer, group.mesh)
-        if reference is not None and reference.kind == "copy":
-            shard_scorer(reference.scorer, group.mesh)
-        super().__init__(policy, reference, objective=objective, settings=settings, group=group)
+        for frozen in (reference, teacher):
+            if frozen is not None and frozen.kind == "copy":
+                shard_scorer(frozen.scorer, group.mesh)
+        super().__init__(
+            policy,
+            reference,
+            objective=objective,
+            settings=settings,
+            group=group,
+            teacher=teacher,
+        )
         self._published = published
         self._published_at: int | None = None
 
@@ -141,7 +150,7 @@ class FsdpLearner(LocalLearner):
         """Score a batch, then release the embeddings and heads that it left gathered."""
         scored = super().score(record, needs_reference=needs_reference)
         _release_gathered(self.scorer)
-        self._release_reference()
+        self._release_frozen()
         return scored
 
     def rescore(self, scored: ScoredBatch) -> Tensor:
@@ -154,13 +163,14 @@ class FsdpLearner(LocalLearner):
         """Run the active probes, then release the weights that they gathered."""
         results = super().probe(record, kl_coef=kl_coef)
         _release_gathered(self.scorer)
-        self._release_reference()
+        self._release_frozen()
         return results
 
-    def _release_reference(self) -> None:
-        """Release the head of a reference with its own weights."""
-        if self.reference is not None and self.reference.kind == "copy":
-            _release_gathered(self.reference.scorer)
+    def _release_frozen(self) -> None:
+        """Release the heads of reference and teacher, where they have their own weights."""
+        for frozen in (self.reference, self.teacher):
+            if frozen is not None and frozen.kind == "copy":
+                _release_gathered(frozen.scorer)
 
     @torch.no_grad()
     def publish(self) -> Weights:

@@ -5,7 +5,7 @@ its own micro-batches, and per-token results are all-reduced.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,13 @@ from klinic.evidence.record import ProbeResult, StepRecord, first_rows
 from klinic.evidence.store import RecordWriter
 from klinic.learner import checkpoint, probes
 from klinic.learner.diagnostics import SplitGradients, is_diagnostic_step, kl_gradient_facts
+from klinic.learner.frozen_states import hidden_states, sampled_states, states_for_update
+from klinic.learner.micro_batch_loss import MicroBatchLoss, kl_sum, read_sums, teacher_sum
 from klinic.learner.objective import (
     LossTargets,
     LossTerms,
     Objective,
     loss_targets,
-    loss_terms,
     sequence_baseline,
 )
 from klinic.learner.packing import MicroBatch, gather_tokens, make_micro_batches
@@ -35,16 +36,15 @@ from klinic.learner.step_results import (
     complete_record,
     detach_loss_terms,
     finite_at,
-    first_of_groups,
     kl_to_start,
     loss_denominator,
+    mean_over_trained,
     update_metrics,
 )
 from klinic.learner.update import (
     clip_gradients,
     groups_finite,
     make_optimizer,
-    read_numbers,
     set_learning_rate,
     total_norm,
 )
@@ -59,35 +59,8 @@ from klinic.model.token_scores import TokenScores
 from klinic.model.weights import Weights, fingerprint, trainable_tensors
 
 
-@dataclass(frozen=True, slots=True)
-class _MicroBatchLoss:
-    """The loss of a slice of a micro-batch's tokens, called by the scorer."""
-
-    targets: LossTargets
-    objective: Objective
-    to_scalar: Callable[[LossTerms], Tensor]
-
-    def __call__(self, scores: TokenScores, tokens: slice) -> Tensor:
-        return self.to_scalar(loss_terms(scores, self.targets.slice_tokens(tokens), self.objective))
-
-
-def _read_sums(terms_by_batch: list[LossTerms]) -> list[float]:
-    """Return the sums of policy term, KL term and saturated tokens; the host waits once."""
-    columns = [
-        [terms.policy for terms in terms_by_batch],
-        [terms.kl for terms in terms_by_batch if terms.kl is not None],
-        [terms.num_saturated for terms in terms_by_batch],
-    ]
-    read = iter(read_numbers([value for column in columns for value in column]))
-    return [sum((next(read) for _ in column), 0.0) for column in columns]
-
-
-def _kl_sum(terms: LossTerms) -> Tensor:
-    return 0 * terms.policy if terms.kl is None else terms.kl
-
-
 class LocalLearner:
-    """A policy, its reference and its optimizer in this process."""
+    """A policy, its reference, its teacher and its optimizer in this process."""
 
     def __init__(
         self,
@@ -97,11 +70,13 @@ class LocalLearner:
         objective: Objective,
         settings: LearnerSettings,
         group: ProcessGroup = SINGLE_PROCESS,
+        teacher: Reference | None = None,
     ) -> None:
         self.group = group
         self.policy = policy
         self.scorer = policy.scorer
         self.reference = reference
+        self.teacher = teacher
         self.objective = objective
         self.settings = settings
         self._optimizer = make_optimizer(
@@ -123,35 +98,57 @@ class LocalLearner:
 
     @torch.no_grad()
     def score(self, record: StepRecord, *, needs_reference: bool) -> ScoredBatch:
-        """Score a batch with policy and reference before its updates."""
+        """Score a batch with policy, reference and teacher before its updates."""
         batches = self.make_micro_batches(record, self.settings.micro_batch_size)
         head: Tensor = self.policy.lm.get_output_embeddings().weight
         like = torch.empty(0, dtype=head.dtype, device=head.device)
         targets = loss_targets(record, self.objective, like)
         reference = self.reference if needs_reference else None
-        hidden = [None if reference is None else reference.hidden(b.layout) for b in batches]
-        targets, hidden = self._with_old_logp(record, targets, batches, hidden)
-        if reference is not None:
-            logp_ref = [
-                reference.logp(h, b.layout.targets)
-                for h, b in zip(hidden, batches, strict=True)
-                if h is not None
-            ]
-            targets = replace(targets, logp_ref=self._gather_tokens(logp_ref, batches, record))
-        # keep all hidden states if the single update needs them: the reference then runs once
-        if not (self.objective.needs_vocabulary and self.settings.updates_per_batch == 1):
-            pairs = zip(batches, hidden, strict=True)
-            hidden = [first_of_groups(record, b, h) for b, h in pairs]
+        hidden = hidden_states(reference, batches)
+        teacher_hidden = hidden_states(self.teacher, batches)
+        targets, hidden = self._with_old_logp(record, targets, batches, hidden, teacher_hidden)
+        targets = replace(
+            targets,
+            logp_ref=self._frozen_logp(reference, hidden, batches, record),
+            logp_teacher=self._frozen_logp(self.teacher, teacher_hidden, batches, record),
+        )
+        # keep all hidden states if the single update needs them: the model then runs once
+        single = self.settings.updates_per_batch == 1
+        if not (self.objective.needs_vocabulary and single):
+            hidden = sampled_states(record, batches, hidden)
+        if not (self.objective.teacher_needs_vocabulary and single):
+            teacher_hidden = sampled_states(record, batches, teacher_hidden)
         return ScoredBatch(
             record=record,
             batches=batches,
             targets=targets,
             ref_hidden=hidden,
+            teacher_hidden=teacher_hidden,
             logp_start=self._logp_start(record, batches),
             reference_fingerprint=None
             if self.reference is None
             else self.reference.current_fingerprint(),
+            teacher_fingerprint=None
+            if self.teacher is None
+            else self.teacher.current_fingerprint(),
         )
+
+    def _frozen_logp(
+        self,
+        frozen: Reference | None,
+        hidden: list[RefHidden | None],
+        batches: list[MicroBatch],
+        record: StepRecord,
+    ) -> Tensor | None:
+        """Return the log-probs of all tokens under a frozen model, if there is one."""
+        if frozen is None:
+            return None
+        logp = [
+            frozen.logp(h, b.layout.targets)
+            for h, b in zip(hidden, batches, strict=True)
+            if h is not None
+        ]
+        return self._gather_tokens(logp, batches, record)
 
     def make_micro_batches(self, record: StepRecord, size: int) -> list[MicroBatch]:
         """Split this rank's rows into micro-batches of at most `size` rows of the longest.
@@ -192,27 +189,46 @@ class LocalLearner:
         targets: LossTargets,
         batches: list[MicroBatch],
         hidden: list[RefHidden | None],
+        teacher_hidden: list[RefHidden | None],
     ) -> tuple[LossTargets, list[RefHidden | None]]:
         """Score the policy where the current log-probs cannot serve as `logp_old`."""
-        baseline = self.objective.needs_baseline and hidden[0] is not None
+        for_reference = self.objective.needs_baseline and hidden[0] is not None
+        for_teacher = self.objective.teacher_needs_baseline and teacher_hidden[0] is not None
+        baseline = for_reference or for_teacher
         # always on the first step, where equality is measured instead of assumed
         if self.settings.updates_per_batch == 1 and record.step > 1 and not baseline:
             return targets, hidden
-        old, exact, hidden_with_top = [], [], []
-        for batch, ref in zip(batches, hidden, strict=True):
+        old, scores_by_batch, hidden_with_top = [], [], []
+        for batch, ref, teacher in zip(batches, hidden, teacher_hidden, strict=True):
             states, token_targets = self.scorer.hidden(batch.layout), batch.layout.targets
             if baseline:
-                scores = self.scorer.score(states, token_targets, ref)
+                frozen = (ref if for_reference else None, teacher if for_teacher else None)
+                scores = self.scorer.score(states, token_targets, *frozen)
                 old.append(scores.logp)
-                exact.append(scores.kl_exact)
+                scores_by_batch.append(scores)
             else:
                 old.append(self.scorer.logp(states, token_targets))
             hidden_with_top.append(self._store_top_k(states, token_targets, ref))
         targets = replace(targets, logp_old=self._gather_tokens(old, batches, record))
-        if not baseline:
-            return targets, hidden_with_top
-        kl_exact = self._gather_tokens([kl for kl in exact if kl is not None], batches, record)
-        return replace(targets, kl_baseline=sequence_baseline(kl_exact, targets)), hidden_with_top
+        return self._with_baselines(targets, scores_by_batch, batches, record), hidden_with_top
+
+    def _with_baselines(
+        self,
+        targets: LossTargets,
+        scores_by_batch: list[TokenScores],
+        batches: list[MicroBatch],
+        record: StepRecord,
+    ) -> LossTargets:
+        """Return the targets with the baselines of `sequence` for which a KL was scored."""
+        to_reference = [s.kl_exact for s in scores_by_batch if s.kl_exact is not None]
+        to_teacher = [s.teacher_kl_exact for s in scores_by_batch if s.teacher_kl_exact is not None]
+        if to_reference:
+            kl_exact = self._gather_tokens(to_reference, batches, record)
+            targets = replace(targets, kl_baseline=sequence_baseline(kl_exact, targets))
+        if to_teacher:
+            kl_exact = self._gather_tokens(to_teacher, batches, record)
+            targets = replace(targets, teacher_baseline=sequence_baseline(kl_exact, targets))
+        return targets
 
     def _store_top_k(
         self, states: Tensor, targets: TokenTargets, ref: RefHidden | None
@@ -224,92 +240,119 @@ class LocalLearner:
 
     def prepare(self, scored: ScoredBatch, scales: LossScales) -> PreparedUpdate:
         """Compute the loss and its gradient; weights do not change."""
-        kl_coef = scales.kl_coef
+        kl_coef, teacher_coef = scales.kl_coef, self._teacher_coef(scales)
         self.discard()
         self._is_diagnostic = is_diagnostic_step(scored.record.step)
-        split_gradients = (
-            SplitGradients(self._trained.values()) if self._is_diagnostic and kl_coef else None
+        splits = self._is_diagnostic and bool(kl_coef or teacher_coef)
+        split_gradients = SplitGradients(self._trained.values()) if splits else None
+        objective = replace(
+            self.objective,
+            estimator=self.objective.estimator if kl_coef else None,
+            teacher=self.objective.teacher if teacher_coef else None,
         )
-        objective = self.objective if kl_coef else replace(self.objective, estimator=None)
+        reward_scale = 0.0 if self._trains_on_teacher_alone else scales.reward
         terms_by_batch: list[LossTerms] = []
 
         def to_scalar(terms: LossTerms) -> Tensor:
             # scale the term, not the advantage, which stays unchanged in the record
-            terms = replace(terms, policy=scales.reward * terms.policy)
+            terms = replace(terms, policy=reward_scale * terms.policy)
             terms_by_batch.append(detach_loss_terms(terms))
-            return terms.total_loss(0.0 if split_gradients is not None else kl_coef)
+            if split_gradients is not None:
+                return terms.policy
+            return terms.total_loss(kl_coef=kl_coef, teacher_coef=teacher_coef)
 
-        scores_by_batch = self._backprop_batches(scored, objective, kl_coef, to_scalar)
-        kl_metrics = {}
+        scores_by_batch = self._backprop_batches(scored, objective, to_scalar)
+        split_metrics = {}
         if split_gradients is not None:
-            split_gradients.store_policy_grad()
-            self._backprop_batches(scored, objective, kl_coef, _kl_sum)
-            kl_metrics = split_gradients.combine(kl_coef)
+            split_gradients.store("policy")
+            if kl_coef:
+                self._backprop_batches(scored, objective, kl_sum)
+                split_gradients.store("kl", kl_coef)
+            if teacher_coef:
+                self._backprop_batches(scored, objective, teacher_sum)
+                split_gradients.store("teacher", teacher_coef)
+            split_metrics = split_gradients.combine()
         self._grad_norm = total_norm(self.current_gradients())
-        return self._make_prepared(scored, scores_by_batch, terms_by_batch, kl_coef, kl_metrics)
+        return self._make_prepared(scored, scores_by_batch, terms_by_batch, scales, split_metrics)
+
+    def _teacher_coef(self, scales: LossScales) -> float:
+        teacher = self.objective.teacher
+        return 0.0 if teacher is None or self.teacher is None else scales.teacher * teacher.coef
+
+    @property
+    def _trains_on_teacher_alone(self) -> bool:
+        """Whether the KL to the teacher replaces the policy term."""
+        return self.objective.teacher is not None and self.objective.teacher.alone
 
     def _backprop_batches(
         self,
         scored: ScoredBatch,
         objective: Objective,
-        kl_coef: float,
         to_scalar: Callable[[LossTerms], Tensor],
     ) -> list[TokenScores]:
         """Run every micro-batch forward and backward; return its token scores."""
         scores_by_batch = []
-        for batch, reference in self._batches_with_reference(scored, kl_coef):
-            loss = _MicroBatchLoss(scored.targets.select_batch(batch), objective, to_scalar)
+        for batch, reference, teacher in self._batches_with_frozen(scored, objective):
+            loss = MicroBatchLoss(scored.targets.select_batch(batch), objective, to_scalar)
             scores, number = self.scorer.score_and_loss(
-                batch.layout, reference, loss, token_by_token=objective.token_by_token
+                batch.layout,
+                reference,
+                loss,
+                token_by_token=objective.token_by_token,
+                teacher=teacher,
             )
-            self._release_reference()
+            self._release_frozen()
             torch.autograd.backward(number)
             scores_by_batch.append(scores)
         return scores_by_batch
 
-    def _release_reference(self) -> None:
-        """Release memory that the reference does not need during a backward pass."""
+    def _release_frozen(self) -> None:
+        """Release memory that reference and teacher do not need during a backward pass."""
 
-    def _batches_with_reference(
-        self, scored: ScoredBatch, kl_coef: float
-    ) -> Iterator[tuple[MicroBatch, RefHidden | None]]:
-        """Yield each micro-batch with the reference's hidden states that its KL needs."""
-        whole = kl_coef and self.objective.needs_vocabulary
-        for batch, hidden in zip(scored.batches, scored.ref_hidden, strict=True):
-            has_top = hidden is not None and hidden.top is not None
-            if not whole or self.reference is None or has_top:
-                yield batch, hidden
-                continue
-            states = hidden
-            if states is None or states.tokens is not None:
-                states = self.reference.hidden(batch.layout)
-            yield batch, replace(states, topk=self.objective.estimator == "topk")
+    def _batches_with_frozen(
+        self, scored: ScoredBatch, objective: Objective
+    ) -> Iterator[tuple[MicroBatch, RefHidden | None, RefHidden | None]]:
+        """Yield each micro-batch with the hidden states of reference and teacher for its KLs."""
+        to_teacher = None if objective.teacher is None else objective.teacher.estimator
+        teacher_hidden = scored.teacher_hidden or [None] * len(scored.batches)
+        for batch, ref, teacher in zip(
+            scored.batches, scored.ref_hidden, teacher_hidden, strict=True
+        ):
+            yield (
+                batch,
+                states_for_update(self.reference, ref, batch, objective.estimator),
+                states_for_update(self.teacher, teacher, batch, to_teacher),
+            )
 
     def _make_prepared(
         self,
         scored: ScoredBatch,
         scores_by_batch: list[TokenScores],
         terms_by_batch: list[LossTerms],
-        kl_coef: float,
-        kl_metrics: dict[str, float],
+        scales: LossScales,
+        split_metrics: dict[str, float],
     ) -> PreparedUpdate:
-        policy_loss, kl_loss, saturated = (
-            self._sum_over_ranks(total) for total in _read_sums(terms_by_batch)
+        policy_loss, kl_loss, teacher_loss, saturated = (
+            self._sum_over_ranks(total) for total in read_sums(terms_by_batch)
         )
         metrics = {
             "policy_loss": policy_loss,
             "grad_norm": self._grad_norm,
-            "kl_coef": kl_coef,
+            "kl_coef": scales.kl_coef,
             "kl/num_saturated": saturated,
             **({} if terms_by_batch[0].kl is None else {"kl_loss": kl_loss}),
-            **kl_metrics,
+            **split_metrics,
         }
-        facts = self._step_facts(scored, kl_coef) | kl_gradient_facts(kl_metrics)
+        if terms_by_batch[0].teacher is not None:
+            teacher_coef = self._teacher_coef(scales)
+            metrics |= {"teacher_loss": teacher_loss, "teacher_coef": teacher_coef}
+        facts = self._step_facts(scored, scales) | kl_gradient_facts(split_metrics)
         record, policy_weight = complete_record(
             scored.record, scored.targets, scores_by_batch, scored.batches, self.group
         )
         facts["loss_denominator"] = loss_denominator(policy_weight)
         metrics |= kl_to_start(record, scored.logp_start)
+        metrics |= self._teacher_kl(scored, scores_by_batch)
         record = replace(record, facts={**record.facts, **facts})
         finite = finite_at(record, loss=policy_loss, grad_norm=self._grad_norm)
         return PreparedUpdate(record=record, metrics=metrics, finite_at=finite)
@@ -321,12 +364,23 @@ class LocalLearner:
         summed = torch.tensor(value, dtype=torch.float64, device=self.scorer.device)
         return float(self.group.all_reduce_sum(summed))
 
-    def _step_facts(self, scored: ScoredBatch, kl_coef: float) -> dict[str, Any]:
+    def _teacher_kl(
+        self, scored: ScoredBatch, scores_by_batch: list[TokenScores]
+    ) -> dict[str, float]:
+        """Return the exact KL to the teacher, averaged over the trained tokens it was scored at."""
+        scored_kls = [s.teacher_kl_exact for s in scores_by_batch]
+        by_token = [kl.detach() for kl in scored_kls if kl is not None]
+        if not by_token:
+            return {}
+        kl_exact = self._gather_tokens(by_token, scored.batches, scored.record).cpu().numpy()
+        return mean_over_trained("teacher/kl_exact", kl_exact, scored.record)
+
+    def _step_facts(self, scored: ScoredBatch, scales: LossScales) -> dict[str, Any]:
         counted = [batch for batch in scored.batches if batch.is_counted]
         masks = np.split(scored.record.loss_mask, scored.record.row_offsets[1:-1])
         empty = sum(not any(masks[row].any() for row in batch.rows) for batch in counted)
         return {
-            "kl_coef": kl_coef,
+            "kl_coef": scales.kl_coef,
             "learner_version": self._num_updates,
             "micro_batch_size": self.settings.micro_batch_size,
             "scoring_batch_size": self.settings.micro_batch_size,
@@ -336,6 +390,16 @@ class LocalLearner:
             "reference_digest": None if self.reference is None else self.reference.digest,
             "reference_fingerprint": scored.reference_fingerprint,
             "reference_step": None if self.reference is None else self.reference.step,
+            **self._teacher_facts(scored, scales),
+        }
+
+    def _teacher_facts(self, scored: ScoredBatch, scales: LossScales) -> dict[str, Any]:
+        if self.teacher is None:
+            return {}
+        return {
+            "teacher_coef": self._teacher_coef(scales),
+            "teacher_digest": self.teacher.digest,
+            "teacher_fingerprint": scored.teacher_fingerprint,
         }
 
     def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:

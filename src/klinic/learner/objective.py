@@ -1,9 +1,10 @@
 """The loss of a step, from the formulas of `maths`, as sums that can be split into micro-batches.
 
-    loss = sum_t w_t policy_t + kl_coef * sum_t v_t kl_t
+    loss = sum_t w_t policy_t + kl_coef * sum_t v_t kl_t + teacher_coef * sum_t v_t teacher_t
 
 The weights w and v are computed from the masks of the full step, so the split into micro-batches
-does not change the loss. The KL term keeps rows that the policy term drops.
+does not change the loss. The KL terms keep rows that the policy term drops. `teacher_t` is the same
+function of `kl_terms.py` as `kl_t`, with the log-probs of a teacher as those of the reference.
 """
 
 from dataclasses import dataclass, field, replace
@@ -28,8 +29,24 @@ VOCABULARY_ESTIMATORS = {"exact", "topk", "sequence"}
 TOKEN_COLUMNS = (
     *("loss_mask", "policy_weight", "kl_weight"),
     *("logp_sampler", "logp_old", "logp_ref", "kl_baseline"),
+    *("logp_teacher", "teacher_baseline"),
 )
 """Per-token columns of `LossTargets`."""
+
+
+def needs_whole_vocabulary(estimator: str | None) -> bool:
+    """Whether a KL estimator needs log-probs over the full vocabulary of both models."""
+    return estimator in VOCABULARY_ESTIMATORS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TeacherTerm:
+    """The KL term to a teacher."""
+
+    estimator: str
+    coef: float
+    alone: bool = False
+    """Whether it replaces the policy term, so that rewards have no gradient."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,23 +63,40 @@ class Objective:
     """Weights of the KL term, and of the policy term if that is corrected."""
     corrects_policy_term: bool = False
     """Whether the policy term is weighted too: the learner's old policy against the sampler."""
+    teacher: TeacherTerm | None = None
 
     @property
     def needs_vocabulary(self) -> bool:
         """Whether the KL term needs the reference's log-probs over the full vocabulary."""
-        return self.estimator in VOCABULARY_ESTIMATORS
+        return needs_whole_vocabulary(self.estimator)
+
+    @property
+    def teacher_needs_vocabulary(self) -> bool:
+        """Whether the teacher term needs the teacher's log-probs over the full vocabulary."""
+        return self.teacher is not None and needs_whole_vocabulary(self.teacher.estimator)
+
+    @property
+    def kl_estimators(self) -> tuple[str, ...]:
+        """The estimators of the KL terms: to the reference and to the teacher."""
+        teacher = None if self.teacher is None else self.teacher.estimator
+        return tuple(name for name in (self.estimator, teacher) if name is not None)
 
     @property
     def token_by_token(self) -> bool:
         """Whether no token's loss depends on other tokens of its row."""
         if SURROGATES[self.loss].needs_whole_row or self.importance_sampling.by_sequence:
             return False
-        return self.estimator is None or not ESTIMATORS[self.estimator].needs_whole_row
+        return not any(ESTIMATORS[name].needs_whole_row for name in self.kl_estimators)
 
     @property
     def needs_baseline(self) -> bool:
         """Whether the KL term compares a row with the other rows of its group."""
         return self.estimator == "sequence"
+
+    @property
+    def teacher_needs_baseline(self) -> bool:
+        """Whether the teacher term compares a row with the other rows of its group."""
+        return self.teacher is not None and self.teacher.estimator == "sequence"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +115,9 @@ class LossTargets:
     logp_ref: Tensor | None = None
     """Log-probs under the reference, which every estimator and the record use; None without one."""
     kl_baseline: Tensor | None = None
+    logp_teacher: Tensor | None = None
+    """Log-probs under the teacher; None without one."""
+    teacher_baseline: Tensor | None = None
 
     def select_batch(self, batch: MicroBatch) -> "LossTargets":
         """Return the targets of a micro-batch; a filler micro-batch has no trained token."""
@@ -111,15 +148,21 @@ class LossTargets:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerms:
-    """The two sums of the loss over some tokens; `kl` is None without a KL term."""
+    """The sums of the loss over some tokens; `kl` and `teacher` are None without that term."""
 
     policy: Tensor
     kl: Tensor | None
     num_saturated: Tensor
+    teacher: Tensor | None = None
 
-    def total_loss(self, kl_coef: float) -> Tensor:
+    def total_loss(self, *, kl_coef: float, teacher_coef: float) -> Tensor:
         """Return the loss to minimise."""
-        return self.policy if self.kl is None or not kl_coef else self.policy + kl_coef * self.kl
+        loss = self.policy
+        if self.kl is not None and kl_coef:
+            loss = loss + kl_coef * self.kl
+        if self.teacher is not None and teacher_coef:
+            loss = loss + teacher_coef * self.teacher
+        return loss
 
 
 def loss_targets(record: StepRecord, objective: Objective, scores_like: Tensor) -> LossTargets:
@@ -190,21 +233,54 @@ def loss_terms(scores: TokenScores, targets: LossTargets, objective: Objective) 
             loss_mask=targets.loss_mask,
             row_offsets=targets.row_offsets,
         )
-    policy = weighted_sum(policy_terms, weight)
-    if objective.estimator is None or targets.logp_ref is None:
-        none = torch.zeros((), dtype=torch.int64, device=policy.device)
-        return LossTerms(policy=policy, kl=None, num_saturated=none)
-    inputs = kl_inputs(scores, targets, targets.logp_ref, objective)
-    kl_terms = kl_term(objective.estimator, inputs, aggregation=surrogate.aggregation)
-    kl = weighted_sum(kl_terms, targets.kl_weight)
-    return LossTerms(policy=policy, kl=kl, num_saturated=num_saturated(inputs))
+    terms = LossTerms(
+        policy=weighted_sum(policy_terms, weight),
+        kl=None,
+        num_saturated=torch.zeros((), dtype=torch.int64, device=policy_terms.device),
+    )
+    if objective.teacher is not None and targets.logp_teacher is not None:
+        inputs = teacher_kl_inputs(scores, targets, targets.logp_teacher, objective)
+        by_token = kl_term(objective.teacher.estimator, inputs, aggregation=surrogate.aggregation)
+        teacher = weighted_sum(by_token, targets.kl_weight)
+        terms = replace(terms, teacher=teacher, num_saturated=num_saturated(inputs))
+    if objective.estimator is not None and targets.logp_ref is not None:
+        inputs = kl_inputs(scores, targets, targets.logp_ref, objective)
+        by_token = kl_term(objective.estimator, inputs, aggregation=surrogate.aggregation)
+        kl = weighted_sum(by_token, targets.kl_weight)
+        terms = replace(terms, kl=kl, num_saturated=num_saturated(inputs))
+    return terms
 
 
 def kl_inputs(
     scores: TokenScores, targets: LossTargets, logp_ref: Tensor, objective: Objective
 ) -> KLInputs:
-    """Return the inputs of a KL term for one micro-batch."""
+    """Return the inputs of the KL term to the reference for one micro-batch."""
     vocabulary = objective.needs_vocabulary
+    return replace(
+        _token_inputs(scores, targets, logp_ref, objective),
+        kl_exact=scores.kl_exact if vocabulary else None,
+        kl_topk=scores.kl_topk if vocabulary else None,
+        kl_baseline=targets.kl_baseline,
+    )
+
+
+def teacher_kl_inputs(
+    scores: TokenScores, targets: LossTargets, logp_teacher: Tensor, objective: Objective
+) -> KLInputs:
+    """Return the inputs of the KL term to the teacher, which stands in for the reference."""
+    vocabulary = objective.teacher_needs_vocabulary
+    return replace(
+        _token_inputs(scores, targets, logp_teacher, objective),
+        kl_exact=scores.teacher_kl_exact if vocabulary else None,
+        kl_topk=scores.teacher_kl_topk if vocabulary else None,
+        kl_baseline=targets.teacher_baseline,
+    )
+
+
+def _token_inputs(
+    scores: TokenScores, targets: LossTargets, logp_frozen: Tensor, objective: Objective
+) -> KLInputs:
+    """Return the inputs of a KL term to a frozen model, without those over the vocabulary."""
     logp_old = scores.logp.detach() if targets.logp_old is None else targets.logp_old
     return KLInputs(
         group=targets.group,
@@ -212,11 +288,8 @@ def kl_inputs(
         logp=scores.logp,
         logp_old=logp_old,
         logp_sampler=_fill_sampler_logp(targets.logp_sampler, logp_old),
-        logp_ref=logp_ref,
+        logp_ref=logp_frozen,
         loss_mask=targets.loss_mask,
-        kl_exact=scores.kl_exact if vocabulary else None,
-        kl_topk=scores.kl_topk if vocabulary else None,
-        kl_baseline=targets.kl_baseline,
         importance_sampling=objective.importance_sampling,
     )
 

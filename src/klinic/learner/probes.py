@@ -26,7 +26,7 @@ from klinic.model.adapters import has_adapter
 from klinic.model.attention import fp32_attention
 from klinic.model.loading import Policy
 from klinic.model.reference import Reference
-from klinic.model.scorer import TokenScorer
+from klinic.model.scorer import RefHidden, TokenScorer
 from klinic.model.weights import full_tensor
 
 GRADIENT_TOLERANCE = 0.01  # relative tolerance of a gradient: bf16 rounding reaches it
@@ -86,6 +86,7 @@ def logp_difference(one: Tensor, other: Tensor) -> ProbeResult:
 
 NUM_PROBED_ROWS = 16  # completions that are probed
 NUM_ROWS_ALONE = 4  # of them that are scored one by one
+NO_TERMS = LossScales(kl_coef=0.0, reward=0.0, teacher=0.0)
 
 
 @runtime_checkable
@@ -95,6 +96,7 @@ class ProbedLearner(Protocol):
     policy: Policy
     scorer: TokenScorer
     reference: Reference | None
+    teacher: Reference | None
     objective: Objective
     settings: LearnerSettings
     group: ProcessGroup
@@ -133,7 +135,8 @@ def run_probes(
         results["adapters_off"] = probe_adapters_off(learner, scored, logp)
     if with_kl and learner.objective.estimator in PROBED_ESTIMATORS:
         results["kl_gradient"] = probe_kl_gradient(learner, scored)
-    results["policy_gradient"] = probe_policy_gradient(learner, scored)
+    if learner.objective.teacher is None or not learner.objective.teacher.alone:
+        results["policy_gradient"] = probe_policy_gradient(learner, scored)
     if record.num_rows > 1:
         results["micro_batches"] = probe_half_batches(learner, scored, kl_coef)
     learner.discard()
@@ -181,11 +184,11 @@ def probe_kl_gradient(learner: ProbedLearner, scored: ScoredBatch) -> ProbeResul
     """
     name = learner.objective.estimator
     assert name is not None  # noqa: S101 - runs only with a KL term
-    gradient = _prepared_gradient(learner, scored, LossScales(kl_coef=1.0, reward=0.0))
+    gradient = _prepared_gradient(learner, scored, LossScales(kl_coef=1.0, reward=0.0, teacher=0.0))
     expected = _expected_gradient(learner, scored, name)
     if is_expected_gradient(gradient, expected):
         return {**compare_gradients(gradient, expected), "score_norm": None, "looks_like": name}
-    gradient = gradient - _prepared_gradient(learner, scored, LossScales(kl_coef=0.0, reward=0.0))
+    gradient = gradient - _prepared_gradient(learner, scored, NO_TERMS)
     alternatives = {
         key: _expected_gradient(learner, scored, key) for key in LIKELY_ESTIMATORS if key != name
     }
@@ -205,8 +208,8 @@ def probe_policy_gradient(learner: ProbedLearner, scored: ScoredBatch) -> ProbeR
 
     The batch is scored by the current weights, so the ratio is 1.
     """
-    gradient = _prepared_gradient(learner, scored, LossScales(kl_coef=0.0, reward=1.0))
-    gradient = gradient - _prepared_gradient(learner, scored, LossScales(kl_coef=0.0, reward=0.0))
+    gradient = _prepared_gradient(learner, scored, LossScales(kl_coef=0.0, teacher=0.0))
+    gradient = gradient - _prepared_gradient(learner, scored, NO_TERMS)
     for batch in scored.batches:
         targets = scored.targets.select_batch(batch)
         logp = learner.scorer(batch.layout).logp
@@ -224,7 +227,8 @@ def probe_half_batches(learner: ProbedLearner, scored: ScoredBatch, kl_coef: flo
     batches = learner.make_micro_batches(
         record, max(1, min(learner.settings.micro_batch_size, record.num_rows) // 2)
     )
-    rescaled = replace(scored, batches=batches, ref_hidden=[None] * len(batches))
+    none: list[RefHidden | None] = [None] * len(batches)
+    rescaled = replace(scored, batches=batches, ref_hidden=none, teacher_hidden=none)
     return compare_gradients(_prepared_gradient(learner, rescaled, scales), full_gradient)
 
 

@@ -15,11 +15,13 @@ from klinic.model.weights import Weights
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossScales:
-    """Factors of the two terms of the loss."""
+    """Factors of the terms of the loss."""
 
     kl_coef: float
     reward: float = 1.0
     """Factor of the policy term alone; below 1 while rewards warm up."""
+    teacher: float = 1.0
+    """Factor of the teacher term, beside its own coefficient; probes set it to 0."""
 
 
 class LearnerState(TypedDict):

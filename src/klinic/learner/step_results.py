@@ -33,7 +33,8 @@ def first_of_groups(
 def detach_loss_terms(terms: LossTerms) -> LossTerms:
     """Return the loss terms of a micro-batch detached from the graph."""
     kl = None if terms.kl is None else terms.kl.detach()
-    return replace(terms, policy=terms.policy.detach(), kl=kl)
+    teacher = None if terms.teacher is None else terms.teacher.detach()
+    return replace(terms, policy=terms.policy.detach(), kl=kl, teacher=teacher)
 
 
 def complete_record(
@@ -52,7 +53,11 @@ def complete_record(
         return gather_tokens(values, batches, record.num_tokens, group)
 
     columns = {name: token_column(name) for name in ("logp", "entropy", "rank", "kl_exact")}
-    columns |= {"logp_old": targets.logp_old, "logp_ref": targets.logp_ref}
+    columns |= {
+        "logp_old": targets.logp_old,
+        "logp_ref": targets.logp_ref,
+        "logp_teacher": targets.logp_teacher,
+    }
     arrays = _copy_to_host(columns | {"policy_weight": targets.policy_weight})
     if targets.logp_old is None:
         arrays["logp_old"] = arrays["logp"]
@@ -86,6 +91,7 @@ def finite_at(record: StepRecord, *, loss: float, grad_norm: float) -> dict[str,
         "logits": is_finite(record.entropy),
         "logp": is_finite(record.logp) and is_finite(record.logp_old),
         "logp_ref": is_finite(record.logp_ref),
+        **({} if record.logp_teacher is None else {"logp_teacher": is_finite(record.logp_teacher)}),
         "loss": bool(np.isfinite(loss)),
         "gradient": bool(np.isfinite(grad_norm)),
     }
@@ -98,6 +104,12 @@ def kl_to_start(record: StepRecord, logp_start: Tensor | None) -> dict[str, floa
     start = logp_start.cpu().numpy().astype(np.float64)
     k3 = kl.k3(logp_p=record.logp_old.astype(np.float64), logp_q=start)
     return {"kl_to_start": float(k3[record.loss_mask].mean())}
+
+
+def mean_over_trained(name: str, values: np.ndarray, record: StepRecord) -> dict[str, float]:
+    """Return the mean over the trained tokens that have a value, as a metric of that name."""
+    known = values[record.loss_mask & ~np.isnan(values)]
+    return {name: float(known.mean(dtype=np.float64))} if known.size else {}
 
 
 def loss_denominator(policy_weight: np.ndarray) -> float:

@@ -23,6 +23,7 @@ class KLInputs:
     logp_sampler: Float[Any, "N"]
     """Reported by the sampler, else `logp_old`; the run records which."""
     logp_ref: Float[Any, "N"]
+    """Of the frozen model that the KL is measured to: the reference, or a teacher."""
     loss_mask: Bool[Any, "N"]
     kl_exact: Float[Any, "N"] | None = None
     """KL(policy || reference) over the whole vocabulary, with gradient (`kl.exact`)."""

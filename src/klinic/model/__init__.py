@@ -5,7 +5,7 @@ Loading and adapters
     adapters          LoRA adapters on a model in memory: add, load, freeze, merge
     frozen_base       store the frozen weights under an adapter in bf16
     adapter_files     read, check and write an adapter folder in PEFT's format
-    tiny              the built-in models `tiny` and `tiny-gpt2`
+    tiny              the built-in models `tiny`, `tiny-small` and `tiny-gpt2`
     chat              prompts and chats as token ids
     weights           digests and fingerprints of weights
     start_digests     digests of a policy at the start of a run, computed once

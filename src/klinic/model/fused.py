@@ -22,7 +22,7 @@ ChunkLoss = Callable[[TokenScores, slice], Tensor]
 """Maps the scores of a slice of tokens to their contribution to the loss."""
 ChunkScore = Callable[[Tensor, slice], TokenScores]
 """Maps the hidden states of a slice of tokens to their scores."""
-DIFFERENTIABLE_COLUMNS = ("logp", "kl_exact", "kl_topk")
+DIFFERENTIABLE_COLUMNS = ("logp", "kl_exact", "kl_topk", "teacher_kl_exact", "teacher_kl_topk")
 """The score columns that a loss may be differentiated with respect to."""
 
 

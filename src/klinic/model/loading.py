@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from klinic.recipe.sections import ModelSection
 
-BUILT_IN_MODELS = ("tiny", "tiny-gpt2")
+BUILT_IN_MODELS = ("tiny", "tiny-small", "tiny-gpt2")
 """Models that klinic builds itself."""
 TOKENIZER_FILE = "tokenizer_config.json"
 PADDING_WARNING = "warn_if_padding_and_no_attention_mask"
@@ -158,10 +158,25 @@ def has_bf16_head(lm: Any, autocast: torch.dtype | None) -> bool:
     return autocast is not None and bool(lm.get_output_embeddings().weight.requires_grad)
 
 
-def load_scorer(name: str, *, like: Policy, seed: int) -> TokenScorer:
-    """Return another model as a scorer with the temperature and precision of a policy."""
-    lm, tokenizer = _load_model(name, seed=seed, trust_remote_code=like.trust_remote_code)
-    _refuse_other_vocabulary(lm, tokenizer, name, like)
+def load_scorer(
+    name: str, *, like: Policy, seed: int, key: str = "reference.path", may_pad: bool = False
+) -> TokenScorer:
+    """Return another model as a scorer with the temperature and precision of a policy.
+
+    `key` is the recipe key that names it. With `may_pad`, outputs beyond the policy's, for which
+    the tokenizer has no token, are removed: models of one family often differ in that padding.
+    """
+    lm, tokenizer = _load_model(name, seed=seed, trust_remote_code=like.trust_remote_code, key=key)
+    _refuse_other_tokenizer(tokenizer, like, where=f"{key} is {name}")
+    size = int(lm.get_output_embeddings().weight.shape[0])
+    if may_pad and size > like.vocabulary_size:
+        lm.resize_token_embeddings(like.vocabulary_size)
+    elif size != like.vocabulary_size:
+        raise ConfigError(
+            f"{key} is {name}: it has {size} outputs and {like.name} has {like.vocabulary_size}, "
+            "so a KL between them would be infinite or compare different tokens. Use a model of "
+            "the same family and size of vocabulary."
+        )
     disable_dropout(lm)
     move_model(lm, like.scorer.device)
     select_attention(lm, like.attention, name)
@@ -175,15 +190,22 @@ def load_scorer(name: str, *, like: Policy, seed: int) -> TokenScorer:
     return scorer
 
 
-def _refuse_other_vocabulary(lm: Any, tokenizer: Any, name: str, like: Policy) -> None:
-    """Refuse a reference whose token ids mean different tokens."""
-    size = int(lm.get_output_embeddings().weight.shape[0])
-    if size != like.vocabulary_size or tokenizer.get_vocab() != like.tokenizer.get_vocab():
-        raise ConfigError(
-            f"{name} has {size} output tokens and its own tokenizer, but {like.name} has "
-            f"{like.vocabulary_size} and another tokenizer: a KL between them would compare "
-            "different tokens. Use a model of the same family."
-        )
+def _refuse_other_tokenizer(tokenizer: Any, like: Policy, *, where: str) -> None:
+    """Refuse a model whose token ids mean different tokens."""
+    own, expected = tokenizer.get_vocab(), like.tokenizer.get_vocab()
+    if own == expected:
+        return
+    differing = sorted(
+        (token for token in own.keys() | expected.keys() if own.get(token) != expected.get(token)),
+        key=lambda token: (expected.get(token, len(expected)), token),
+    )
+    first = differing[0]
+    raise ConfigError(
+        f"{where}: its tokenizer differs from that of {like.name} in {len(differing)} tokens; "
+        f"{first!r} is id {own.get(first, 'none')} there and {expected.get(first, 'none')} here. "
+        "A KL between the models would compare different tokens. Use a model with the same "
+        "tokenizer."
+    )
 
 
 def _pad_id(tokenizer: Any, eos_ids: tuple[int, ...], vocabulary: int) -> int:
@@ -192,14 +214,16 @@ def _pad_id(tokenizer: Any, eos_ids: tuple[int, ...], vocabulary: int) -> int:
     return eos_ids[0] if pad_token_id is None or pad_token_id >= vocabulary else int(pad_token_id)
 
 
-def _load_model(name: str, *, seed: int, trust_remote_code: bool) -> tuple[Any, Any]:
+def _load_model(
+    name: str, *, seed: int, trust_remote_code: bool, key: str = "model.name"
+) -> tuple[Any, Any]:
     if name in BUILT_IN_MODELS:
         from klinic.model.tiny import build_built_in_model
 
         return build_built_in_model(name, seed=seed)
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    _refuse_missing_folder(name)
+    _refuse_missing_folder(name, key)
     try:
         if is_adapter(name):
             lm, tokenizer = _load_model(
@@ -217,22 +241,22 @@ def _load_model(name: str, *, seed: int, trust_remote_code: bool) -> tuple[Any, 
                 use_safetensors=True,
                 output_loading_info=True,
             )
-            _refuse_missing_weights(sorted(info["missing_keys"]), name)
+            _refuse_missing_weights(sorted(info["missing_keys"]), name, key)
             disable_padding_warning(lm)
             return lm, AutoTokenizer.from_pretrained(name, trust_remote_code=trust_remote_code)
     except ConfigError:
         raise
     except LOADING_ERRORS as error:
         raise ConfigError(
-            f"model.name is {name}: it cannot be loaded ({first_line(error)}). Use a folder that "
+            f"{key} is {name}: it cannot be loaded ({first_line(error)}). Use a folder that "
             "`save_pretrained` wrote, a hub id that this machine can reach, or `tiny`."
         ) from error
 
 
-def _refuse_missing_weights(missing: Sequence[str], name: str) -> None:
+def _refuse_missing_weights(missing: Sequence[str], name: str, key: str) -> None:
     if missing:
         raise ConfigError(
-            f"model.name is {name}: its files lack {len(missing)} tensors, such as {missing[0]}: "
+            f"{key} is {name}: its files lack {len(missing)} tensors, such as {missing[0]}: "
             "they would be initialised randomly. Download or save it again."
         )
 
@@ -252,12 +276,12 @@ def _merge_checked(lm: Any, name: str) -> Any:
     return merged
 
 
-def _refuse_missing_folder(name: str) -> None:
+def _refuse_missing_folder(name: str, key: str) -> None:
     """Refuse a local path that does not exist, before querying the hub."""
     looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
     if looks_local and not Path(name).is_dir():
         raise ConfigError(
-            f"model.name is {name}: there is no such folder. Use a folder that `save_pretrained` "
+            f"{key} is {name}: there is no such folder. Use a folder that `save_pretrained` "
             "wrote, a hub id, or `tiny`."
         )
 

@@ -54,7 +54,7 @@ class RefTop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefHidden:
-    """The reference's hidden states at the completion tokens, with the function to logits."""
+    """Hidden states of reference or teacher at the completion tokens; the function to logits."""
 
     hidden: Float[Tensor, "m H"]
     logits: Callable[[Tensor], Tensor]
@@ -66,6 +66,11 @@ class RefHidden:
     """Whether to compute the top-k KL in addition to the exact one."""
     top: RefTop | None = None
     """Log-probs stored for all tokens, so that the top-k KL needs no further reference pass."""
+
+    @property
+    def needs_all_logp(self) -> bool:
+        """Whether its KL needs the policy's log-probs of the whole vocabulary at every token."""
+        return self.tokens is None or self.top is not None
 
     def select_tokens(self, tokens: Int[np.ndarray, "k"]) -> "RefHidden":
         """Return the entries of selected tokens."""
@@ -86,6 +91,9 @@ class RefHidden:
             token_indices=self.token_indices[start:stop] - tokens.start,
             top=top,
         )
+
+
+ReferenceAndTeacher = tuple[RefHidden | None, RefHidden | None]
 
 
 class TokenScorer(nn.Module):
@@ -133,16 +141,27 @@ class TokenScorer(nn.Module):
         states: Tensor = output.last_hidden_state
         return states.flatten(0, 1)[layout.predict_at]
 
-    def forward(self, layout: Layout, reference: RefHidden | None = None) -> TokenScores:
-        """Score the completion tokens; with a reference, also over the full vocabulary.
+    def forward(
+        self,
+        layout: Layout,
+        reference: RefHidden | None = None,
+        teacher: RefHidden | None = None,
+    ) -> TokenScores:
+        """Score the completion tokens; with a reference or teacher, also over the full vocabulary.
 
         A reference that covers only some tokens is for diagnostics, not training: `kl_exact` then
         has no gradient and is NaN at the other tokens.
         """
-        return self.score(self.hidden(layout), layout.targets, reference)
+        return self.score(self.hidden(layout), layout.targets, reference, teacher)
 
     def score_and_loss(
-        self, layout: Layout, reference: RefHidden | None, loss: ChunkLoss, *, token_by_token: bool
+        self,
+        layout: Layout,
+        reference: RefHidden | None,
+        loss: ChunkLoss,
+        *,
+        token_by_token: bool,
+        teacher: RefHidden | None = None,
     ) -> tuple[TokenScores, Float[Tensor, ""]]:
         """Return the scores, and the loss with its precomputed gradient.
 
@@ -151,9 +170,9 @@ class TokenScorer(nn.Module):
         hidden, head_gradient = self.hidden(layout), self.head.new_gradient()
 
         def score_chunk(some: Tensor, tokens: slice) -> TokenScores:
-            ref = None if reference is None else reference.slice_tokens(tokens)
+            frozen = _slice_both(reference, teacher, tokens)
             targets = layout.targets.slice_tokens(tokens)
-            return self._score_chunk(some, targets, ref, head_gradient)
+            return self._score_chunk(some, targets, frozen, head_gradient)
 
         return fused_loss(
             hidden,
@@ -169,6 +188,7 @@ class TokenScorer(nn.Module):
         hidden: Float[Tensor, "n H"],
         targets: TokenTargets,
         reference: RefHidden | None = None,
+        teacher: RefHidden | None = None,
     ) -> TokenScores:
         """Score tokens from their hidden states, in chunks."""
         chunks = self.token_chunks(len(targets.ids))
@@ -176,8 +196,8 @@ class TokenScorer(nn.Module):
         recompute = torch.is_grad_enabled() and len(chunks) > 1
         parts = []
         for chunk in chunks:
-            ref = None if reference is None else reference.slice_tokens(chunk)
-            arguments = (hidden[chunk], targets.slice_tokens(chunk), ref)
+            frozen = _slice_both(reference, teacher, chunk)
+            arguments = (hidden[chunk], targets.slice_tokens(chunk), frozen)
             if recompute:
                 parts.append(checkpoint(self._score_chunk, *arguments, use_reentrant=False))
             else:
@@ -247,31 +267,43 @@ class TokenScorer(nn.Module):
         self,
         hidden: Tensor,
         targets: TokenTargets,
-        reference: RefHidden | None,
+        frozen: ReferenceAndTeacher,
         head_gradient: HeadGradient | None = None,
     ) -> TokenScores:
+        reference, teacher = frozen
         logits = targets.restrict_logits(self._scale_logits(self.head(hidden, head_gradient)))
         logp_vocab, logp = selected_logp(logits, targets.ids)
         rows = self._rows_per_block(logp_vocab)
         scores = TokenScores(logp=logp, **_entropy_and_rank(logp_vocab, logp.detach(), rows))
-        if reference is None:
-            return scores
-        if reference.tokens is None or reference.top is not None:
+        logp_all: Tensor | None = None
+        if any(m is not None and m.needs_all_logp for m in (reference, teacher)):
             # separate from `logp`, whose gradient must be bitwise independent of the KL
             logp_all = torch.log_softmax(logits, dim=-1)
-        if (top := reference.top) is not None:
+        if reference is not None:
+            to_reference = self._vocabulary_kl(hidden, targets, reference, logp_all)
+            scores = replace(scores, kl_exact=to_reference[0], kl_topk=to_reference[1])
+        if teacher is not None:
+            to_teacher = self._vocabulary_kl(hidden, targets, teacher, logp_all)
+            scores = replace(scores, teacher_kl_exact=to_teacher[0], teacher_kl_topk=to_teacher[1])
+        return scores
+
+    def _vocabulary_kl(
+        self, hidden: Tensor, targets: TokenTargets, frozen: RefHidden, logp_all: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the exact and the top-k KL to a frozen model, which carries no gradient."""
+        kl_topk: Tensor | None = None
+        if (top := frozen.top) is not None:
             stored = {"coarse_q": top.logp, "token_ids": top.token_ids}
-            scores = replace(scores, kl_topk=kl.bucketed_kl(logp_p=logp_all, **stored))
-        if reference.tokens is not None:
-            return replace(scores, kl_exact=self._kl_at_tokens(hidden, targets, reference))
+            kl_topk = kl.bucketed_kl(logp_p=logp_all, **stored)
+        if frozen.tokens is not None:
+            return self._kl_at_tokens(hidden, targets, frozen), kl_topk
+        assert logp_all is not None  # noqa: S101 - computed for every model that covers all tokens
         with torch.no_grad():
-            ref_all = self.log_softmax(targets.restrict_logits(reference.logits(reference.hidden)))
-        both = {"logp_p": logp_all, "logp_q": ref_all}
-        return replace(
-            scores,
-            kl_exact=kl.exact(**both),
-            kl_topk=kl.topk(**both, k=_num_top_tokens(logp_all)) if reference.topk else None,
-        )
+            frozen_all = self.log_softmax(targets.restrict_logits(frozen.logits(frozen.hidden)))
+        both = {"logp_p": logp_all, "logp_q": frozen_all}
+        if frozen.topk:
+            kl_topk = kl.topk(**both, k=_num_top_tokens(logp_all))
+        return kl.exact(**both), kl_topk
 
     def _rows_per_block(self, logp_all: Tensor) -> int:
         """Return the rows that entropy and rank take at a time: on a CPU those of its cache."""
@@ -292,6 +324,16 @@ class TokenScorer(nn.Module):
         kl_exact = ref_all.new_full((len(hidden),), torch.nan)
         kl_exact[tokens] = kl.exact(logp_p=logp_some, logp_q=ref_all)
         return kl_exact
+
+
+def _slice_both(
+    reference: RefHidden | None, teacher: RefHidden | None, tokens: slice
+) -> ReferenceAndTeacher:
+    """Return the entries of a slice of tokens of each."""
+    return (
+        None if reference is None else reference.slice_tokens(tokens),
+        None if teacher is None else teacher.slice_tokens(tokens),
+    )
 
 
 def _num_top_tokens(logp_all: Tensor) -> int:

@@ -1,6 +1,7 @@
 """Character-level language models of less than a million weights that train on a laptop in minutes.
 
     tiny        Qwen3, lower case and symbols: sums, and small questions
+    tiny-small  the same with an eighth of the weights: a student of `tiny`
     tiny-gpt2   GPT-2, all of printable ASCII: chess positions and moves
 
 The special tokens contain `|`, which is not in the character set: no sequence of characters spells
@@ -59,8 +60,10 @@ def tiny_tokenizer(characters: str = CHARACTERS) -> PreTrainedTokenizerFast:
     )
 
 
-def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalLM:
-    """Return a new Qwen3 of 0.8M parameters in float32, deterministic in the seed.
+def tiny_model(
+    tokenizer: PreTrainedTokenizerFast, seed: int, *, small: bool = False
+) -> Qwen3ForCausalLM:
+    """Return a new Qwen3 of 0.8M parameters, or of 0.1M, in float32, deterministic in the seed.
 
     An initializer range of 0.06 and a RoPE theta of 20 suit a narrow model and short texts: sums
     are learnt from fewer examples than with the usual 0.02 and 10,000. torch's global RNG state is
@@ -68,12 +71,12 @@ def tiny_model(tokenizer: PreTrainedTokenizerFast, seed: int) -> Qwen3ForCausalL
     """
     config = Qwen3Config(
         vocab_size=len(tokenizer),
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
+        hidden_size=64 if small else 128,
+        num_hidden_layers=2 if small else 4,
+        num_attention_heads=2 if small else 4,
+        num_key_value_heads=1 if small else 2,
         head_dim=32,
-        intermediate_size=384,
+        intermediate_size=192 if small else 384,
         initializer_range=0.06,
         rope_parameters={"rope_type": "default", "rope_theta": 20.0},
         max_position_embeddings=MAX_LENGTH,
@@ -110,8 +113,9 @@ def tiny_gpt2(tokenizer: PreTrainedTokenizerFast, seed: int) -> GPT2LMHeadModel:
 def build_built_in_model(name: str, *, seed: int) -> tuple[Any, PreTrainedTokenizerFast]:
     """Return a new built-in model with its tokenizer."""
     tokenizer = built_in_tokenizer(name)
-    make = tiny_gpt2 if name == "tiny-gpt2" else tiny_model
-    return make(tokenizer, seed=seed), tokenizer
+    if name == "tiny-gpt2":
+        return tiny_gpt2(tokenizer, seed=seed), tokenizer
+    return tiny_model(tokenizer, seed=seed, small=name == "tiny-small"), tokenizer
 
 
 def built_in_tokenizer(name: str) -> PreTrainedTokenizerFast:

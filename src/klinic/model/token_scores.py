@@ -18,6 +18,9 @@ class TokenScores:
     """Number of vocabulary entries more likely than the token."""
     kl_exact: Float[Tensor, "n"] | None = None
     kl_topk: Float[Tensor, "n"] | None = None
+    teacher_kl_exact: Float[Tensor, "n"] | None = None
+    """As `kl_exact`, to the teacher."""
+    teacher_kl_topk: Float[Tensor, "n"] | None = None
 
 
 def concat_scores(parts: list[TokenScores]) -> TokenScores:

@@ -150,6 +150,8 @@ ALIASES: dict[str, str | Callable[[Any], AliasTarget]] = {
     "rollout_kl_limit": "kl.rollout_limit",
     "kl.reference": "reference.path",
     "ref_model": "reference.path",
+    "teacher_model": "teacher.path",
+    "teacher_model_name_or_path": "teacher.path",
     "recovery_lr_factor": "recovery.lr_factor",
     "max_consecutive_nans": "recovery.max_consecutive",
     "reward_warmup_steps": "learner.reward_warmup_steps",

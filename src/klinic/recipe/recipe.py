@@ -7,6 +7,7 @@ from pydantic import model_validator
 
 from klinic.errors import ConfigError
 from klinic.maths.importance import Mode
+from klinic.maths.kl_estimators import ESTIMATORS, Gradient
 from klinic.maths.surrogate import SURROGATES
 from klinic.recipe.rewards import Rewards
 from klinic.recipe.section import Count, Section, within
@@ -24,6 +25,7 @@ from klinic.recipe.sections import (
     RetentionSection,
     SamplerSection,
     SamplingSection,
+    TeacherSection,
     WarmStartSection,
 )
 
@@ -51,6 +53,8 @@ class Recipe(Section):
     """The KL term to the reference; absent: no KL and no reference."""
     reference: ReferenceSection = ReferenceSection()
     """The reference policy, and whether it is updated."""
+    teacher: TeacherSection | None = None
+    """The KL term to a teacher; absent: none."""
     sampling: SamplingSection = SamplingSection()
     """Sampling parameters of completions."""
     sampler: SamplerSection = SamplerSection()
@@ -72,6 +76,7 @@ class Recipe(Section):
     def _check_sections(self) -> "Recipe":
         problems = [
             *_check_kl_loss(self),
+            *_check_teacher(self),
             *_check_warm_start(self),
             *_check_rewards(self),
             *_check_held_out(self),
@@ -139,14 +144,31 @@ def check_complete(recipe: Recipe, *, has_reward_functions: bool = False) -> Non
 
 
 def _check_kl_loss(recipe: Recipe) -> Iterator[str]:
-    if recipe.kl is None or recipe.kl.estimator != "sequence":
-        return
     loss = recipe.learner.loss
-    if SURROGATES[loss].aggregation == "sequence_mean":
+    if SURROGATES[loss].aggregation != "sequence_mean":
+        return
+    for name, section in (("kl", recipe.kl), ("teacher", recipe.teacher)):
+        if section is not None and section.estimator == "sequence":
+            yield (
+                f"{name}.estimator is sequence with learner.loss {loss}: this loss divides by the "
+                "length of each completion, so longer completions would lower the KL. Use "
+                f"learner.loss dr_grpo, bnpo, dapo or cispo, or {name}.estimator unbiased."
+            )
+
+
+def _check_teacher(recipe: Recipe) -> Iterator[str]:
+    teacher = recipe.teacher
+    if teacher is None:
+        return
+    if ESTIMATORS[teacher.estimator].gradient is Gradient.ZERO:
         yield (
-            f"kl.estimator is sequence with learner.loss {loss}: this loss divides by the length "
-            "of each completion, so longer completions would lower the KL. Use learner.loss "
-            "dr_grpo, bnpo, dapo or cispo, or kl.estimator unbiased."
+            f"teacher.estimator is {teacher.estimator}: its expected gradient is zero, so the "
+            "policy would not approach the teacher. Use teacher.estimator exact or unbiased."
+        )
+    if teacher.alone and recipe.learner.reward_warmup_steps:
+        yield (
+            f"learner.reward_warmup_steps is {recipe.learner.reward_warmup_steps} with "
+            "teacher.alone: rewards have no gradient to warm up. Remove one of them."
         )
 
 

@@ -16,6 +16,7 @@ SHORTHAND_KEYS = {
     "data": "data.path",
     "eval": "eval.path",
     "reference": "reference.path",
+    "teacher": "teacher.path",
 }
 """Sections that accept a plain string, and the key that it sets."""
 

@@ -247,7 +247,8 @@ class ModelSection(Section):
     """The policy to train."""
 
     name: Text
-    """`tiny` or `tiny-gpt2` (built-in character models, no download), a folder, or a hub id."""
+    """`tiny`, `tiny-small` or `tiny-gpt2` (built-in character models, no download), a folder, or a
+    hub id."""
     device: Annotated[str, AfterValidator(_check_device)] = "auto"
     """Device of policy, reference and sampler in one process: `auto`, `cpu`, `cuda`, `cuda:N`,
     `xpu`; auto: the accelerator if there is one."""
@@ -376,6 +377,19 @@ class ReferenceSection(Section):
                     "resets. Set reference.reset_every to a number of steps."
                 )
         return self
+
+
+class TeacherSection(Section):
+    """On-policy distillation: a KL term to a teacher, on the policy's own samples."""
+
+    path: Text
+    """A folder or a hub id of a model with the policy's tokenizer."""
+    coef: Annotated[float, within("without it the teacher has no effect", above=0)] = 1.0
+    """Factor of KL(policy || teacher) in the loss."""
+    estimator: EstimatorName = "exact"
+    """Estimator of the KL to the teacher, one of those of `kl.estimator`."""
+    alone: bool = False
+    """Whether the KL to the teacher replaces the rewards in the loss; they are still measured."""
 
 
 class SamplerSection(Section):

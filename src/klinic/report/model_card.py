@@ -28,6 +28,8 @@ class CardFacts:
     """Value after this step; None without a KL."""
     reference: Mapping[str, Any]
     """Kind, source and digest."""
+    teacher: Mapping[str, Any]
+    """The same of the teacher."""
     metrics: Mapping[str, float]
     """Metrics and held-out evaluation of this step; empty if the model is not from a step."""
     causes: Sequence[tuple[int, str]] | None
@@ -48,6 +50,8 @@ def model_card(facts: CardFacts) -> str:
         "KL term": _kl_text(facts),
         "Reference": _reference_text(facts.reference),
         "KL to it": _distance_text(facts.metrics),
+        "Teacher": _teacher_text(facts),
+        "KL to the teacher": _teacher_distance_text(facts.metrics),
         "Held out": _held_out_text(facts.metrics),
         "Diagnosis": _diagnosis_text(facts),
     }
@@ -95,6 +99,23 @@ def _distance_text(metrics: Mapping[str, float]) -> str:
         f"{metrics['kl']:.4g} nats per token, {metrics['kl_k3/per_sequence']:.4g} per completion "
         "(k3, on the completions of this step)"
     )
+
+
+def _teacher_text(facts: CardFacts) -> str:
+    section = facts.recipe.teacher
+    if section is None:
+        return ""
+    beside = "instead of the rewards" if section.alone else "beside the rewards"
+    return (
+        f"{inline_code(str(facts.teacher['source']))}, digest `{facts.teacher['digest']}`; KL by "
+        f"`{section.estimator}`, coefficient {section.coef:.6g}, {beside}"
+    )
+
+
+def _teacher_distance_text(metrics: Mapping[str, float]) -> str:
+    if "teacher/kl" not in metrics:
+        return ""
+    return f"{metrics['teacher/kl']:.4g} nats per token (k3, on the completions of this step)"
 
 
 def _held_out_text(metrics: Mapping[str, float]) -> str:

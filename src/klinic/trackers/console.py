@@ -22,6 +22,7 @@ LINE_METRICS = (
     ("Reward", "reward"),
     ("KL", "kl"),
     ("KL penalty", "kl_penalty"),
+    ("KL to teacher", "teacher/kl"),
 )
 
 

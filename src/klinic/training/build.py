@@ -1,6 +1,6 @@
 """Builds the policy, reference, learner and sampler that a recipe describes."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -10,7 +10,7 @@ from klinic.evidence.warm_start_status import WarmStartFile
 from klinic.evidence.writing import make_fresh_folder, remove_tree
 from klinic.learner.checkpoint import save_model
 from klinic.learner.local import LocalLearner
-from klinic.learner.objective import Objective
+from klinic.learner.objective import Objective, TeacherTerm
 from klinic.learner.settings import LearnerSettings
 from klinic.learner.update import LearningRate
 from klinic.maths.importance import ImportanceSampling
@@ -42,6 +42,14 @@ from klinic.training.build_engine import make_engine
 from klinic.training.run_folder import START_FOLDER
 from klinic.training.source import TaskData
 from klinic.training.warm_start import CachedWarmStart, warm_start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenIdentities:
+    """The frozen models of a learner at the start; kind "none" where it has no such model."""
+
+    reference: ReferenceIdentity
+    teacher: ReferenceIdentity
 
 
 def start_policy(
@@ -143,6 +151,16 @@ def start_reference(
     )
 
 
+def start_teacher(recipe: Recipe, policy: Policy, digests: StartDigests) -> Reference | None:
+    """Return the frozen teacher of a recipe, None without one."""
+    if recipe.teacher is None:
+        return None
+    path = recipe.teacher.path
+    scorer = load_scorer(path, like=policy, seed=recipe.seed, key="teacher.path", may_pad=True)
+    weights_digest = digests.of_other(scorer.lm.state_dict())
+    return make_reference(scorer, source=path, weights_digest=weights_digest)
+
+
 def reference_identity(reference: Reference | None) -> ReferenceIdentity:
     """Return kind, source and digest of the start reference, for run.json and checkpoints."""
     if reference is None:
@@ -150,19 +168,31 @@ def reference_identity(reference: Reference | None) -> ReferenceIdentity:
     return {"kind": reference.kind, "source": reference.source, "digest": reference.digest}
 
 
+def frozen_identities(reference: Reference | None, teacher: Reference | None) -> FrozenIdentities:
+    """Return the identities of reference and teacher."""
+    return FrozenIdentities(
+        reference=reference_identity(reference), teacher=reference_identity(teacher)
+    )
+
+
 def make_learner(
-    recipe: Recipe, policy: Policy, reference: Reference | None, *, packed: bool = False
+    recipe: Recipe,
+    policy: Policy,
+    reference: Reference | None,
+    *,
+    teacher: Reference | None = None,
+    packed: bool = False,
 ) -> LocalLearner:
     """Return the single-process learner of a recipe."""
     objective, settings = learner_settings(recipe)
     settings = replace(settings, packed=packed)
-    return LocalLearner(policy, reference, objective=objective, settings=settings)
+    return LocalLearner(policy, reference, objective=objective, settings=settings, teacher=teacher)
 
 
-def can_pack_rows(policy: Policy, reference: Reference | None) -> bool:
-    """Whether policy and reference both accept packed (concatenated) rows."""
-    reference_scorers = [] if reference is None else [reference.scorer]
-    return all(supports_packing(scorer) for scorer in (policy.scorer, *reference_scorers))
+def can_pack_rows(policy: Policy, *frozen: Reference | None) -> bool:
+    """Whether policy, reference and teacher all accept packed (concatenated) rows."""
+    frozen_scorers = [model.scorer for model in frozen if model is not None]
+    return all(supports_packing(scorer) for scorer in (policy.scorer, *frozen_scorers))
 
 
 def learner_settings(recipe: Recipe) -> tuple[Objective, LearnerSettings]:
@@ -179,6 +209,13 @@ def learner_settings(recipe: Recipe) -> tuple[Objective, LearnerSettings]:
             mode=mode or "token_truncate", cap=learner.importance_sampling_cap
         ),
         corrects_policy_term=mode is not None,
+        teacher=None
+        if recipe.teacher is None
+        else TeacherTerm(
+            estimator=recipe.teacher.estimator,
+            coef=recipe.teacher.coef,
+            alone=recipe.teacher.alone,
+        ),
     )
     settings = LearnerSettings(
         learning_rate=LearningRate(

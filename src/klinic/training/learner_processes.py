@@ -25,15 +25,16 @@ from klinic.learner.fsdp import FsdpLearner, TorchProcessGroup
 from klinic.learner.rpc import BroadcastChannel, Call, Rank0Learner, serve_calls
 from klinic.model.determinism import initialize_vml_kernels, use_deterministic_kernels
 from klinic.model.loading import Policy, load_policy
-from klinic.model.reference import ReferenceIdentity
 from klinic.model.start_digests import StartDigests
 from klinic.recipe.recipe import Recipe
 from klinic.runtime.process_tree import PARENT_PID_VARIABLE
 from klinic.training.build import (
+    FrozenIdentities,
     can_pack_rows,
+    frozen_identities,
     learner_settings,
-    reference_identity,
     start_reference,
+    start_teacher,
 )
 
 STORE_VARIABLE = "KLINIC_STORE"
@@ -119,8 +120,8 @@ def start_sharded_learner(
     weights_source: str,
     digests: StartDigests,
     processes: LearnerProcesses | None = None,
-) -> tuple[ShardedLearner, ReferenceIdentity]:
-    """Return the sharded learner, and the identity of its reference.
+) -> tuple[ShardedLearner, FrozenIdentities]:
+    """Return the sharded learner, and the identities of its frozen models.
 
     `policy` stays unsharded: completions are sampled from it. `processes` starts the other ranks;
     by default this process does, unless `torchrun` has.
@@ -135,9 +136,9 @@ def start_sharded_learner(
         channel = open_call_channel()
         start_arguments = {"recipe": recipe.explicit_values(), "where": weights_source}
         channel.send(Call(name=START_CALL, arguments=start_arguments))
-        learner, reference = _build_learner(recipe, weights_source, digests, published=policy)
+        learner, frozen = _build_learner(recipe, weights_source, digests, published=policy)
         cleanup.pop_all()  # from here on the learner shuts them down
-    return ShardedLearner(learner, channel, processes), reference
+    return ShardedLearner(learner, channel, processes), frozen
 
 
 def _leave_group(processes: LearnerProcesses) -> None:
@@ -212,18 +213,20 @@ def open_call_channel(timeout: timedelta = COLLECTIVE_TIMEOUT) -> BroadcastChann
 
 def _build_learner(
     recipe: Recipe, weights_source: str, digests: StartDigests, *, published: Policy | None
-) -> tuple[FsdpLearner, ReferenceIdentity]:
+) -> tuple[FsdpLearner, FrozenIdentities]:
     # sharding moves it; a whole copy may not fit on one device
     section = recipe.model.model_copy(update={"name": weights_source, "device": "cpu"})
     policy = load_policy(section, temperature=recipe.sampling.temperature, seed=recipe.seed)
     reference = start_reference(recipe, policy, weights_source, digests)
+    teacher = start_teacher(recipe, policy, digests)
     objective, settings = learner_settings(recipe)
     learner = FsdpLearner(
         policy,
         reference,
         objective=objective,
-        settings=replace(settings, packed=can_pack_rows(policy, reference)),
+        settings=replace(settings, packed=can_pack_rows(policy, reference, teacher)),
         group=TorchProcessGroup(),
         published=published,
+        teacher=teacher,
     )
-    return learner, reference_identity(reference)
+    return learner, frozen_identities(reference, teacher)

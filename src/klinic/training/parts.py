@@ -33,6 +33,8 @@ class RunParts:
     trackers: list[Tracker]
     reference: ReferenceIdentity
     """The reference at the start; the learner has its current state."""
+    teacher: ReferenceIdentity
+    """The teacher; kind "none" without one."""
     digests: StartDigests
     """Digests of the policy at the start: of all its weights, and of the base under an adapter."""
     cluster: "RayWorkers | None" = None

@@ -25,10 +25,11 @@ from klinic.training.state import LoopState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunIdentity:
-    """Digests of a run's reference, base weights and rows, which a checkpoint must match."""
+    """Digests of a run's frozen models, base weights and rows, which a checkpoint must match."""
 
     reference: ReferenceIdentity
     """The reference at the start."""
+    teacher: ReferenceIdentity
     base_digest: str | None
     """Digest of the base weights under an adapter, which checkpoints do not contain."""
     data_digest: str
@@ -38,6 +39,7 @@ class RunIdentity:
         """Refuse the checkpoint of another run."""
         for what, saved_digest, expected in (
             ("reference", saved.state["reference"]["digest"], self.reference["digest"]),
+            ("teacher", _teacher_digest(saved.state), self.teacher["digest"]),
             ("weights under the adapter", saved.state["base"], self.base_digest),
             ("training rows", saved.state["data"]["digest"], self.data_digest),
         ):
@@ -74,6 +76,7 @@ class RunState:
             "kl": None if state.kl is None else state.kl.to_json(),
             "history": state.history.to_json(),
             "reference": identity.reference,
+            "teacher": identity.teacher,
             **({"rewards": list(state.rewards)} if state.rewards else {}),
             "base": identity.base_digest,
             "random_streams": {"seed": seed, "next_step": state.step + 1},
@@ -98,6 +101,12 @@ class RunState:
             initial_eval=saved.state["evaluated"],
             signs=WarningState() if signs is None else WarningState.from_json(signs),
         )
+
+
+def _teacher_digest(state: Mapping[str, Any]) -> str | None:
+    """Return the digest of a checkpoint's teacher; older checkpoints were made without one."""
+    teacher = state.get("teacher")
+    return None if teacher is None else teacher["digest"]
 
 
 class RunCheckpoints:
@@ -177,6 +186,7 @@ class RunCheckpoints:
             step=state.step,
             kl_coef=None if state.kl is None else state.kl.coef,
             reference={**parts.reference, **learner.get("reference", {})},
+            teacher=parts.teacher,
             metrics=metrics,
             causes=self._log.named_causes() if self._doctor.is_enabled else None,
         )
@@ -185,6 +195,7 @@ class RunCheckpoints:
     def _run_identity(self) -> RunIdentity:
         return RunIdentity(
             reference=self._parts.reference,
+            teacher=self._parts.teacher,
             base_digest=self._parts.digests.base,
             data_digest=self._parts.prompt_dataset.digest,
         )

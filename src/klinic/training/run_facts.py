@@ -56,6 +56,7 @@ def run_facts(parts: RunParts) -> dict[str, Any]:
             "sync_every": recipe.reference.reset_every or None,
             "ema": recipe.reference.ema or None,
         },
+        "teacher": _teacher_facts(parts),
         "sampler": {
             "kind": recipe.sampler.type,
             "dtype": recipe.model.dtype,
@@ -93,6 +94,18 @@ def _requested_reference(recipe: Recipe) -> str | None:
     if recipe.kl is None:
         return None
     return "start" if recipe.reference.path is None else "path"
+
+
+def _teacher_facts(parts: RunParts) -> dict[str, Any] | None:
+    section = parts.recipe.teacher
+    if section is None:
+        return None
+    return {
+        **parts.teacher,
+        "estimator": section.estimator,
+        "coef": section.coef,
+        "alone": section.alone,
+    }
 
 
 def _library_versions() -> dict[str, str]:

@@ -24,7 +24,11 @@ def all_step_metrics(
     metrics |= penalized_reward(completed.record, completed.kl_coef)
     if "kl" in metrics:
         metrics["kl_penalty"] = completed.kl_coef * metrics.get("kl_loss", 0.0)
-    metrics["loss"] = metrics["policy_loss"] + metrics.get("kl_penalty", 0.0)
+    if "teacher_loss" in metrics:
+        metrics["teacher_penalty"] = metrics["teacher_coef"] * metrics["teacher_loss"]
+    metrics["loss"] = sum(
+        metrics.get(name, 0.0) for name in ("policy_loss", "kl_penalty", "teacher_penalty")
+    )
     metrics["discarded"] = float(completed.num_discarded)
     return metrics | {f"time/{name}": seconds for name, seconds in completed.seconds.items()}
 

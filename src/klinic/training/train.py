@@ -19,19 +19,20 @@ from klinic.model.chat import PromptEncoder
 from klinic.model.determinism import initialize_vml_kernels, use_deterministic_kernels
 from klinic.model.device import device_name, move_model, unused_accelerator
 from klinic.model.loading import BUILT_IN_MODELS, Policy, uses_bf16_head
-from klinic.model.reference import ReferenceIdentity
 from klinic.model.start_digests import StartDigests
 from klinic.recipe.recipe import Recipe
 from klinic.trackers.protocol import Tracker
 from klinic.trackers.select import make_trackers, refuse_missing_extras
 from klinic.training import checkpoint
 from klinic.training.build import (
+    FrozenIdentities,
     can_pack_rows,
+    frozen_identities,
     make_learner,
     make_sampler,
-    reference_identity,
     start_policy,
     start_reference,
+    start_teacher,
     wrap_multi_turn,
 )
 from klinic.training.given_model import save_given_model
@@ -106,9 +107,8 @@ def _train_in(
 ) -> Result:
     """Train in a locked folder; `search` holds the checkpoint to resume from."""
     print_line(console, f"Sizes: {recipe.sizes()}")
-    if recipe.kl is not None:
-        sentence = ESTIMATORS[recipe.kl.estimator].sentence
-        print_line(console, f"KL {recipe.kl.estimator}: {sentence}")
+    for line in kl_lines(recipe):
+        print_line(console, line)
     # first: makes a killed run resumable, and gives `klinic watch` the number of steps
     write_recipe(folder, recipe)
     run = assemble_run(recipe, folder, task_data, console, view)
@@ -140,6 +140,20 @@ def _train_in(
         after=_last_evaluation(folder),
         signal=run.stop_signal.signal,
     )
+
+
+def kl_lines(recipe: Recipe) -> list[str]:
+    """Return the console lines about the KL terms of a run."""
+    lines, teacher = [], recipe.teacher
+    if recipe.kl is not None:
+        lines.append(f"KL {recipe.kl.estimator}: {ESTIMATORS[recipe.kl.estimator].sentence}")
+    if teacher is not None:
+        beside = "instead of the rewards" if teacher.alone else "beside the rewards"
+        lines.append(
+            f"Teacher: {teacher.path}, KL by {teacher.estimator}, coefficient {teacher.coef:g}, "
+            f"{beside}"
+        )
+    return lines
 
 
 def start_from_folder(recipe: Recipe, folder: Path) -> Recipe:
@@ -212,7 +226,7 @@ def assemble_run(
                 scorer = policy.scorer
                 scorer.head.in_bf16 = uses_bf16_head(policy.lm, scorer.autocast)
         digests = StartDigests(policy.lm)
-        learner, reference = _start_learner(recipe, policy, weights_source, digests, cluster)
+        learner, frozen = _start_learner(recipe, policy, weights_source, digests, cluster)
         cleanup.callback(learner.close)
         if recipe.sampler.type != "transformers":
             print_line(console, f"Sampler: {recipe.sampler.server or 'starting vLLM ...'}")
@@ -231,7 +245,8 @@ def assemble_run(
         sampler=wrap_multi_turn(sampler, policy, task_data.reply),
         prompt_dataset=prompts,
         trackers=trackers,
-        reference=reference,
+        reference=frozen.reference,
+        teacher=frozen.teacher,
         digests=digests,
     )
     return Run(parts)
@@ -253,8 +268,8 @@ def _start_learner(
     weights_source: str,
     digests: StartDigests,
     cluster: "RayWorkers | None",
-) -> tuple[Learner, ReferenceIdentity]:
-    """Return the learner, single-process or sharded, and the identity of its reference."""
+) -> tuple[Learner, FrozenIdentities]:
+    """Return the learner, single-process or sharded, and the identities of its frozen models."""
     if recipe.learner.shards > 1:
         from klinic.training.learner_processes import STORE_VARIABLE, start_sharded_learner
 
@@ -266,8 +281,10 @@ def _start_learner(
             None if cluster is None else cluster.learner_processes(STORE_VARIABLE),
         )
     reference = start_reference(recipe, policy, weights_source, digests)
-    packed = can_pack_rows(policy, reference)
-    return make_learner(recipe, policy, reference, packed=packed), reference_identity(reference)
+    teacher = start_teacher(recipe, policy, digests)
+    packed = can_pack_rows(policy, reference, teacher)
+    learner = make_learner(recipe, policy, reference, teacher=teacher, packed=packed)
+    return learner, frozen_identities(reference, teacher)
 
 
 def start_new_run(run: Run) -> LoopState:

@@ -8,6 +8,8 @@ estimators.py           measurements of each estimator
 world_range.py          the same over many random worlds
 correction.py           each mode of importance weights on completions of an older policy
 identities.py           identities that klinic's terms must satisfy, each with its error
+identity_check.py       one of them
+teacher.py              the KL term to a teacher, in the loss of a training step
 coefficient_meaning.py  effect of aggregation and advantage scaling on the KL coefficient
 proof.py                the complete result of `klinic verify`
 extremes.py             where a term overflows, cancels or has no gradient

@@ -26,7 +26,7 @@ from klinic.verify.coefficient_meaning import (
 from klinic.verify.estimators import SAMPLER_DRIFTS, WorldSet, drifted_world
 from klinic.verify.expectation import UNCAPPED, EnumeratedPairs, Term, gradient_moments
 from klinic.verify.identify import Targets, worst_error
-from klinic.verify.identities import IdentityCheck
+from klinic.verify.identity_check import IdentityCheck
 from klinic.verify.toy_policies import World
 
 MODES: tuple[Mode, ...] = get_args(Mode)

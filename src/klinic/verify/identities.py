@@ -1,7 +1,7 @@
 """Identities that klinic's own terms must satisfy, each with its measured error."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -18,7 +18,8 @@ from klinic.verify.coefficient_meaning import (
 )
 from klinic.verify.estimators import WorldSet, one_token_rows, promise_error, promised_identity
 from klinic.verify.expectation import EnumeratedPairs, gradient_moments
-from klinic.verify.identify import TOLERANCE, deviation_from_target, relative_norm, worst_error
+from klinic.verify.identify import deviation_from_target, relative_norm, worst_error
+from klinic.verify.identity_check import IdentityCheck
 from klinic.verify.targets import finite_difference_gradient, sequence_kl, target_gradients
 from klinic.verify.toy_policies import make_world
 
@@ -27,21 +28,6 @@ FINITE_DIFFERENCE_TOLERANCE = (
 )
 FAR_DISTANCE, MAX_DISTANCE = 60.0, 200.0
 OFFERED_ESTIMATORS = [estimator for estimator in ESTIMATORS.values() if estimator.kind == "offered"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class IdentityCheck:
-    """One identity with its error and its tolerance."""
-
-    name: str
-    statement: str
-    error: float
-    tolerance: float = TOLERANCE
-
-    @property
-    def ok(self) -> bool:
-        """Whether the error is within the tolerance; a NaN never is."""
-        return self.error <= self.tolerance
 
 
 def check_identities(

@@ -18,7 +18,9 @@ from klinic.verify.correction import (
 )
 from klinic.verify.estimators import EstimatorRow, WorldSet, measure_estimator
 from klinic.verify.identify import TOLERANCE, worst_error
-from klinic.verify.identities import IdentityCheck, check_identities
+from klinic.verify.identities import check_identities
+from klinic.verify.identity_check import IdentityCheck
+from klinic.verify.teacher import check_teacher
 from klinic.verify.toy_policies import off_policy_worlds, on_policy_worlds
 from klinic.verify.world_range import random_worlds
 
@@ -60,12 +62,15 @@ def prove(progress: Callable[[str], None] = lambda _: None) -> Proof:
     progress("averages and advantages")
     aggregations = measure_aggregations()
     progress("importance weights")
+    progress("the KL to a teacher")
+    to_teacher = check_teacher(on_policy.worlds)
     uncapped_biases = measure_uncapped_biases(off_policy)
     return Proof(
         rows=rows,
         checks=[
             *check_identities(on_policy, off_policy, aggregations),
             *check_corrections(off_policy, uncapped_biases),
+            *to_teacher,
         ],
         aggregation=aggregations,
         advantage=measure_advantages(),
