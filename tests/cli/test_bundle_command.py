@@ -83,6 +83,15 @@ def test_a_bundle_is_diagnosed_and_not_replayed(run, tmp_path):
     assert "Proof: not possible: a bundle has no weights to replay a step with." in ended.stdout
 
 
+def test_the_recorded_run_of_a_small_vocabulary_keeps_its_verdict(tmp_path):
+    from klinic.lab.demo.recorded import copy_recorded_run
+
+    run = copy_recorded_run(tmp_path / "sick")
+    ended = klinic("bundle", run, "-o", tmp_path / "b.zip")
+    assert ended.returncode == 0, ended.stdout
+    assert "Verdict of the run and of the bundle: Cause: stale-sampler" in ended.stdout
+
+
 LOOPS = {
     "healthy": {"updates": 2},
     "KL maximised": {"kl_factor": -1.0},

@@ -101,6 +101,8 @@ def test_the_proof_is_offered_only_where_a_replay_can_run(tmp_path):
     (tmp_path / "recipe.yaml").write_text("model: tiny\n")
     assert "--prove" in printed(found, tmp_path)
     assert "--prove" not in printed(diagnosis(reward_hacking=failed_finding("x")), tmp_path)
+    (tmp_path / "run.json").write_text('{"schema": 1, "trainer": "trl"}')
+    assert "--prove" not in printed(found, tmp_path)
 
 
 def test_text_of_a_run_is_shown_and_not_obeyed(tmp_path):

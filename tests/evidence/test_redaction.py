@@ -89,6 +89,24 @@ def test_an_id_has_other_numbers_for_another_prompt_and_in_another_bundle():
     assert (again[:, 0, 0] != ids[:, 0, 0]).any()
 
 
+@pytest.mark.parametrize("length", [2, 5])
+def test_different_prompts_stay_different_in_a_small_vocabulary(length):
+    random = np.random.default_rng(0)
+    prompts = [random.permutation(np.arange(10, 57))[:length] for _ in range(120)]
+    redaction = Redaction({"eos_ids": [1], "vocabulary_size": 57})
+    renumbered = set()
+    for step, prompt in enumerate(prompts, 1):
+        record = replace(
+            full_record(step=step, lengths=(2,)),
+            token_ids=np.array([11, 1]),
+            group=np.array([0]),
+            prompt_ids=prompt,
+            prompt_offsets=np.array([0, length]),
+        )
+        renumbered.add(redaction.record(record).prompt_ids.tobytes())
+    assert len(renumbered) == len({prompt.tobytes() for prompt in prompts})
+
+
 def test_a_batch_that_is_trained_on_again_stays_the_same_batch():
     redaction = Redaction(FACTS_OF_RUN)
     first, again, other = (

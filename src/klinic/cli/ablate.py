@@ -42,7 +42,9 @@ Seeds = Annotated[int, typer.Option(min=1, help="Runs of each setting.")]
 Out = Annotated[
     Path | None,
     typer.Option(
-        help="Output folder; rerunning the command continues there.", show_default="ablations/..."
+        *("--out", "-o"),
+        help="Output folder; rerunning the command continues there.",
+        show_default="ablations/...",
     ),
 ]
 Parallel = Annotated[

@@ -26,15 +26,24 @@ Out = Annotated[
     Path | None,
     typer.Argument(metavar="[OUT]", help="The file to write.", show_default=f"RUN/{NAME}"),
 ]
+OutOption = Annotated[Path | None, typer.Option("--out", "-o", help="The same as OUT.")]
 
 
-def bundle(run: Run, out: Out = None, no_cache: NoCache = False, json: Json = False) -> None:
+def bundle(
+    run: Run,
+    out: Out = None,
+    option: OutOption = None,
+    no_cache: NoCache = False,
+    json: Json = False,
+) -> None:
     """Write the evidence of a run to one small file for a bug report, without texts and names."""
     from klinic.cli.diagnose import diagnose_bundle, diagnose_records
     from klinic.evidence.bundle import write_bundle
     from klinic.evidence.schema import refuse_newer
 
-    path = out or run / NAME
+    if out is not None and option is not None:
+        raise ConfigError("give OUT once: as an argument or with --out.")
+    path = out or option or run / NAME
     _refuse(run, path)
     refuse_newer(run)
     diagnosis = diagnose_records(run, no_cache=no_cache)
@@ -66,9 +75,11 @@ def short_verdict(diagnosis: "Diagnosis") -> dict[str, Any]:
 def _refuse(run: Path, out: Path) -> None:
     from klinic.evidence.bundle_head import is_bundle
     from klinic.evidence.readers.find import has_records
+    from klinic.evidence.readers.run_folders import refuse_several
 
     if not run.exists():
         raise ConfigError(f"{run} does not exist. Give a run folder.")
+    refuse_several(run)
     if not has_records(run):
         raise ConfigError(
             f"{run} has no records of klinic's format. Of a dump of another trainer, write them "

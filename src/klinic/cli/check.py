@@ -39,7 +39,7 @@ Device = Annotated[
     ),
 ]
 Output = Annotated[
-    Path, typer.Option("--output", metavar="FILE", help="With --device: the text file.")
+    Path, typer.Option("--output", "-o", metavar="FILE", help="With --device: the text file.")
 ]
 
 

@@ -34,13 +34,17 @@ def convert(path: Input, out: Out, metric: Metric = None, json: Json = False) ->
     """Write the run of another trainer in klinic's format, for report and comparison."""
     from klinic.cli.diagnose_dump import add_run_facts, find_scalars
     from klinic.doctor.dump_conversion import convert_run
-    from klinic.evidence.readers.find import find_run, has_records, read_log
+    from klinic.evidence.readers.find import has_records, read_log
+    from klinic.evidence.readers.run_folders import find_run
 
     if not path.exists():
         raise ConfigError(f"{path} does not exist. Give the output folder or a log of a trainer.")
     if has_records(path):
         raise ConfigError(f"{path} has klinic's format. Use it as it is: klinic report {path}.")
-    path = find_run(path)
+    found = find_run(path)
+    path = found.path
+    if found.notice:
+        typer.echo(escape_for_terminal(found.notice), err=True)
     dump, also = find_dump(path)
     names = given_names(metric)
     log: ScalarLog | None

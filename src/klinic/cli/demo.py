@@ -40,7 +40,7 @@ Recorded = Annotated[
 List = Annotated[bool, typer.Option("--list", help="List the available faults.")]
 Out = Annotated[
     Path | None,
-    typer.Option(help="A new run folder.", show_default="runs/demo, demo-2, ..."),
+    typer.Option("--out", "-o", help="A new run folder.", show_default="runs/demo, demo-2, ..."),
 ]
 
 

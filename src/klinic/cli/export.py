@@ -22,7 +22,10 @@ Checkpoint = Annotated[
 To = Annotated[
     str,
     typer.Option(
-        metavar="FOLDER", help="The folder to write; it must be new or empty.", show_default=False
+        *("--to", "-o"),
+        metavar="FOLDER",
+        help="The folder to write; it must be new or empty.",
+        show_default=False,
     ),
 ]
 Merge = Annotated[bool, typer.Option("--merge", help="Merge an adapter into its base.")]

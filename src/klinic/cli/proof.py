@@ -53,7 +53,7 @@ def attempt_proof(run: Path, diagnosis: "Diagnosis", *, run_code: bool) -> Proof
 def find_obstacle(run: Path, diagnosis: "Diagnosis") -> str:
     """Return why no cause of this run can be replayed; "" if one may be."""
     from klinic.evidence.bundle_head import is_bundle
-    from klinic.evidence.run_facts import RECIPE
+    from klinic.evidence.run_facts import RECIPE, RUN_FACTS, read_run_facts
     from klinic.replay.provable import PROVABLE_CAUSES
 
     if is_bundle(run):
@@ -62,11 +62,9 @@ def find_obstacle(run: Path, diagnosis: "Diagnosis") -> str:
         return "the diagnosis names no cause, so there is nothing to prove."
     if diagnosis.cause not in PROVABLE_CAUSES:
         return NO_CHANGE
-    if not (run / RECIPE).is_file():
-        return (
-            f"the run has no {RECIPE}. --prove replays runs that klinic trained, and this one was "
-            "recorded in another trainer."
-        )
+    facts = read_run_facts(run) if (run / RUN_FACTS).is_file() else {}
+    if facts.get("trainer", "klinic") != "klinic" or not (run / RECIPE).is_file():
+        return "--prove replays runs that klinic trained, and this one was recorded elsewhere."
     return ""
 
 

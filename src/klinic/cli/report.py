@@ -24,7 +24,8 @@ Runs = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None, typer.Option(help="The file to write.", show_default="RUN/report.html")
+    Path | None,
+    typer.Option("--out", "-o", help="The file to write.", show_default="RUN/report.html"),
 ]
 
 
@@ -81,6 +82,7 @@ def read_any_report(run: Path, metric: list[str] | None = None, **options: Any) 
     from klinic.evidence.bundle_head import is_bundle
     from klinic.evidence.readers.dumps.find import find_dumps
     from klinic.evidence.readers.find import has_records
+    from klinic.evidence.readers.run_folders import find_run
     from klinic.report.log_reading import read_log_report
     from klinic.report.reading import read_run_report
 
@@ -92,6 +94,10 @@ def read_any_report(run: Path, metric: list[str] | None = None, **options: Any) 
         with unpack_bundle(run) as folder:
             story = read_run_report(folder, **{**options, "cache": None})
         return replace(story, name=str(run))
+    found = find_run(run)
+    run = found.path
+    if found.notice:
+        typer.echo(escape_for_terminal(found.notice), err=True)
     if find_dumps(run):
         raise ConfigError(
             f"{run}: is a dump of another trainer. Write it in klinic's format first: klinic "

@@ -89,11 +89,13 @@ def watch(run: Run, web: Web = False, port: Port = None) -> None:
     """Follow a run: metrics, log-prob gaps, the newest tokens, events."""
     from rich.console import Console
 
+    from klinic.evidence.readers.run_folders import refuse_several
     from klinic.evidence.schema import refuse_newer
 
     if run.exists() and not run.is_dir():
         raise ConfigError(f"{run} is not a folder. Give a run folder: runs/arithmetic.")
     refuse_newer(run)
+    refuse_several(run)
     if port is not None and not web:
         raise ConfigError("--port is for --web only.")
     if isinstance(sys.stdout, TextIOWrapper):

@@ -2,9 +2,9 @@
 
 Checks compare ids within the completions of one prompt, compare whole batches, and compare ids with
 the special ones of run.json and with the size of the vocabulary. Only that is preserved: the ids
-of each prompt and its completions are numbered by first appearance, from a start that a random key
-and their content decide. One id has another number in every group, so its frequency over the run
-does not identify it, and equal batches stay equal.
+of each prompt and its completions get numbers that a random key and their content decide. One id
+has another number in every group, so its frequency over the run does not identify it, equal batches
+stay equal, and different prompts stay different as far as the vocabulary allows.
 """
 
 import hashlib
@@ -18,6 +18,7 @@ import numpy as np
 from klinic.evidence.record import StepRecord, entry_indices
 
 NUM_UNKNOWN = 1 << 20  # size of a vocabulary that is not recorded
+MOST_TRIES = 16  # numberings of a group, until its prompt differs from every other one
 
 
 class TokenRenumbering:
@@ -30,6 +31,8 @@ class TokenRenumbering:
         self._global: dict[int, int] = {}
         """Numbers of special ids, and of ids outside the vocabulary, which are faults."""
         self._num_special = self._num_above = self._num_below = 0
+        self._content_of_prompt: dict[bytes, bytes] = {}
+        """Digest of the group with a renumbered prompt, by the digest of that prompt."""
         for token_id in dict.fromkeys(special_ids):
             if 0 <= token_id < self._size:
                 self._global[token_id] = self._num_special
@@ -57,7 +60,7 @@ class TokenRenumbering:
             prompts, _ = entry_indices(prompt_offsets, rows)
             completions, _ = entry_indices(record.row_offsets, rows)
             within = np.concatenate([prompts, prompt_ids.size + completions])
-            renumbered[within] = self._renumber_group(ids[within])
+            renumbered[within] = self._renumber_group(ids[within], prompts.size)
         prompts, completions = np.split(renumbered, [prompt_ids.size])
         return replace(
             record,
@@ -65,23 +68,34 @@ class TokenRenumbering:
             prompt_ids=None if record.prompt_ids is None else prompts,
         )
 
-    def _renumber_group(self, ids: np.ndarray) -> np.ndarray:
-        """Return the new ids of one prompt and its completions."""
-        values, firsts, index = np.unique(ids, return_index=True, return_inverse=True)
+    def _renumber_group(self, ids: np.ndarray, num_prompt_ids: int) -> np.ndarray:
+        """Return the new ids of one prompt, which come first, and of its completions."""
+        values, index = np.unique(ids, return_inverse=True)
         is_global = (values < 0) | np.isin(values, list(self._global))
         if self._is_size_known:
             is_global |= values >= self._size
-        digest = hmac.digest(self._key, ids.tobytes(), hashlib.sha256)
-        num_free = max(self._size - self._num_special, 1)
-        start = int.from_bytes(digest[:8], "big") % num_free
-        order = np.argsort(np.where(is_global, ids.size, firsts), kind="stable")
-        appearance = np.empty(values.size, np.int64)
-        appearance[order] = np.arange(values.size)
-        numbers = self._num_special + (start + appearance) % num_free
+        numbers = np.zeros(values.size, np.int64)
         for position in np.flatnonzero(is_global):
             numbers[position] = self.special_id(int(values[position]))
-        renumbered: np.ndarray = numbers[index.reshape(-1)]
+        content = hmac.digest(self._key, ids.tobytes(), hashlib.sha256)
+        for number in range(MOST_TRIES):
+            numbers[~is_global] = self._draw_numbers(content, number, int((~is_global).sum()))
+            renumbered: np.ndarray = numbers[index.reshape(-1)]
+            if not num_prompt_ids or self._is_prompt_free(renumbered[:num_prompt_ids], content):
+                break
         return renumbered
+
+    def _draw_numbers(self, content: bytes, number: int, count: int) -> np.ndarray:
+        """Return as many different numbers that are not special; content and key decide them."""
+        digest = hmac.digest(self._key, content + bytes([number]), hashlib.sha256)
+        random = np.random.default_rng(int.from_bytes(digest, "big"))
+        num_free = max(self._size - self._num_special, count)
+        return self._num_special + random.choice(num_free, size=count, replace=False)
+
+    def _is_prompt_free(self, prompt: np.ndarray, content: bytes) -> bool:
+        """Whether no group with other content has this prompt; remembers the group's content."""
+        key = hashlib.sha256(prompt.tobytes()).digest()
+        return self._content_of_prompt.setdefault(key, content) == content
 
 
 def _rows_of_groups(record: StepRecord) -> list[np.ndarray]:

@@ -3,6 +3,7 @@
 No reader unpickles data or needs torch.
 
     find.py           detects the format of a path
+    run_folders.py    the run to read in a folder of several
     log.py            ScalarLog: the common form of most formats
     trainer.py        Trainer: a trainer's metric names
     own_names.py      usual metric names of loops of no known trainer

@@ -22,19 +22,17 @@ from klinic.evidence.readers import (
     verl_rollouts,
     wandb,
 )
-from klinic.evidence.readers.dumps.find import find_dumps, is_dump_file
+from klinic.evidence.readers.dumps.find import is_dump_file
 from klinic.evidence.readers.dumps.torch_files import advise_convert
 from klinic.evidence.readers.given_names import use_names
 from klinic.evidence.readers.log import ScalarLog
 from klinic.evidence.readers.trainer_state import list_folder
 
-LOGS = "logs"  # of NeMo-RL, with a folder per start
 METRICS = ("metrics.jsonl", "logging.jsonl")  # of klinic, prime-rl and tinker; of ms-swift
 JSON_LINES = (".jsonl", ".ndjson")
 PICKLES = (".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt", ".joblib")
 PICKLE_STARTS = (b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05", b"PK\x03\x04")
 TEXTS = (".log", ".txt", ".out")
-MOST_RUNS = 100  # folders of runs that are inspected
 MAX_ENTRIES = 10_000  # entries of a folder that are inspected
 
 NO_NAMES: Mapping[str, str] = {}
@@ -67,30 +65,6 @@ def read_log(path: Path, names: Mapping[str, str] = NO_NAMES) -> ScalarLog:
 def has_records(run: Path) -> bool:
     """Whether a folder has token-level records of klinic's format."""
     return any((run / "records").glob("step=*/complete.json"))
-
-
-def find_run(path: Path) -> Path:
-    """Return a path, or the newest run in a folder that only has folders of runs.
-
-    ms-swift, NeMo-RL and prime-rl write a folder per start into the output folder. Folders with
-    klinic's records are left to the user to choose from.
-    """
-    if not path.is_dir() or _is_run(path):
-        return path
-    inside = [child for child in list_folder(path)[:MAX_ENTRIES] if child.is_dir()]
-    if any(map(has_records, inside)):
-        return path
-    newest_first = sorted(inside, key=lambda child: child.stat().st_mtime, reverse=True)
-    found = next(filter(_is_run, newest_first[:MOST_RUNS]), path)
-    logs = path / LOGS
-    return find_run(logs) if found == path and logs in inside else found
-
-
-def _is_run(folder: Path) -> bool:
-    """Whether a folder has a log or a dump."""
-    if find_dumps(folder) or advise_convert(folder):
-        return True
-    return any(True for _ in logs_in_folder(folder))
 
 
 def logs_in_folder(folder: Path) -> Iterator[LogSource]:
@@ -243,6 +217,12 @@ def _no_log_message(folder: Path) -> str:
             f"{folder}: has {pickles[0]}, a pickle, and nothing that klinic reads: unpickling "
             "would execute any code in it. Save the log as JSON lines where it was made, or write "
             "the evidence as docs/how-to/write-evidence.md shows."
+        )
+    lines = [name for name in names if name.endswith(JSON_LINES)]
+    if len(lines) > 1:
+        return (
+            f"{folder}: has {len(lines)} logs of JSON lines ({', '.join(lines[:6])}), and a "
+            f"diagnosis is of one. Give one of them: {folder / lines[0]}"
         )
     return (
         f"{folder} has no records, so there is nothing to diagnose. Pass the folder of a run: "

@@ -1,0 +1,80 @@
+"""Folders that hold runs: the run that is read, and the names of the others."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from klinic.errors import EvidenceError
+from klinic.evidence.readers.dumps.find import find_dumps
+from klinic.evidence.readers.dumps.torch_files import advise_convert
+from klinic.evidence.readers.find import MAX_ENTRIES, has_records, logs_in_folder
+from klinic.evidence.readers.trainer_state import list_folder
+
+LOGS = "logs"  # of NeMo-RL, with a folder per start
+MOST_RUNS = 100  # folders of runs that are inspected
+MOST_NAMED = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FoundRun:
+    """The run to read at a path, and other runs beside it."""
+
+    path: Path
+    others: tuple[Path, ...] = ()
+
+    @property
+    def notice(self) -> str:
+        """Which of several runs is read; "" for a single one."""
+        if not self.others:
+            return ""
+        names = _list_names([other.name for other in self.others])
+        return f"{self.path} is the newest of {len(self.others) + 1} runs. The others: {names}"
+
+
+def find_run(path: Path) -> FoundRun:
+    """Return a path, or the newest run in a folder that only has folders of runs.
+
+    ms-swift, NeMo-RL and prime-rl write a folder per start into the output folder. Of folders with
+    klinic's records none is chosen: raises with their names.
+    """
+    if not path.is_dir() or _is_run(path):
+        return FoundRun(path=path)
+    refuse_several(path)
+    inside = _newest_first(path)[:MOST_RUNS]
+    runs = [child for child in inside if _is_run(child)]
+    if runs:
+        return FoundRun(path=runs[0], others=tuple(runs[1:]))
+    logs = path / LOGS
+    return find_run(logs) if logs in inside else FoundRun(path=path)
+
+
+def refuse_several(path: Path) -> None:
+    """Raise if a folder has no records of its own, but runs with records inside."""
+    runs = runs_inside(path)
+    if runs:
+        names = _list_names([run.name for run in runs])
+        what = "a run" if len(runs) == 1 else f"{len(runs)} runs"
+        raise EvidenceError(f"{path}: is no run, but has {what}: {names}. Give {runs[0]}.")
+
+
+def runs_inside(path: Path) -> list[Path]:
+    """Return the runs with klinic's records in a folder that has none itself, the newest first."""
+    if not path.is_dir() or has_records(path):
+        return []
+    return [child for child in _newest_first(path) if has_records(child)]
+
+
+def _newest_first(path: Path) -> list[Path]:
+    inside = [child for child in list_folder(path)[:MAX_ENTRIES] if child.is_dir()]
+    return sorted(inside, key=lambda child: child.stat().st_mtime, reverse=True)
+
+
+def _is_run(folder: Path) -> bool:
+    """Whether a folder has a log or a dump."""
+    if find_dumps(folder) or advise_convert(folder):
+        return True
+    return any(True for _ in logs_in_folder(folder))
+
+
+def _list_names(names: list[str]) -> str:
+    rest = len(names) - MOST_NAMED
+    return ", ".join(names[:MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")

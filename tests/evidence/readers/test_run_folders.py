@@ -1,0 +1,48 @@
+"""Folders of several runs: the newest log is read, and klinic's runs are named."""
+
+import os
+
+import pytest
+from foreign_logs import healthy, trl_entries, write_lines
+
+from klinic.errors import EvidenceError
+from klinic.evidence.readers.find import read_log
+from klinic.evidence.readers.run_folders import find_run, refuse_several
+
+
+def write_run(folder, age):
+    folder.mkdir()
+    write_lines(folder / "metrics.jsonl", trl_entries(healthy(3)))
+    os.utime(folder, (1e9 - age, 1e9 - age))
+
+
+def test_the_newest_of_several_logs_is_read_and_the_others_are_named(tmp_path):
+    for age, name in enumerate("abc"):
+        write_run(tmp_path / name, age)
+    found = find_run(tmp_path)
+    assert found.path == tmp_path / "a"
+    assert found.notice == f"{tmp_path / 'a'} is the newest of 3 runs. The others: b, c"
+    assert find_run(tmp_path / "b").notice == ""
+
+
+def write_records(folder, age):
+    (folder / "records" / "step=000001").mkdir(parents=True)
+    (folder / "records" / "step=000001" / "complete.json").write_text("{}")
+    os.utime(folder, (1e9 - age, 1e9 - age))
+
+
+def test_of_runs_with_records_none_is_chosen(tmp_path):
+    write_records(tmp_path / "old", 5)
+    write_records(tmp_path / "new", 1)
+    for read in (find_run, refuse_several):
+        with pytest.raises(EvidenceError, match=r"is no run, but has 2 runs: new, old. Give .*new"):
+            read(tmp_path)
+    refuse_several(tmp_path / "old")
+    refuse_several(tmp_path / "missing")
+
+
+def test_several_logs_of_json_lines_are_named(tmp_path):
+    for name in ("a.jsonl", "b.jsonl"):
+        write_lines(tmp_path / name, trl_entries(healthy(3)))
+    with pytest.raises(EvidenceError, match=r"2 logs of JSON lines \(a.jsonl, b.jsonl\)"):
+        read_log(tmp_path)
