@@ -16,10 +16,11 @@ import pytest
 if __name__ == "__main__":
     sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
 
-from made import record
+from made import record, run_folder
 
 from browser import Browser
 from klinic.evidence.files import Journal
+from klinic.evidence.record import EmittedBy
 from klinic.evidence.run_facts import METRICS, write_run_facts, write_tokens
 from klinic.evidence.store import write_record
 from klinic.report.page import render
@@ -136,6 +137,33 @@ def test_a_report_is_small_and_fast(tmp_path):
         assert page["all drawn, s of the processor"] < FIRST_PAINT, name
         assert {action: page[action] for action in ACTIONS if page[action] > ACTION} == {}
     assert figures["100,000 tokens"]["tokens"] >= NUM_TOKENS
+
+
+def test_links_and_addresses_open_their_token_or_step(tmp_path):
+    pytest.importorskip("websockets")
+    run = run_folder(tmp_path / "run", steps=4)
+    for step in range(1, 5):
+        made = record(step)
+        by_tool = np.zeros(made.num_tokens, int)
+        by_tool[4] = int(EmittedBy.TOOL)  # the second token of completion 1
+        write_record(run, replace(made, emitted_by=by_tool))
+    page = tmp_path / "page.html"
+    page.write_text(render([read_run_report(run)]), encoding="utf-8")
+    with Browser(PROGRAM, tmp_path / "browser") as browser:
+        browser.look_like(width=1200, height=900)
+        for address, action in (
+            (page.as_uri(), "document.querySelector('.answers a[href*=completion]').click()"),
+            (f"{page.as_uri()}#A-step-1-completion-1-token-1", "0"),
+        ):
+            browser.open(address)
+            browser.run(f"pageReady.then(() => {action})")
+            browser.run("new Promise((done) => setTimeout(done, 200))")
+            shown = browser.run("(({row, i}) => [row.step, row.row, i])(tokenViews[0].current)")
+            assert shown == [1, 1, 1]
+        browser.run("document.querySelector('.answers a.place[href$=step-1]').click()")
+        browser.run("new Promise((done) => setTimeout(done, 200))")
+        assert browser.run("charts[0].values.textContent").startswith("step 1")
+        assert browser.logged == []
 
 
 if __name__ == "__main__":

@@ -207,9 +207,12 @@ def test_two_runs_stand_beside_one_another_with_what_differs(tmp_path):
     assert changes < page.index("Curves")  # first, since it is what is compared
     curves, tokens = data_of(page)
     assert "equal in every step that both have" in page
+    assert curves["parting"] is None
     Journal(second / "metrics.jsonl").append({"step": 2, "reward": 0.25})
     page = render([read_run_report(first), read_run_report(second)])
-    assert "part in <strong>step 2</strong>: reward is 0.666667 in A and 0.25 in B" in page
+    said = 'part in <a class="place" href="#A-step-2">step 2</a>: reward is 0.666667 in A and 0.25'
+    assert said in page
+    assert data_of(page)[0]["parting"] == 2
     assert len(tokens["runs"]) == len(curves["runs"]) == 2
     assert {line["run"] for line in curves["panels"][0]["lines"]} == {0, 1}
 

@@ -39,8 +39,10 @@ const wantsLog = (lines) => {
   return positive.reduce((a, b) => Math.max(a, b), 0) / positive.reduce((a, b) => Math.min(a, b), Infinity) > LOG_RATIO;
 };
 
-// events and the steps since the cause was first seen, behind the curves
-const drawMarks = (u, marks, firstStep) => {
+const PARTING = "A \u2260 B"; // marks the first step in which two runs differ
+
+// events, the steps since the cause was first seen and the step at which two runs part, behind the curves
+const drawMarks = (u, marks, firstStep, parting) => {
   const { ctx } = u;
   const { left, top, width, height } = u.bbox;
   const at = (step) => u.valToPos(step, "x", true);
@@ -57,6 +59,18 @@ const drawMarks = (u, marks, firstStep) => {
   const seen = new Map();
   ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
   ctx.textAlign = "center";
+  if (isFiniteNumber(parting)) {
+    ctx.fillStyle = ctx.strokeStyle = cssColour("--bad");
+    ctx.lineWidth = devicePixelRatio;
+    ctx.setLineDash([4 * devicePixelRatio, 3 * devicePixelRatio]);
+    ctx.beginPath();
+    ctx.moveTo(at(parting), top);
+    ctx.lineTo(at(parting), top + height);
+    ctx.stroke();
+    ctx.textAlign = at(parting) > left + width / 2 ? "right" : "left";
+    ctx.fillText(` ${PARTING} `, at(parting), top + height - 4 * devicePixelRatio);
+    ctx.textAlign = "center";
+  }
   for (const mark of marks) {
     ctx.fillStyle = cssColour("--event");
     if (mark.last !== null) {
@@ -149,7 +163,7 @@ class Chart {
       axes: [{ ...axis, size: 28, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1e3, 2e3, 5e3, 1e4, 1e5, 1e6, 1e7] }, vertical],
       series: [{}, ...series],
       hooks: {
-        drawClear: [(u) => this.panel.x === "step" && drawMarks(u, this.context.marks, this.panel.firstStep ?? this.context.firstStep)],
+        drawClear: [(u) => this.panel.x === "step" && drawMarks(u, this.context.marks, this.panel.firstStep ?? this.context.firstStep, this.context.parting)],
         setCursor: [(u) => this.read(u.cursor.idx)],
         setSelect: [(u) => u.select.width > 0 && this.zoomAll(u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x"))],
       },
@@ -230,7 +244,8 @@ class Chart {
       ? Math.abs(mark.step - step) <= Math.max(0.5, (this.steps.at(-1) - this.steps[0]) / 150)
       : mark.step <= step && step <= mark.last);
     const events = near.map((mark) => ` \u00b7 ${mark.sign} ${visible(mark.text)}`).join("");
-    this.values.textContent = `${this.panel.x} ${step}${events}`;
+    const parts = this.panel.x === "step" && step === this.context.parting ? ` \u00b7 ${PARTING}: the runs part` : "";
+    this.values.textContent = `${this.panel.x} ${step}${parts}${events}`;
   }
 
   pointAt(step) {
@@ -273,7 +288,7 @@ class Chart {
 const showCharts = (data) => {
   const marks = data.runs.flatMap((run, i) => run.marks.map((mark) => ({ ...mark, run: i })));
   const firstStep = data.runs.length === 1 ? data.runs[0].firstStep : null;
-  const context = { numRuns: data.runs.length, marks, firstStep, height: 190 };
+  const context = { numRuns: data.runs.length, marks, firstStep, parting: data.parting, height: 190 };
   const place = document.getElementById("charts");
   const shown = data.panels.map((panel) => new Chart(panel, context));
   place.append(...shown.map((chart) => chart.figure));

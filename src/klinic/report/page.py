@@ -47,6 +47,7 @@ def render(stories: Sequence[RunReport], version: str = "") -> str:
     With a `version`, the page polls its server for a newer version.
     """
     runs = [_run_content(s, letter) for s, letter in zip(stories, LETTERS, strict=False)]
+    parting = _find_parting(stories)
     return _make_template(_read_asset("page.html.jinja")).render(
         runs=runs,
         kinds=[kind for name, kind in KINDS.items() if name in _kinds_shown(stories)],
@@ -57,8 +58,8 @@ def render(stories: Sequence[RunReport], version: str = "") -> str:
         has_lanes=any(story.lanes for story in stories),
         has_tokens=any(story.tokens for story in stories),
         changes=_recipe_changes(stories),
-        parting=_find_parting(stories),
-        data=encode_page_data(stories),
+        parting=parting,
+        data=encode_page_data(stories, None if parting is None else parting[0]),
         script=_page_script(),
         style=_page_style(),
         policy=content_policy(live=bool(version)),

@@ -75,8 +75,11 @@ MAX_LABEL = 60  # characters of a curve's name
 MAX_NUM_FURTHER = 12  # charts beside the usual ones
 
 
-def encode_page_data(stories: Sequence[RunReport]) -> str:
-    """Return all data of a page, with fewer steps of tokens if they are too large."""
+def encode_page_data(stories: Sequence[RunReport], parting: int | None = None) -> str:
+    """Return all data of a page, with fewer steps of tokens if they are too large.
+
+    `parting` is the first step in which two runs differ.
+    """
     steps = [story.tokens for story in stories]
     num = max(len(some) for some in steps)
     while True:
@@ -87,7 +90,7 @@ def encode_page_data(stories: Sequence[RunReport]) -> str:
         num = max(1, min(num - 1, num * MAX_TOKEN_DATA // len(tokens)))
     if len(tokens) > MAX_TOKEN_DATA:
         tokens = pack({"runs": [_token_data(story, []) for story in stories]})
-    return f"{pack(_curve_data(stories))} {tokens}"
+    return f"{pack({**_curve_data(stories), 'parting': parting})} {tokens}"
 
 
 def pack(value: Any) -> str:
