@@ -18,16 +18,18 @@ from pathlib import Path
 
 from browser import Browser
 from klinic.cli.report import read_any_report
+from klinic.evidence.store import complete_steps
 from klinic.faults import FAULTS
 from klinic.lab.scoreboard_run import train_trial
 from klinic.report.page import render
 
 IMAGES = Path(__file__).parent.absolute() / "how-to" / "images"
 WIDTH, HEIGHT = 1100, 900
+HEIGHTS = {"comparison": 1320}  # down to the first curves
 STEPS = 10
 FAULTY = (
     *("stale-sampler", "wrong-reference", "temperature-on-one-side"),
-    *("wrong-loss-mask", "kl-sign-flipped", "equal-rewards"),
+    *("wrong-loss-mask", "kl-sign-flipped", "broken-reward"),
 )
 HEALTHY, OTHER = Path("runs/healthy"), Path("runs/coefficient-0.5")
 LOG = Path("outputs/trainer_state.json")
@@ -38,7 +40,7 @@ TO_TOP = "scrollTo(0, 0)"
 
 def train_missing(run: Path) -> Path:
     """Train the run of a name, unless it is there."""
-    if (run / "diagnosis.json").exists():
+    if len(complete_steps(run)) == STEPS:
         return run
     shutil.rmtree(run, ignore_errors=True)
     fault = next((fault for fault in FAULTS if fault.cause == run.name), None)
@@ -93,12 +95,12 @@ def main() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     os.chdir(folder)  # reports name runs by the path that is given
     plans = picture_plans()
-    with Browser(program, Path("browser").absolute()) as browser:
+    with tempfile.TemporaryDirectory() as profile, Browser(program, profile) as browser:
         for name in sys.argv[2:] or plans:
             runs, look, dark = plans[name]
             page = Path(f"{name}.html").absolute()
             page.write_text(render([read_any_report(find()) for find in runs]), encoding="utf-8")
-            browser.look_like(width=WIDTH, height=HEIGHT, dark=dark)
+            browser.look_like(width=WIDTH, height=HEIGHTS.get(name, HEIGHT), dark=dark)
             browser.open(page.as_uri())
             browser.run("pageReady")
             browser.run(f"{look}; new Promise((done) => setTimeout(done, 300))")

@@ -43,7 +43,7 @@ CASES = {
         "wrong-loss-mask",
         changed("emitted_by", 9, int(EmittedBy.TOOL), start=emitted_by_policy()),
         {},
-        EvidenceRow(row=2, tokens=(1,), reason="1 of its 4 trained tokens are not the policy's"),
+        EvidenceRow(row=2, tokens=(1,), reason="1 of its 4 trained tokens is not the policy's"),
     ),
     "left out": (
         "wrong-loss-mask",
@@ -111,9 +111,7 @@ CASES = {
         "misplaced-advantage",
         changed("token_advantage", [4, 5], 0.0, start=np.ones(sum(LENGTHS))),
         {},
-        EvidenceRow(
-            row=1, tokens=(1, 2), reason="2 of its 5 trained tokens have an advantage of 0"
-        ),
+        EvidenceRow(row=1, tokens=(1, 2), reason="the advantage of 2 of its 5 trained tokens is 0"),
     ),
     "equal completions, other rewards": (
         "broken-reward",
@@ -147,7 +145,7 @@ CASES = {
         ),
         {},
         EvidenceRow(
-            row=2, reason="all 2 completions of its prompt got the reward 0, and 2 of them differ"
+            row=2, reason="all 2 completions of its prompt, 2 of them different, got the reward 0"
         ),
     ),
     "equal completions": (
@@ -164,7 +162,7 @@ CASES = {
         "broken-sampler",
         changed("token_ids", 6, 99),
         {"vocabulary_size": 30},
-        EvidenceRow(row=1, tokens=(3,), reason="1 of its ids are outside the vocabulary of 30"),
+        EvidenceRow(row=1, tokens=(3,), reason="1 of its ids is outside the vocabulary of 30"),
     ),
     "highest reward": (
         "reward-hacking",
@@ -323,7 +321,7 @@ def test_a_page_shows_the_completion_without_scripts(tmp_path):
     shown = story.shown["wrong-loss-mask"]
     assert (shown.step, shown.row, shown.token) == (1, 2, 1)
     assert 'href="#A-step-1-completion-2-token-1"' in without_scripts
-    assert "1 of its 4 trained tokens are not the policy&#39;s" in without_scripts
+    assert "1 of its 4 trained tokens is not the policy&#39;s" in without_scripts
     assert without_scripts.count("<mark>&lt;b&gt;last\u21b5\n</mark>") == 1
     measured = without_scripts.index("<dt>Measured</dt>")
     assert measured < without_scripts.index("<dt>What to change</dt>")

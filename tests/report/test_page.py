@@ -208,6 +208,10 @@ def test_two_runs_stand_beside_one_another_with_what_differs(tmp_path):
     curves, tokens = data_of(page)
     assert "equal in every step that both have" in page
     assert curves["parting"] is None
+    Journal(first / "metrics.jsonl").append({"step": 1, "kl_coef": 0.1})
+    Journal(second / "metrics.jsonl").append({"step": 1, "kl_coef": 0.2})
+    page = render([read_run_report(first), read_run_report(second)])
+    assert "kl_coef is 0.1 in A and 0.2 in B" in page  # the only difference
     Journal(second / "metrics.jsonl").append({"step": 2, "reward": 0.25})
     page = render([read_run_report(first), read_run_report(second)])
     said = 'part in <a class="place" href="#A-step-2">step 2</a>: reward is 0.666667 in A and 0.25'

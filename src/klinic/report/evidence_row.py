@@ -82,6 +82,11 @@ def next_is_same_row(record: StepRecord) -> Bool[np.ndarray, "N"]:
     return follows
 
 
+def be(num: int) -> str:
+    """Return the verb of a number of things."""
+    return "is" if num == 1 else "are"
+
+
 def int_fact(run: Mapping[str, Any], name: str) -> int | None:
     """Return a whole number of run.json; None if it is none."""
     value = run.get(name)

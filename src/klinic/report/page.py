@@ -25,6 +25,7 @@ from klinic.runtime.terminal_text import escape_for_terminal
 
 LETTERS = "AB"  # short names of two compared runs
 PATH_KEYS = ("output.dir",)  # keys that differ between any two runs
+COEFFICIENT = "kl_coef"
 LONGEST_VALUE = 200
 SAME = 1e-9  # difference of two metrics that is rounding
 LONGEST_EVENT = 600
@@ -184,7 +185,10 @@ def _recipe_changes(stories: Sequence[RunReport]) -> list[tuple[str, str, str]]:
 
 
 def _find_parting(stories: Sequence[RunReport]) -> tuple[int, str, float, float] | None:
-    """Return the first common step in which two runs differ: the metric, and both its values."""
+    """Return the first common step in which two runs differ: the metric, and both its values.
+
+    The KL coefficient counts only if no other metric differs: it may be a setting.
+    """
     if len(stories) < 2:
         return None
     first, second = (story.curves for story in stories)
@@ -195,7 +199,7 @@ def _find_parting(stories: Sequence[RunReport]) -> tuple[int, str, float, float]
             if step in other and not math.isclose(value, other[step], rel_tol=SAME, abs_tol=SAME):
                 partings.append((step, name, value, other[step]))
                 break
-    return min(partings, key=lambda parting: parting[0], default=None)
+    return min(partings, key=lambda parting: (parting[1] == COEFFICIENT, parting[0]), default=None)
 
 
 def _parse_recipe(story: RunReport) -> Any:

@@ -89,7 +89,7 @@ def bare_tokens(case: Case) -> EvidenceRow | None:
     num, trained = (int(count_by_row(record, f)[row]) for f in (wrong, record.loss_mask))
     return EvidenceRow(
         row=row,
-        reason=f"{num} of its {trained} trained tokens have an advantage of 0",
+        reason=f"the advantage of {num} of its {trained} trained tokens is 0",
         tokens=flagged_positions(record, row, wrong),
     )
 
@@ -156,11 +156,10 @@ def equal_group(case: Case) -> EvidenceRow | None:
     num_different, row = best[0], -best[1]
     if num_different < 2:
         return None
-    reward = short_number(record.reward[row])
     return EvidenceRow(
         row=row,
-        reason=f"all {sizes[row]} completions of its prompt got the reward {reward}, and "
-        f"{num_different} of them differ",
+        reason=f"all {sizes[row]} completions of its prompt, {num_different} of them different, "
+        f"got the reward {short_number(record.reward[row])}",
     )
 
 

@@ -10,6 +10,7 @@ from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.report.evidence_row import (
     EvidenceRow,
     RowSelector,
+    be,
     count_by_row,
     flagged_positions,
     id_facts,
@@ -42,7 +43,9 @@ def foreign_tokens(case: Case) -> EvidenceRow | None:
     return _flagged(
         record,
         wrong,
-        lambda row, num: f"{num} of its {num_trained[row]} trained tokens are not the policy's",
+        lambda row, num: (
+            f"{num} of its {num_trained[row]} trained tokens {be(num)} not the policy's"
+        ),
     )
 
 
@@ -59,7 +62,9 @@ def left_out_tokens(case: Case) -> EvidenceRow | None:
     return _flagged(
         record,
         own & ~record.loss_mask & ~is_last & is_used,
-        lambda row, num: f"{num} of the policy's {num_own[row]} tokens in it are not trained on",
+        lambda row, num: (
+            f"{num} of the policy's {num_own[row]} tokens in it {be(num)} not trained on"
+        ),
     )
 
 
@@ -211,7 +216,7 @@ def unknown_ids(case: Case) -> EvidenceRow | None:
         return None
     wrong = (record.token_ids < 0) | (record.token_ids >= size)
     return _flagged(
-        record, wrong, lambda _, num: f"{num} of its ids are outside the vocabulary of {size}"
+        record, wrong, lambda _, num: f"{num} of its ids {be(num)} outside the vocabulary of {size}"
     )
 
 
