@@ -5,6 +5,7 @@ Files:
     protocol        the interface between the loop and a learner
     local           `LocalLearner`: the learner in one process, alone or as one rank
     fsdp            `FsdpLearner`: the same, with weights sharded by FSDP2
+    shard_loading   loads policy and reference shard by shard from safetensors
     rpc             rank 0 broadcasts each learner call to the other ranks
     process_group   the process group: rank, size and all-reduce
     settings        optimization, micro-batches, packing

@@ -30,7 +30,10 @@ from klinic.model.reference import Reference
 from klinic.model.scorer import TokenScorer
 from klinic.model.weights import Weights, fingerprint, full_tensor
 
-FORWARD_METHODS = ("hidden", "score", "score_and_loss", "logits_of", "kept_tokens")
+FORWARD_METHODS = (
+    *("hidden", "score", "score_and_loss", "logits_of", "kept_tokens"),
+    "logits_of_head_and_model",
+)
 """Methods of a scorer that are called besides its forward; they need gathered weights as well."""
 
 
@@ -55,12 +58,14 @@ class TorchProcessGroup:
 
 
 def shard_scorer(scorer: TokenScorer, mesh: DeviceMesh) -> None:
-    """Shard a model's weights over the ranks, layer by layer.
+    """Shard a model's weights over the ranks, layer by layer; without effect if they are.
 
     The embeddings and the head stay gathered until the backward pass has used them; a frozen model
     has none, so `FsdpLearner` releases them. Weights are gathered in fp32 even where autocast
     computes in bf16, so results equal those of one process bitwise.
     """
+    if isinstance(scorer, FSDPModule):
+        return
     for part in (*_decoder_layers(scorer.lm), *_separate_embedding(scorer.lm)):
         fully_shard(part, mesh=mesh)
     fully_shard(scorer, mesh=mesh, reshard_after_forward=False)
@@ -107,7 +112,7 @@ def _separate_embedding(lm: Any) -> list[nn.Module]:
     return [] if embedding.weight is head.weight else [embedding]
 
 
-def _release_gathered(scorer: nn.Module) -> None:
+def release_gathered(scorer: nn.Module) -> None:
     """Release gathered weights after a pass without a gradient: no backward pass does it."""
     assert isinstance(scorer, FSDPModule)  # noqa: S101 - sharded by shard_scorer
     scorer.reshard()
@@ -129,6 +134,8 @@ class FsdpLearner(LocalLearner):
     ) -> None:
         """Shard a policy, and reference and teacher if they have their own weights.
 
+        Models that are sharded already stay as they are.
+
         `published` is a full copy of the policy on the rank that samples, None on the others.
         """
         shard_scorer(policy.scorer, group.mesh)
@@ -149,20 +156,20 @@ class FsdpLearner(LocalLearner):
     def score(self, record: StepRecord, *, needs_reference: bool) -> ScoredBatch:
         """Score a batch, then release the embeddings and heads that it left gathered."""
         scored = super().score(record, needs_reference=needs_reference)
-        _release_gathered(self.scorer)
+        release_gathered(self.scorer)
         self._release_frozen()
         return scored
 
     def rescore(self, scored: ScoredBatch) -> Tensor:
         """Return the log-probs of a batch under the current policy, then release its weights."""
         logp = super().rescore(scored)
-        _release_gathered(self.scorer)
+        release_gathered(self.scorer)
         return logp
 
     def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, ProbeResult]:
         """Run the active probes, then release the weights that they gathered."""
         results = super().probe(record, kl_coef=kl_coef)
-        _release_gathered(self.scorer)
+        release_gathered(self.scorer)
         self._release_frozen()
         return results
 
@@ -170,7 +177,7 @@ class FsdpLearner(LocalLearner):
         """Release the heads of reference and teacher, where they have their own weights."""
         for frozen in (self.reference, self.teacher):
             if frozen is not None and frozen.kind == "copy":
-                _release_gathered(frozen.scorer)
+                release_gathered(frozen.scorer)
 
     @torch.no_grad()
     def publish(self) -> Weights:
@@ -201,7 +208,7 @@ class FsdpLearner(LocalLearner):
 
     def load(self, folder: Path, state: LearnerState) -> None:
         """Load a checkpoint that any number of processes wrote."""
-        _release_gathered(self.scorer)  # gathered weights would outlive the shards they came from
+        release_gathered(self.scorer)  # gathered weights would outlive the shards they came from
         checkpoint.load_sharded_learner(folder, self._trained, self._optimizer)
         self._num_updates = int(state["num_updates"])
         self._published_at = None

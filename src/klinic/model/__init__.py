@@ -2,6 +2,8 @@
 
 Loading and adapters
     loading           load a causal LM as a `Policy`: weights, tokenizer, adapter, log-prob check
+    weight_files      the safetensors files of a model, read by rows
+    skeleton          a model without values, whose ranks load their shards alone
     adapters          LoRA adapters on a model in memory: add, load, freeze, merge
     frozen_base       store the frozen weights under an adapter in bf16
     adapter_files     read, check and write an adapter folder in PEFT's format

@@ -63,6 +63,13 @@ def check_adapter_files(folder: Path) -> None:
             _refuse_setting(folder, key, value)
 
 
+def is_independent_of_base(folder: Path) -> bool:
+    """Whether an adapter is loaded without reading or copying the weights of its base."""
+    config = _read_config(folder)
+    reads_base = config.get("init_lora_weights", True) not in (True, False, "gaussian")
+    return not (reads_base or config.get("use_dora") or config.get("modules_to_save"))
+
+
 def base_model_name(folder: Path) -> str:
     """Return the base model of an adapter: the one its config names, or where that was moved."""
     declared = _read_config(folder).get("base_model_name_or_path")

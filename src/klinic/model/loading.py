@@ -19,7 +19,7 @@ from klinic.model.adapters import (
     load_adapter,
     merge_into_base,
 )
-from klinic.model.attention import fp32_attention, refuse_missing_kernel, select_attention
+from klinic.model.attention import refuse_missing_kernel, select_attention
 from klinic.model.device import move_model, resolve_device
 from klinic.model.dropout import disable_dropout, refuse_nondeterminism
 from klinic.model.equivalence import MAX_LOGP_DIFFERENCE, largest_difference, probe_logp
@@ -104,30 +104,47 @@ def prepare_policy(
     lm: Any, tokenizer: Any, section: "ModelSection", *, temperature: float, seed: int
 ) -> Policy:
     """Return a loaded model as a policy: adapter added, dropout off, log-probs checked."""
-    if section.lora_rank is not None:
-        lm = add_lora_adapter(
-            lm,
-            rank=section.lora_rank,
-            alpha=section.lora_alpha,
-            target_modules=section.lora_target_modules,
-            seed=seed,
-        )
+    lm = add_section_adapter(lm, section, seed=seed)
     if section.dtype == "bf16":
         store_base_in_bf16(lm)
     # after the adapter, whose start is then the same on any device
     move_model(lm, resolve_device(section.device))
+    scorer = make_scorer(lm, section, temperature=temperature)
+    check_log_probs(scorer, section.name)
+    if section.compile:
+        lm.get_decoder().compile(dynamic=True)
+    return make_policy(scorer, tokenizer, section)
+
+
+def add_section_adapter(lm: Any, section: "ModelSection", *, seed: int) -> Any:
+    """Return the model with the new adapter of a recipe's `model` section, if it has one."""
+    if section.lora_rank is None:
+        return lm
+    return add_lora_adapter(
+        lm,
+        rank=section.lora_rank,
+        alpha=section.lora_alpha,
+        target_modules=section.lora_target_modules,
+        seed=seed,
+    )
+
+
+def make_scorer(lm: Any, section: "ModelSection", *, temperature: float) -> TokenScorer:
+    """Return a model set up for training: attention kernel, checkpointing, dropout off."""
     select_attention(lm, section.attention, section.name)
     if section.gradient_checkpointing:
         lm.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     disable_dropout(lm)
     lm.train()
     autocast = torch.bfloat16 if section.dtype == "bf16" else None
-    scorer = TokenScorer(
+    return TokenScorer(
         lm, temperature=temperature, autocast=autocast, bf16_head=uses_bf16_head(lm, autocast)
     )
-    check_log_probs(scorer, section.name)
-    if section.compile:
-        lm.get_decoder().compile(dynamic=True)
+
+
+def make_policy(scorer: TokenScorer, tokenizer: Any, section: "ModelSection") -> Policy:
+    """Return a model with its tokenizer as a policy."""
+    lm = scorer.lm
     eos_ids = stop_ids(lm, tokenizer, section.name)
     vocabulary = int(lm.get_output_embeddings().weight.shape[0])
     return Policy(
@@ -146,11 +163,11 @@ def prepare_policy(
 def uses_bf16_head(lm: Any, autocast: torch.dtype | None) -> bool:
     """Whether the head multiplies bf16 operands: on an accelerator, if the head is trained.
 
-    Ranks load their model on the CPU, before it is sharded. A frozen head keeps one fp32 product,
+    Ranks shard their model on the CPU or without values. A frozen head keeps one fp32 product,
     without a rounded copy of its weight.
     """
-    is_on_cpu = lm.get_output_embeddings().weight.device.type == "cpu"
-    return not is_on_cpu and has_bf16_head(lm, autocast)
+    device_type = lm.get_output_embeddings().weight.device.type
+    return device_type not in ("cpu", "meta") and has_bf16_head(lm, autocast)
 
 
 def has_bf16_head(lm: Any, autocast: torch.dtype | None) -> bool:
@@ -167,16 +184,10 @@ def load_scorer(
     the tokenizer has no token, are removed: models of one family often differ in that padding.
     """
     lm, tokenizer = _load_model(name, seed=seed, trust_remote_code=like.trust_remote_code, key=key)
-    _refuse_other_tokenizer(tokenizer, like, where=f"{key} is {name}")
-    size = int(lm.get_output_embeddings().weight.shape[0])
-    if may_pad and size > like.vocabulary_size:
+    refuse_other_tokenizer(tokenizer, like, where=f"{key} is {name}")
+    if may_pad and _num_outputs(lm) > like.vocabulary_size:
         lm.resize_token_embeddings(like.vocabulary_size)
-    elif size != like.vocabulary_size:
-        raise ConfigError(
-            f"{key} is {name}: it has {size} outputs and {like.name} has {like.vocabulary_size}, "
-            "so a KL between them would be infinite or compare different tokens. Use a model of "
-            "the same family and size of vocabulary."
-        )
+    refuse_other_vocabulary(lm, like, where=f"{key} is {name}")
     disable_dropout(lm)
     move_model(lm, like.scorer.device)
     select_attention(lm, like.attention, name)
@@ -190,7 +201,21 @@ def load_scorer(
     return scorer
 
 
-def _refuse_other_tokenizer(tokenizer: Any, like: Policy, *, where: str) -> None:
+def refuse_other_vocabulary(lm: Any, like: Policy, *, where: str) -> None:
+    """Refuse a model with another number of outputs."""
+    if (size := _num_outputs(lm)) != like.vocabulary_size:
+        raise ConfigError(
+            f"{where}: it has {size} outputs and {like.name} has {like.vocabulary_size}, "
+            "so a KL between them would be infinite or compare different tokens. Use a model of "
+            "the same family and size of vocabulary."
+        )
+
+
+def _num_outputs(lm: Any) -> int:
+    return int(lm.get_output_embeddings().weight.shape[0])
+
+
+def refuse_other_tokenizer(tokenizer: Any, like: Policy, *, where: str) -> None:
     """Refuse a model whose token ids mean different tokens."""
     own, expected = tokenizer.get_vocab(), like.tokenizer.get_vocab()
     if own == expected:
@@ -251,6 +276,15 @@ def _load_model(
             f"{key} is {name}: it cannot be loaded ({first_line(error)}). Use a folder that "
             "`save_pretrained` wrote, a hub id that this machine can reach, or `tiny`."
         ) from error
+
+
+def load_tokenizer(name: str, *, trust_remote_code: bool) -> Any:
+    """Return the tokenizer of a saved model, or of the base of an adapter that has none."""
+    from transformers import AutoTokenizer
+
+    has_own = not is_adapter(name) or (Path(name) / TOKENIZER_FILE).is_file()
+    folder = name if has_own else base_model_name(Path(name))
+    return AutoTokenizer.from_pretrained(folder, trust_remote_code=trust_remote_code)
 
 
 def _refuse_missing_weights(missing: Sequence[str], name: str, key: str) -> None:
@@ -353,13 +387,8 @@ def check_log_probs(scorer: TokenScorer, name: str) -> None:
     layout = pad_rows([ids[:4]], [ids[4:]], pad_id=0, device=scorer.device)
     first, second = scorer.hidden(layout), scorer.hidden(layout)
     refuse_nondeterminism(first, second, name)
-    with torch.autocast(scorer.device.type, enabled=False), fp32_attention(scorer.lm):
-        plain = TokenScorer(scorer.lm, temperature=scorer.temperature)
-        model_logits = scorer.lm(
-            input_ids=layout.input_ids, position_ids=layout.position_ids
-        ).logits
-        head_logits = plain.head(plain.hidden(layout))
-    check_head_logits(head_logits, model_logits.flatten(0, 1)[layout.predict_at].float(), name)
+    head_logits, model_logits = scorer.logits_of_head_and_model(layout)
+    check_head_logits(head_logits, model_logits, name)
 
 
 def num_parameters(lm: nn.Module) -> dict[str, int]:

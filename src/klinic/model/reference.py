@@ -124,7 +124,7 @@ def reference_at_start(
         reference = make_adapter_frozen_reference(
             policy, source=source, weights_digest=digests.policy
         )
-    return _verify_reference(reference)
+    return verify_reference(reference)
 
 
 def copy_as_reference(policy: TokenScorer, *, source: str) -> Reference:
@@ -174,8 +174,22 @@ def make_adapter_frozen_reference(
     )
 
 
+def adapter_reference(policy: TokenScorer, *, source: str, digests: StartDigests) -> Reference:
+    """Return a model with an adapter as its own reference, verified.
+
+    Its frozen copy is active, if it has one, else the adapter is disabled.
+    """
+    has_copy = FROZEN_ADAPTER in policy.lm.peft_config
+    weights_digest = digests.policy if has_copy else digests.base
+    assert weights_digest is not None  # noqa: S101 - it has an adapter
+    kind: ReferenceKind = "adapter_frozen" if has_copy else "adapter_off"
+    return verify_reference(
+        Reference(scorer=policy, kind=kind, source=source, digest=weights_digest)
+    )
+
+
 @torch.no_grad()
-def _verify_reference(reference: Reference) -> Reference:
+def verify_reference(reference: Reference) -> Reference:
     """Refuse a reference that is not bitwise equal to the initial policy."""
     policy = reference.scorer
     layout = probe_layout(policy.lm, policy.device)

@@ -25,7 +25,7 @@ from torch.utils.checkpoint import checkpoint
 from klinic.maths import kl
 from klinic.maths.arrays import top_k_indices
 from klinic.maths.entropy import entropy
-from klinic.model.attention import PACKED_KERNELS
+from klinic.model.attention import PACKED_KERNELS, fp32_attention
 from klinic.model.fused import ChunkLoss, fused_loss
 from klinic.model.head import Head, HeadGradient
 from klinic.model.layout import Layout, TokenTargets, pack_rows
@@ -214,6 +214,17 @@ class TokenScorer(nn.Module):
             return selected_logp(logits, chunk.ids)[1]
 
         return torch.cat([chunk_logp(some) for some in self.token_chunks(len(targets.ids))])
+
+    @torch.no_grad()
+    def logits_of_head_and_model(
+        self, layout: Layout
+    ) -> tuple[Float[Tensor, "n V"], Float[Tensor, "n V"]]:
+        """Return klinic's logits of the completion tokens and the model's own, both in fp32."""
+        with torch.autocast(self.device.type, enabled=False), fp32_attention(self.lm):
+            plain = TokenScorer(self.lm, temperature=self.temperature)
+            output = self.lm(input_ids=layout.input_ids, position_ids=layout.position_ids)
+            of_head: Tensor = plain.head(plain.hidden(layout))
+        return of_head, output.logits.flatten(0, 1)[layout.predict_at].float()
 
     @torch.no_grad()
     def kept_tokens(self, layout: Layout, filters: TokenFilters) -> KeptTokens:

@@ -21,11 +21,19 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from klinic.errors import ConfigError, RankLostError
-from klinic.learner.fsdp import FsdpLearner, TorchProcessGroup
+from klinic.learner.fsdp import FsdpLearner, TorchProcessGroup, shard_scorer
 from klinic.learner.rpc import BroadcastChannel, Call, Rank0Learner, serve_calls
+from klinic.learner.shard_loading import load_policy_shards, load_reference_shards
+from klinic.model.adapters import has_adapter
 from klinic.model.determinism import initialize_vml_kernels, use_deterministic_kernels
-from klinic.model.loading import Policy, load_policy
+from klinic.model.loading import Policy, load_policy, load_scorer
+from klinic.model.reference import (
+    Reference,
+    adapter_reference,
+    make_reference,
+)
 from klinic.model.start_digests import StartDigests
+from klinic.model.weights import digest
 from klinic.recipe.recipe import Recipe
 from klinic.runtime.process_tree import PARENT_PID_VARIABLE
 from klinic.training.build import (
@@ -136,7 +144,7 @@ def start_sharded_learner(
         channel = open_call_channel()
         start_arguments = {"recipe": recipe.explicit_values(), "where": weights_source}
         channel.send(Call(name=START_CALL, arguments=start_arguments))
-        learner, frozen = _build_learner(recipe, weights_source, digests, published=policy)
+        learner, frozen = build_sharded_learner(recipe, weights_source, digests, published=policy)
         cleanup.pop_all()  # from here on the learner shuts them down
     return ShardedLearner(learner, channel, processes), frozen
 
@@ -160,7 +168,9 @@ def run_learner_rank() -> None:
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
         no_digests = StartDigests(None)  # rank 0 writes the evidence
-        learner, _ = _build_learner(recipe, start_arguments["where"], no_digests, published=None)
+        learner, _ = build_sharded_learner(
+            recipe, start_arguments["where"], no_digests, published=None
+        )
         serve_calls(learner, channel)
     except RankLostError:
         return  # rank 0 reports the reason, if it is alive
@@ -211,13 +221,27 @@ def open_call_channel(timeout: timedelta = COLLECTIVE_TIMEOUT) -> BroadcastChann
     return BroadcastChannel(dist.new_group(backend="gloo", timeout=limit))
 
 
-def _build_learner(
+def build_sharded_learner(
     recipe: Recipe, weights_source: str, digests: StartDigests, *, published: Policy | None
 ) -> tuple[FsdpLearner, FrozenIdentities]:
+    """Return this rank's part of the learner, and the identities of its frozen models."""
     # sharding moves it; a whole copy may not fit on one device
     section = recipe.model.model_copy(update={"name": weights_source, "device": "cpu"})
-    policy = load_policy(section, temperature=recipe.sampling.temperature, seed=recipe.seed)
-    reference = start_reference(recipe, policy, weights_source, digests)
+    group = TorchProcessGroup()
+    kl = recipe.kl
+    needs_reference = kl is not None and kl.needs_reference
+    policy = load_policy_shards(
+        section,
+        temperature=recipe.sampling.temperature,
+        seed=recipe.seed,
+        mesh=group.mesh,
+        copies_start=needs_reference and recipe.reference.path is None,
+    )
+    if policy is None:
+        policy = load_policy(section, temperature=recipe.sampling.temperature, seed=recipe.seed)
+        reference = start_reference(recipe, policy, weights_source, digests)
+    else:
+        reference = _sharded_reference(recipe, policy, digests, group) if needs_reference else None
     teacher = start_teacher(recipe, policy, digests)
     objective, settings = learner_settings(recipe)
     learner = FsdpLearner(
@@ -225,8 +249,24 @@ def _build_learner(
         reference,
         objective=objective,
         settings=replace(settings, packed=can_pack_rows(policy, reference, teacher)),
-        group=TorchProcessGroup(),
+        group=group,
         published=published,
         teacher=teacher,
     )
     return learner, frozen_identities(reference, teacher)
+
+
+def _sharded_reference(
+    recipe: Recipe, policy: Policy, digests: StartDigests, group: TorchProcessGroup
+) -> Reference:
+    """Return the reference of a sharded policy; a separate model is loaded shard by shard too."""
+    source = recipe.reference.path or policy.name
+    if recipe.reference.path is None and has_adapter(policy.lm):
+        return adapter_reference(policy.scorer, source=source, digests=digests)
+    scorer = load_reference_shards(source, like=policy, mesh=group.mesh)
+    if scorer is None:
+        scorer = load_scorer(source, like=policy, seed=recipe.seed)
+        shard_scorer(scorer, group.mesh)
+    if recipe.reference.path is None:
+        return make_reference(scorer, source=source, weights_digest=digests.policy)
+    return make_reference(scorer, source=source, weights_digest=digest(scorer.lm.state_dict()))
