@@ -100,6 +100,15 @@ def test_a_vision_model_is_refused(trainer, tmp_path):
         klinic.attach(trainer, tmp_path / "run")
 
 
+@pytest.mark.parametrize(
+    "name", ["DistillationTrainer", "ServerDistillationTrainer", "GKDTrainer", "GOLDTrainer"]
+)
+def test_a_trainer_towards_a_teacher_is_refused_by_name(name):
+    kind = type(name, (), {"__module__": "trl.trainer"})
+    with pytest.raises(ConfigError, match=rf"{name}.*no log-prob of a token.*logp_teacher"):
+        reject_hidden_loss(kind())
+
+
 def test_the_asynchronous_trainer_is_refused_by_name():
     kind = type("AsyncGRPOTrainer", (), {"__module__": "trl.experimental.async_grpo"})
     with pytest.raises(ConfigError, match=r"AsyncGRPOTrainer.*queue.*klinic\.Recorder"):

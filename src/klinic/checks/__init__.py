@@ -52,9 +52,13 @@ from klinic.checks import (
     samples_too_old,
     stale_prefix_cache,
     stale_sampler,
+    stale_teacher_prompts,
     state_lost,
     step_too_big,
     stop_token_fault,
+    swapped_teacher,
+    teacher_as_reference,
+    teacher_gradient_wrong,
     temperature_on_one_side,
     truncation_not_mirrored,
     unexplained_gap,
@@ -63,6 +67,7 @@ from klinic.checks import (
     wrong_loss_mask,
     wrong_metric,
     wrong_reference,
+    wrong_tokenizer,
 )
 from klinic.checks.base import Case, Check, Finding, Stage
 from klinic.evidence.verdict import Verdict
@@ -114,6 +119,11 @@ CHECKS: tuple[Check, ...] = (
     ranks_diverge.CHECK,
     state_lost.CHECK,
     entropy_term_wrong.CHECK,
+    wrong_tokenizer.CHECK,
+    swapped_teacher.CHECK,
+    teacher_as_reference.CHECK,
+    teacher_gradient_wrong.CHECK,
+    stale_teacher_prompts.CHECK,
     unexplained_gap.CHECK,
 )
 """In the order of how often and how silently each cause ruins a run."""

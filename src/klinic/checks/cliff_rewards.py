@@ -11,6 +11,7 @@ from klinic.checks.base import (
     no_data_finding,
     passed_finding,
 )
+from klinic.checks.measures import trains_on_teacher_alone
 
 MAX_LOWEST_FRACTION = 0.95  # fraction of completions at the lowest reward
 NUM_STEPS = 3
@@ -33,6 +34,8 @@ def judge_case(case: Case) -> Finding:
         equal-rewards (no group has a success at all); malformed-output (there is nothing to
         grade).
     """
+    if trains_on_teacher_alone(case):
+        return passed_finding("the loss has no rewards: the KL to a teacher replaces them")
     last = [
         record.reward for record in case.recent_records[-NUM_STEPS:] if record.reward is not None
     ]

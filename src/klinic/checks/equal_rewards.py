@@ -14,7 +14,7 @@ from klinic.checks.base import (
     passed_finding,
     warning_finding,
 )
-from klinic.checks.measures import finite_group_rewards, whole_groups
+from klinic.checks.measures import finite_group_rewards, trains_on_teacher_alone, whole_groups
 from klinic.evidence.record import StepRecord
 
 MAX_EQUAL_FRACTION = 0.9  # fraction of groups; half is usual, and some runs resample such groups
@@ -41,6 +41,8 @@ def judge_case(case: Case) -> Finding:
         policy-does-not-move (advantages are not 0, the gradient is); broken-reward (rewards are
         missing or wrong); broken-sampler (completions are equal, and so are their rewards).
     """
+    if trains_on_teacher_alone(case):
+        return passed_finding("the loss has no rewards: the KL to a teacher replaces them")
     last = case.recent_records[-NUM_STEPS:]
     if len(last) < NUM_STEPS:
         return no_data_finding(f"{len(last)} steps, {NUM_STEPS} needed")

@@ -109,8 +109,10 @@ def _clip_range(stated: Mapping[str, Any]) -> tuple[float, float] | None:
 
 
 def _is_plain(case: Case, record: StepRecord) -> bool:
-    """Return whether a step was applied, with the policy term at full strength."""
+    """Return whether a step was applied, with the policy term at full strength and no teacher."""
     line = case.metrics.get(record.step, {})
+    if record.facts.get("teacher_coef"):  # another term of the recorded loss
+        return False
     return not line.get("discarded") and line.get("reward_scale") in (None, 1)
 
 

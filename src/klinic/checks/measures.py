@@ -4,6 +4,7 @@ Float64 columns, masks, gaps and row numbers of the most recent records are cach
 arrays are read-only.
 """
 
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -251,6 +252,12 @@ def mean_reward(record: StepRecord) -> tuple[float, float] | None:
     if len(means) < 2:
         return None
     return float(means.mean()), float(means.std(ddof=1) / np.sqrt(len(means)))
+
+
+def trains_on_teacher_alone(case: Case) -> bool:
+    """Whether the KL to a teacher replaces the rewards in the loss of a run."""
+    teacher = case.run.get("teacher")
+    return isinstance(teacher, Mapping) and teacher.get("alone") is True
 
 
 def rule_out_without_kl(case: Case) -> Finding | None:

@@ -120,6 +120,10 @@ PROBES = {
     "adapters_off": "log-probs of the policy with its adapter off, against those of the reference",
     "kl_gradient": "the gradient with the KL term minus that without it, against the gradient "
     "that the estimator's name promises, computed independently",
+    "teacher_gradient": "the gradient of the KL to the teacher, against that of its estimator with "
+    "a constant teacher, computed independently",
+    "teacher_rescore": "the teacher's log-probs of the step, against those that the teacher gives "
+    "for the same prompts and completions",
     "policy_gradient": "the gradient with the advantages minus that with advantages of 0, against "
     "that of -advantage times logp, if the ratio is 1",
     "micro_batches": "the gradient of the same rows in micro-batches of half the size: cosine and "

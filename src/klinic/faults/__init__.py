@@ -3,6 +3,7 @@
 base.py             `Fault`, its severity, and the helper that patches an attribute
 sampler_patches.py  helpers that patch training samples and leave evaluation unchanged
 in_trl.py           faults of a TRL trainer
+in_distillation.py  faults of a run with a teacher
 vllm_traps.py       faults of a real vLLM engine
 <cause>.py          `FAULT`, a mechanism of that cause; `SECOND_FAULT`, an independent second one
 """

@@ -135,6 +135,10 @@ def run_probes(
         results["adapters_off"] = probe_adapters_off(learner, scored, logp)
     if with_kl and learner.objective.estimator in PROBED_ESTIMATORS:
         results["kl_gradient"] = probe_kl_gradient(learner, scored)
+    if learner.teacher is not None and learner.objective.teacher is not None:
+        results["teacher_rescore"] = probe_teacher_rescore(learner, scored, learner.teacher)
+        if learner.objective.teacher.estimator in REIMPLEMENTED_ESTIMATORS:
+            results["teacher_gradient"] = probe_teacher_gradient(learner, scored)
     if learner.objective.teacher is None or not learner.objective.teacher.alone:
         results["policy_gradient"] = probe_policy_gradient(learner, scored)
     if record.num_rows > 1:
@@ -185,12 +189,14 @@ def probe_kl_gradient(learner: ProbedLearner, scored: ScoredBatch) -> ProbeResul
     name = learner.objective.estimator
     assert name is not None  # noqa: S101 - runs only with a KL term
     gradient = _prepared_gradient(learner, scored, LossScales(kl_coef=1.0, reward=0.0, teacher=0.0))
-    expected = _expected_gradient(learner, scored, name)
+    expected = _expected_gradient(learner, scored, name, learner.reference)
     if is_expected_gradient(gradient, expected):
         return {**compare_gradients(gradient, expected), "score_norm": None, "looks_like": name}
     gradient = gradient - _prepared_gradient(learner, scored, NO_TERMS)
     alternatives = {
-        key: _expected_gradient(learner, scored, key) for key in LIKELY_ESTIMATORS if key != name
+        key: _expected_gradient(learner, scored, key, learner.reference)
+        for key in LIKELY_ESTIMATORS
+        if key != name
     }
     similarity = {
         key: abs(cosine_similarity(gradient, v))
@@ -201,6 +207,31 @@ def probe_kl_gradient(learner: ProbedLearner, scored: ScoredBatch) -> ProbeResul
         "score_norm": vector_norm(expected if name == "k1" else alternatives["k1"]),
         "looks_like": max(similarity, key=lambda key: similarity[key]),
     }
+
+
+@torch.no_grad()
+def probe_teacher_rescore(
+    learner: ProbedLearner, scored: ScoredBatch, teacher: Reference
+) -> ProbeResult:
+    """Compare the teacher's log-probs of a scored batch with a direct scoring of its rows."""
+    used = scored.targets.logp_teacher
+    assert used is not None  # noqa: S101 - scored with a teacher
+    by_batch = [teacher.logp(teacher.hidden(b.layout), b.layout.targets) for b in scored.batches]
+    direct = gather_tokens(by_batch, scored.batches, scored.record.num_tokens, learner.group)
+    return logp_difference(used[scored.targets.loss_mask], direct[scored.targets.loss_mask])
+
+
+def probe_teacher_gradient(learner: ProbedLearner, scored: ScoredBatch) -> ProbeResult:
+    """Compare the teacher term's real gradient with the formula of its estimator."""
+    term = learner.objective.teacher
+    assert term is not None  # noqa: S101 - runs only with a teacher
+    gradient = _prepared_gradient(learner, scored, LossScales(kl_coef=0.0, reward=0.0))
+    # the formulas below read the log-probs of the model that they are measured to as `logp_ref`
+    as_reference = replace(scored.targets, logp_ref=scored.targets.logp_teacher)
+    expected = _expected_gradient(
+        learner, replace(scored, targets=as_reference), term.estimator, learner.teacher
+    )
+    return compare_gradients(gradient / term.coef, expected)
 
 
 def probe_policy_gradient(learner: ProbedLearner, scored: ScoredBatch) -> ProbeResult:
@@ -270,14 +301,17 @@ PROBED_ESTIMATORS = (
 """Those, and estimators evaluated by the formula in `maths`, bypassing the learner's loss."""
 
 
-def _expected_gradient(learner: ProbedLearner, scored: ScoredBatch, name: str) -> Tensor:
+def _expected_gradient(
+    learner: ProbedLearner, scored: ScoredBatch, name: str, frozen: Reference | None
+) -> Tensor:
+    """Return the gradient of an estimator's KL to a frozen model, the reference or the teacher."""
     learner.discard()
     sampling = learner.objective.importance_sampling
     for batch in scored.batches:
         targets = scored.targets.select_batch(batch)
         if name in ("exact", "topk"):
-            assert learner.reference is not None  # noqa: S101 - runs only with a reference
-            states = replace(learner.reference.hidden(batch.layout), topk=name == "topk")
+            assert frozen is not None  # noqa: S101 - runs only with one
+            states = replace(frozen.hidden(batch.layout), topk=name == "topk")
             scores = learner.scorer(batch.layout, states)
             terms = scores.kl_exact if name == "exact" else scores.kl_topk
             if sampling.by_sequence:

@@ -17,6 +17,10 @@ LOSS_METHODS = {
 }
 """Methods that a subclass may override, and those of which it must call one: these, or its own of
 the superclass."""
+DISTILLATION_TRAINERS = (
+    *("DistillationTrainer", "GKDTrainer", "GOLDTrainer", "IWOPDTrainer"),
+    *("SDFTTrainer", "SDPOTrainer", "MiniLLMTrainer"),
+)
 RECORDER = "Record your loop with klinic.Recorder instead, or attach to TRL's own GRPOTrainer."
 
 
@@ -38,6 +42,13 @@ def reject_hidden_loss(trainer: Any) -> None:
             "trains, from a queue, and none of the methods that klinic reads exist in it. "
             f"{RECORDER}"
         )
+    if distils := next((base.__name__ for base in kind.__mro__ if _distils(base.__name__)), None):
+        raise ConfigError(
+            f"klinic.attach received TRL's {distils}: its loss compares hidden states in chunks "
+            "and keeps no log-prob of a token, neither the student's nor the teacher's, so no step "
+            "could be recorded. Distil with a `teacher` section of a klinic recipe, or record your "
+            "loop with klinic.Recorder, which takes logp_teacher."
+        )
     if not isinstance(trainer, GRPOTrainer):
         raise ConfigError(
             f"klinic.attach received a {kind.__name__}: it supports TRL's GRPOTrainer only. Pass "
@@ -56,6 +67,11 @@ def reject_hidden_loss(trainer: Any) -> None:
                 f"{wanted[0]}: klinic reads every step there, and no step could be recorded. Call "
                 f"super().{name} or {wanted[0]}. {RECORDER}"
             )
+
+
+def _distils(name: str) -> bool:
+    """Whether a class is one of TRL's trainers towards a teacher."""
+    return name.endswith(DISTILLATION_TRAINERS)
 
 
 def _reaches(kind: type, name: str, wanted: tuple[str, ...], base: type) -> bool:
