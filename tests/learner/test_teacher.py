@@ -146,6 +146,7 @@ def test_probes_judge_each_term_without_the_others(models, made):
     policy, reference, teacher = models
     learner = with_teacher(policy, teacher, reference=reference)
     results = learner.probe(batch_of(made), kl_coef=0.3)
-    for probe in ("kl_gradient", "policy_gradient", "micro_batches"):
+    for probe in ("kl_gradient", "teacher_gradient", "policy_gradient", "micro_batches"):
         assert results[probe]["ratio"] == pytest.approx(1, abs=1e-6), probe
+    assert results["teacher_rescore"] == {"largest": 0.0, "mean": 0.0}
     assert torch.is_grad_enabled()

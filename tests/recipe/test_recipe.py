@@ -275,6 +275,7 @@ def test_a_teacher_is_a_section_of_its_own_and_its_path_is_enough():
         ({"teacher.estimator": "k1"}, "its expected gradient is zero"),
         ({"teacher.estimator": "sequence", "loss_type": "grpo"}, "teacher.estimator unbiased"),
         ({"teacher.alone": True, "reward_warmup_steps": 5}, "no gradient to warm up"),
+        ({"learner.shards": 2}, "a sharded teacher is not verified"),
     ],
 )
 def test_impossible_settings_of_a_teacher_are_refused(values, message):

@@ -1,6 +1,14 @@
 """stale-teacher-prompts: the teacher scored the completions after other prompts."""
 
-from klinic.checks.base import Case, Check, Finding, Stage, failed_finding, passed_finding
+from klinic.checks.base import (
+    Case,
+    Check,
+    Finding,
+    Stage,
+    failed_finding,
+    no_data_finding,
+    passed_finding,
+)
 
 MAX_MEAN = 0.05  # nats: other kernels and batch shapes leave less, bf16 included
 
@@ -22,8 +30,10 @@ def judge_case(case: Case) -> Finding:
         swapped-teacher (other weights); wrong-tokenizer (the teacher repeats its log-probs, and
         they are below those of a uniform guess).
     """
-    mean = float(case.probe_results["teacher_rescore"]["mean"] or 0.0)
-    largest = float(case.probe_results["teacher_rescore"]["largest"] or 0.0)
+    probe = case.probe_results["teacher_rescore"]
+    if probe.get("mean") is None or probe.get("largest") is None:
+        return no_data_finding("no trained token was scored again")
+    mean, largest = float(probe["mean"]), float(probe["largest"])
     summary = (
         f"the teacher's log-probs of this step differ from those it gives for the recorded prompts "
         f"by {mean:.3g} nats on average (limit {MAX_MEAN:g}), at most {largest:.3g}"

@@ -277,6 +277,11 @@ def _check_shards(recipe: Recipe) -> Iterator[str]:
             f"learner.shards is {shards} and the reference moves: FSDP does not support a moving "
             "reference. Remove reference.ema and reference.reset_every, or use learner.shards 1."
         )
+    if recipe.teacher is not None:
+        yield (
+            f"learner.shards is {shards} with a teacher: a sharded teacher is not verified. Use "
+            "learner.shards 1, or remove teacher."
+        )
     if recipe.model.compile:
         yield (
             f"learner.shards is {shards} with model.compile: FSDP with a compiled model is not "
