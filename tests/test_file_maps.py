@@ -19,6 +19,7 @@ def modules(package: Path) -> set[str]:
     names = {path.stem for path in package.glob("*.py")}
     if package.name in ONE_PER_CAUSE:
         names &= {"base", "measures", "sampler_sync", "sampler_patches", "in_trl", "vllm_traps"}
+        names |= {path.stem for path in package.glob("in_distillation.py")}
     return names - {"__init__", "__main__"}
 
 
