@@ -21,9 +21,14 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "evidence" / "readers"))
 
 from foreign_dumps import write_trl
 
+from klinic.checks import CHECKS
+from klinic.checks.base import Finding
 from klinic.cli.report import read_any_report
+from klinic.doctor.diagnosis import Cause, Diagnosis
+from klinic.doctor.hypothesis import Hypothesis, Status
 from klinic.errors import ConfigError
 from klinic.evidence.files import Journal
+from klinic.evidence.verdict import Verdict
 from klinic.report.evidence_picture import choose_picture
 from klinic.report.log_reading import read_log_report
 from klinic.report.page import render
@@ -31,6 +36,7 @@ from klinic.report.page_data import pack, unpack
 from klinic.report.reading import read_run_report
 from klinic.report.step_measures import MEASURES
 from klinic.report.token_table import step_tokens
+from klinic.report.verdict_card import card_of_records
 
 HOSTILE = (
     "</script><script>alert(1)</script>",
@@ -82,6 +88,31 @@ def test_the_evidence_is_the_curve_of_the_cause(tmp_path):
     assert shown["evidence"]["firstStep"] == story.diagnosis.first_step
     (line,) = shown["evidence"]["lines"]
     assert line["y"] == [0.1] * 6
+
+
+@pytest.mark.parametrize(("num_judged", "says_older"), [(2, True), (5, False)])
+def test_a_cause_may_be_older_than_the_first_step_that_could_be_judged(num_judged, says_older):
+    finding = Finding(verdict=Verdict.FAIL, summary="3 of 4")
+    hypothesis = Hypothesis(
+        check=CHECKS[0],
+        finding=finding,
+        first_step=4,
+        status=Status.CONFIRMED,
+        num_judged=num_judged,
+        num_failed=2,
+        num_judged_since=2,
+    )
+    cause = Cause(
+        name=CHECKS[0].name,
+        confidence=0.95,
+        summary="3 of 4",
+        fix="mend it",
+        change={},
+        first_step=4,
+    )
+    diagnosis = Diagnosis(causes=(cause,), hypotheses=(hypothesis,), rivals=(), missing=())
+    (card,) = card_of_records(diagnosis).causes
+    assert card.may_be_older is says_older
 
 
 @pytest.mark.parametrize(

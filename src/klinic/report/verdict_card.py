@@ -38,6 +38,8 @@ class CauseCard:
     summary: str
     """The measurement."""
     first_step: int | None
+    may_be_older: bool
+    """Whether no step before the first one could be judged."""
     steps: tuple[str, ...]
     change: Mapping[str, Any]
     effects: tuple[str, ...]
@@ -106,7 +108,7 @@ def card_of_records(diagnosis: Diagnosis) -> VerdictCard:
     return VerdictCard(
         headline=diagnosis.headline,
         tone=tone,
-        causes=tuple(_cause_card(cause) for cause in diagnosis.causes),
+        causes=tuple(_cause_card(cause, diagnosis.hypotheses) for cause in diagnosis.causes),
         rivals=tuple(
             (
                 rival.name,
@@ -128,13 +130,17 @@ def card_of_records(diagnosis: Diagnosis) -> VerdictCard:
     )
 
 
-def _cause_card(cause: Cause) -> CauseCard:
+def _cause_card(cause: Cause, hypotheses: Sequence[Hypothesis]) -> CauseCard:
+    own = [h for h in hypotheses if h.check.name == cause.name]
     return CauseCard(
         name=cause.name,
         description=DESCRIPTIONS.get(cause.name, ""),
         confidence=cause.confidence,
         summary=cause.summary,
         first_step=cause.first_step,
+        may_be_older=any(
+            (h.first_step or 0) > 1 and h.num_judged == h.num_judged_since for h in own
+        ),
         steps=cause.steps or (cause.fix,),
         change=cause.change,
         effects=tuple(name for name in cause.explains if name != cause.name),
@@ -197,6 +203,7 @@ def _scalar_cause_card(cause: ScalarCause, summary: str, first_step: int | None)
         confidence=cause.confidence,
         summary=summary,
         first_step=first_step,
+        may_be_older=False,
         steps=cause.steps,
         change={},
         effects=(),
