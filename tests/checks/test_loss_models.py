@@ -16,6 +16,7 @@ from klinic.checks import (
     policy_gradient_wrong,
 )
 from klinic.checks.loss_models import Sign, identify_loss
+from klinic.checks.loss_values import LossMeasure
 from klinic.evidence.record import StepRecord
 from klinic.maths.kl_estimators import kl_term
 from klinic.maths.kl_inputs import KLInputs
@@ -275,3 +276,15 @@ def test_a_fault_that_begins_in_the_middle_is_found():
     ]
     assert Verdict.FAIL not in verdicts[:12]
     assert verdicts[-1] is Verdict.FAIL
+
+
+def test_a_declared_weight_against_the_sampler_multiplies_the_policy_term():
+    record = cases(apart=0.2)[-1].record
+    sampler = record.logp_old - 1.0
+    record = replace(record, logp_sampler=sampler)
+    plain, weighted = (
+        LossMeasure(clip_range=None, importance_cap=cap)(record) for cap in (None, 2.0)
+    )
+    for name, value in plain.policy.items():
+        assert weighted.policy[name] == pytest.approx(2.0 * value)
+    assert weighted.kl == plain.kl

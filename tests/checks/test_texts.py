@@ -1,11 +1,19 @@
 """Checks on texts: copies, completions that run on, and rewards against the dataset's answers."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from klinic.checks import Case, Verdict, broken_reward, broken_sampler, stop_token_fault
+from klinic.checks import (
+    Case,
+    Verdict,
+    broken_reward,
+    broken_sampler,
+    malformed_prompt,
+    stop_token_fault,
+)
 from klinic.evidence.readers.dumps.rows import build_record
 from klinic.evidence.readers.dumps.texts import text_row
 
@@ -245,3 +253,89 @@ def test_a_format_that_costs_some_right_answers_is_healthy():
 def test_answers_without_a_mark_are_not_compared():
     rows = [("p", f"{n} is it", 0.0, "3") for n in range(40)]
     assert verdict(broken_reward, [step(1, rows)]) is NO_DATA
+
+
+# --- prompts
+
+
+def prompted(make_prompt, make_completion=lambda prompt: f"<answer> {len(prompt)} </answer>"):
+    prompts = [make_prompt(f"What is {i} + {i * i}?") for i in range(6) for _ in range(4)]
+    return [step(1, [(prompt, make_completion(prompt), 0.0, "") for prompt in prompts])]
+
+
+def chatml(text):
+    return (
+        "<|im_start|>system\nBe brief.<|im_end|>\n"
+        f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda text: chatml(chatml(text)),
+        lambda text: f"<|im_start|>user\n<|im_start|>user\n{text}<|im_end|>\n",
+        lambda text: f"user\nsystem\nBe brief.\nuser\n{text}\nassistant\nassistant\n",
+        lambda text: str([{"role": "user", "content": text}]),
+        lambda text: f"<bos><bos><start_of_turn>user\n{text}<end_of_turn>\n",
+        lambda text: f"<s>[INST] <s>[INST] {text} [/INST] [/INST]",
+    ],
+)
+def test_templates_that_are_doubled_or_missing(make):
+    assert verdict(malformed_prompt, prompted(make)) is FAIL
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        str,
+        chatml,
+        lambda text: json.dumps([{"role": "user", "content": text}]),
+        lambda text: (
+            "Solve the sum step by step.\nQ: 1+1\nA: 2\nSolve the sum step by step.\n" + text
+        ),
+        lambda text: f"user\n{text}\nassistant\n<think>\n</think>\nuser\nagain\nassistant\n",
+    ],
+    ids=["plain", "template", "messages", "few shots", "turns"],
+)
+def test_prompts_that_are_well_formed(make):
+    assert verdict(malformed_prompt, prompted(make)) is PASS
+
+
+def test_completions_that_begin_with_their_prompt_or_with_a_header():
+    assert verdict(malformed_prompt, prompted(chatml, lambda prompt: f"{prompt} It is 4.")) is FAIL
+    assert verdict(malformed_prompt, prompted(str, lambda _: "<|im_start|>assistant\n4")) is FAIL
+    assert verdict(malformed_prompt, prompted(str, lambda _: "assistants know: 4")) is PASS
+
+
+@pytest.mark.parametrize(
+    ("prompts", "index", "expected"),
+    [
+        (1, None, FAIL),
+        (1, "other", FAIL),
+        (1, "one", Verdict.WARN),
+        (2, None, PASS),
+    ],
+)
+def test_one_prompt_for_all_groups_of_three_generations(prompts, index, expected):
+    random = np.random.default_rng(0)
+    records = []
+    for number in range(1, 4):
+        rows = [(f"{i % prompts}: a sum", thought(random), 0.0, "") for i in range(24)]
+        made = replace(step(number, rows), group=np.arange(24) // 4)
+        column = {None: None, "one": np.zeros(24, np.int64), "other": np.arange(24) // 4}[index]
+        records.append(replace(made, prompt_index=column))
+    assert verdict(malformed_prompt, records) is expected
+    assert verdict(malformed_prompt, records[:2]) is PASS
+
+
+@pytest.mark.parametrize(("first", "expected"), [([9, 9], FAIL), ([9], PASS), ([1, 1], PASS)])
+def test_a_token_that_begins_a_text_comes_once(first, expected):
+    (given,) = sampled(steps=1)
+    prompts = [np.array([*first, i % 5, 1, 2]) for i in range(given.num_rows)]
+    given = replace(
+        given,
+        prompt_ids=np.concatenate(prompts),
+        prompt_offsets=np.arange(given.num_rows + 1) * len(prompts[0]),
+    )
+    assert malformed_prompt.CHECK(Case(record=given)).verdict is expected

@@ -29,6 +29,11 @@ STATED = {
     "untrained": False,
     "max_version_lag": 2,
     "kl_estimator": "k3",
+    "kl_target": 0.05,
+    "reference": "start",
+    "reference_sync_every": 20,
+    "reference_ema": 0.9,
+    "importance_cap": 2.0,
     "shared_forward": False,
     "clip_low": 0.2,
     "clip_high": 0.3,
@@ -153,7 +158,9 @@ def test_every_setting_is_an_argument_and_reaches_the_run(tmp_path):
     assert facts["sampling"] == {"temperature": 0.5, "top_k": 4, "min_p": 0.1}
     assert facts["policy"] == {name: STATED[name] for name in POLICY}
     assert facts["sampler"] == {"dtype": "bf16", "max_version_lag": 2}
-    assert facts["loss"] == {"clip_low": 0.2, "clip_high": 0.3}
+    assert facts["loss"] == {"clip_low": 0.2, "clip_high": 0.3, "importance_cap": 2.0}
+    assert facts["kl_target"] == 0.05
+    assert facts["reference"] == {"wanted": "start", "sync_every": 20, "ema": 0.9}
     assert (facts["logprob_mode"], facts["estimator"]) == ("raw", "k3")
     assert facts["logp_old"] == "scored"
     assert facts["updates_per_generation"] == 4

@@ -3,6 +3,8 @@
 base            `Case`, `Finding`, `Check` and the stages
 measures        measurements that several checks share
 reward_evidence rewards pooled over steps: noise, prompts alone, paid answers
+advantage_grouping  which rows' rewards explain the advantages
+other_rows      log-probs that are those of another row
 copied_samples  copies of completions, found without log-probs
 row_texts       the texts of records whose tokens are characters
 run_on_texts    completions that run on into turns of the user
@@ -20,6 +22,7 @@ from klinic.checks import (
     broken_reward,
     broken_sampler,
     cliff_rewards,
+    clip_range_wrong,
     context_truncated,
     corrupted_sync,
     dropout_in_scoring,
@@ -29,6 +32,7 @@ from klinic.checks import (
     gradient_not_cleared,
     hidden_sampling_transform,
     imprecise_logp,
+    kl_controller_reversed,
     kl_gradient_wrong,
     kl_not_applied,
     kl_sign_flipped,
@@ -36,6 +40,7 @@ from klinic.checks import (
     layout_changes_logp,
     loss_scaled_wrong,
     malformed_output,
+    malformed_prompt,
     misaligned_logp,
     misplaced_advantage,
     moved_reference,
@@ -94,6 +99,8 @@ CHECKS: tuple[Check, ...] = (
     ratio_not_applied.CHECK,
     policy_gradient_wrong.CHECK,
     gradient_not_cleared.CHECK,
+    clip_range_wrong.CHECK,
+    kl_controller_reversed.CHECK,
     imprecise_logp.CHECK,
     routing_mismatch.CHECK,
     dropout_in_scoring.CHECK,
@@ -110,6 +117,7 @@ CHECKS: tuple[Check, ...] = (
     context_truncated.CHECK,
     random_weights.CHECK,
     malformed_output.CHECK,
+    malformed_prompt.CHECK,
     cliff_rewards.CHECK,
     unnormalised_logp.CHECK,
     truncation_not_mirrored.CHECK,

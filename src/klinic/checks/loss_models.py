@@ -90,7 +90,7 @@ def identify_loss(case: Case) -> LossFit | None:
     """Return the terms of the loss of the recent steps; None if the records do not show them."""
     loss = case.run.get("loss")
     stated: Mapping[str, Any] = loss if isinstance(loss, Mapping) else {}
-    measure = LossMeasure(clip_range=_clip_range(stated))
+    measure = LossMeasure(clip_range=_clip_range(stated), importance_cap=_importance_cap(stated))
     records = [r for r in case.recent_records[-NUM_STEPS:] if _is_plain(case, r)]
     if case.record not in records:
         return None
@@ -106,6 +106,11 @@ def _clip_range(stated: Mapping[str, Any]) -> tuple[float, float] | None:
     if not isinstance(low, int | float) or not 0 <= low <= 1:
         return None
     return float(low), float(high) if isinstance(high, int | float) and high >= 0 else float(low)
+
+
+def _importance_cap(stated: Mapping[str, Any]) -> float | None:
+    cap = stated.get("importance_cap")
+    return float(cap) if isinstance(cap, int | float) and cap > 0 else None
 
 
 def _is_plain(case: Case, record: StepRecord) -> bool:

@@ -51,6 +51,8 @@ class LossMeasure:
 
     clip_range: tuple[float, float] | None
     """As the run states it."""
+    importance_cap: float | None = None
+    """Of the weight against the sampler that multiplies the policy term, as the run states it."""
 
     def __call__(self, record: StepRecord) -> LossValues | None:
         """Return the values of a record."""
@@ -63,7 +65,7 @@ class LossMeasure:
             return None
         if (kl_coef and record.logp_ref is None) or (entropy_coef and record.entropy is None):
             return None
-        advantage = _token_advantage(record)
+        advantage = _token_advantage(record) * _sampler_weight(record, self.importance_cap)
         mask = record.loss_mask
         columns = [advantage, *(float64_column(record, n) for n in _columns_of(record))]
         if not mask.any() or not all(np.isfinite(column[mask]).all() for column in columns):
@@ -109,6 +111,15 @@ def _token_advantage(record: StepRecord) -> Float[np.ndarray, "N"]:
         return float64_column(record, "token_advantage")
     by_row: np.ndarray = as_float64(record.advantage)
     return np.asarray(by_row[row_numbers(record)])
+
+
+def _sampler_weight(record: StepRecord, cap: float | None) -> Float[np.ndarray, "N"]:
+    """Return the truncated importance weight of each token; 1 where the run has none."""
+    if cap is None or record.logp_sampler is None:
+        return np.ones(record.num_tokens)
+    log_weight = float64_column(record, "logp_old") - float64_column(record, "logp_sampler")
+    log_weight = np.where(np.isfinite(log_weight), log_weight, 0.0)
+    return np.asarray(np.minimum(np.exp(np.clip(log_weight, -MAX_LOG_RATIO, MAX_LOG_RATIO)), cap))
 
 
 def _aggregations(record: StepRecord) -> Mapping[str, Float[np.ndarray, "N"]]:

@@ -26,6 +26,7 @@ from klinic.checks.measures import (
     row_logp_gaps,
     row_numbers,
 )
+from klinic.checks.other_rows import MIN_MATCHED, match_other_rows
 from klinic.evidence.record import EmittedBy, StepRecord
 
 SHIFTS = (-2, -1, 1, 2)
@@ -49,8 +50,8 @@ def judge_case(case: Case) -> Finding:
     Looks for
         Rows with a large gap to the learner's log-probs, and a shift along the row that removes
         it, for the sampler's log-probs and, before the first update, the reference's; logits or
-        ids that are off by one position, which no shift of log-probs undoes; and log-probs of
-        exactly 0 at tokens that were not certain.
+        ids that are off by one position, which no shift of log-probs undoes; log-probs of
+        exactly 0 at tokens that were not certain; and rows with the log-probs of another row.
     Why it matters
         KLs of tens and ratios of thousands on single tokens, with completions that look fine.
         It is often mistaken for an unstable estimator.
@@ -59,7 +60,8 @@ def judge_case(case: Case) -> Finding:
         leaves half of the uncertain tokens within 0.1 nats; or tokens surprise one side by a
         nat above the entropy, and the gap vanishes where a token equals its neighbour or the
         learner's entropies fit the sampler's neighbouring tokens; or more than one token in a
-        thousand was filled with 0.
+        thousand was filled with 0; or four of five rows with such a gap have the log-probs of
+        another row of the step.
     Ruled out when
         The gap is small without a shift, or no shift removes it.
     Confused with
@@ -74,7 +76,7 @@ def judge_case(case: Case) -> Finding:
         return no_data_finding(
             f"fewer than {MIN_TOKENS} trained tokens have a log-prob of both sides"
         )
-    if (finding := _judge_neighbours(case)) is not None:
+    if (finding := _judge_neighbours(case) or _judge_other_rows(record, columns)) is not None:
         return finding
     scans = {column: scan_shifts(record, column) for column in columns}
     column = max(scans, key=lambda c: scans[c].gap - scans[c].shifted_gap)
@@ -120,6 +122,19 @@ def _judge_neighbours(case: Case) -> Finding | None:
         gap=competition.size,
         explained=winner.explained,
     )
+
+
+def _judge_other_rows(record: StepRecord, columns: list[str]) -> Finding | None:
+    """Return a finding if one side's rows are in another order."""
+    for column in columns:
+        if (found := match_other_rows(record, column)) is not None:
+            return failed_finding(
+                f"{found.matched} of {found.with_gap} rows with a gap have in `{column}` the "
+                f"log-probs of another row (limit {MIN_MATCHED:.0%}): its rows are in another "
+                "order",
+                rows=float(found.matched),
+            )
+    return None
 
 
 def _appeared_with_updates(case: Case, size: float) -> bool:

@@ -1,9 +1,11 @@
 """wrong-groups: advantages are not those of their group's rewards."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 
+from klinic.checks.advantage_grouping import Grouping, explain_advantages
 from klinic.checks.base import (
     Case,
     Check,
@@ -14,6 +16,7 @@ from klinic.checks.base import (
     passed_finding,
 )
 from klinic.checks.measures import no_whole_group_finding, rms, whole_groups
+from klinic.evidence.verdict import Verdict
 
 MAX_SUM_FRACTION = 0.01  # fraction of a group's absolute advantages; float32 leaves 1e-6
 RELATIVE_ROUNDING = (
@@ -22,6 +25,7 @@ RELATIVE_ROUNDING = (
 STD_FLOOR = 1e-6  # the least that a trainer adds to a standard deviation that divides: verl
 MIN_COPIED_GROUPS = 3
 MAX_CHANCE = 1e-3  # that so many groups fit others at one distance
+GROUPS_ONLY = ("slime", "miles")  # they normalise rewards within groups, if at all by row
 CENTRED_ADVANTAGES = ("group_mean", "leave_one_out", "group_std")
 
 
@@ -32,7 +36,9 @@ def judge_case(case: Case) -> Finding:
         The sum of the advantages of each group over the sum of their absolute values. Rewards
         minus their group mean sum to 0, for every group size and spread. Then the shape of each
         group's advantages: a positive multiple of its own centred rewards, a negative one, or
-        one of another group's. Rows that were moved after scoring, found by their token ids.
+        one of another group's. If they have neither, the rows whose rewards explain them: the
+        whole batch, rows with one prompt, consecutive rows, rows some places on. Rows that were
+        moved after scoring, found by their token ids.
         Groups with fewer rows than the group size are left out: a loop dropped rows, or trains on
         them later. And groups of one prompt of the dataset to which the reset of an environment
         added different texts.
@@ -44,6 +50,7 @@ def judge_case(case: Case) -> Finding:
         A group's sum is above 1% of its absolute advantages; or groups' advantages do not have
         the shape of their own rewards, and are swapped with one another's, or are those of the
         group a fixed number of places before, or rows were moved and their advantages were not;
+        or other rows explain 95% of them, and their own group less than half;
         or all of them have the opposite sign; or a reset gave the members of a group different
         prompts.
     Ruled out when
@@ -53,8 +60,44 @@ def judge_case(case: Case) -> Finding:
         (the advantages fit the rewards, which are wrong).
     """
     record = case.record
+    is_batch = case.run["advantage"] == "batch" and case.run.get("trainer") in GROUPS_ONLY
+    if is_batch and (found := confirm_grouping(case)) is not None:
+        return found
     if (decided := _judge_grouping(case)) is not None:
         return decided
+    finding = _judge_advantages(case)
+    grouping = case.measure_once(explain_advantages, record)
+    if grouping is None or (grouping.is_whole_batch and finding.verdict is not Verdict.FAIL):
+        return finding
+    if finding.verdict is not Verdict.FAIL:
+        return _explained_finding(grouping)
+    return replace(finding, summary=f"{finding.summary}; they are {_describe(grouping)}")
+
+
+def confirm_grouping(case: Case) -> Finding | None:
+    """Confirm the cause for an unknown estimator: other rows than a group's explain the advantages.
+
+    Advantages over the whole batch are a choice, except in trainers that have no such estimator.
+    """
+    grouping = case.measure_once(explain_advantages, case.record)
+    if grouping is None or (grouping.is_whole_batch and case.run.get("trainer") not in GROUPS_ONLY):
+        return None
+    return _explained_finding(grouping)
+
+
+def _explained_finding(grouping: Grouping) -> Finding:
+    return failed_finding(
+        f"the advantages are {_describe(grouping)}", explained_rows=grouping.fraction
+    )
+
+
+def _describe(grouping: Grouping) -> str:
+    return f"those of the rewards of {grouping.rows}, which explain {grouping.fraction:.0%} of them"
+
+
+def _judge_advantages(case: Case) -> Finding:
+    """Judge sums and shapes of the advantages of each group."""
+    record = case.record
     assert record.advantage is not None  # noqa: S101 - needed
     reward = np.zeros(record.num_rows) if record.reward is None else record.reward
     used = whole_groups(case, record) & np.isfinite(record.advantage) & np.isfinite(reward)
@@ -241,6 +284,7 @@ CHECK = Check(
     "whole group, and move advantages with their rows. Let an environment's reset() return the "
     "same observation for all members of a group: seed it from the row of the dataset.",
     judge=judge_case,
+    confirm=confirm_grouping,
     reads=(
         "facts.num_moved_rows",
         "facts.num_split_groups",
@@ -251,5 +295,6 @@ CHECK = Check(
         "record.prompt_offsets",
         "record.sample",
         "run.group_size",
+        "run.trainer",
     ),
 )

@@ -21,11 +21,14 @@ from klinic.recipe.validation_messages import EXPECTED, format_value
 
 DTypeName = Literal["fp32", "bf16", "fp16"]
 LogprobMode = Literal["processed", "raw"]
+ReferenceName = Literal["start", "path"]
 DoctorMode = Literal["tell", "stop", "none"]
 
 Fraction = Annotated[float, within("it is a probability", low=0, high=1)]
 TopK = Annotated[int, within("-1 and 0 switch it off", low=-1)]
 ClipLow = Annotated[float, within("the ratio is held above 1 - clip_low", above=0, high=1)]
+KLTarget = Annotated[float, within("it is the KL to hold, in nats per token", above=0)]
+WeightCap = Annotated[float, within("it bounds the importance weight", above=0)]
 ClipHigh = Annotated[float, within("the ratio is held below 1 + clip_high", above=0)]
 
 NAMES_ELSEWHERE = {
@@ -83,6 +86,21 @@ class RecorderSettings(Section):
     """The ratio is clipped at 1 + clip_high; unknown: as `clip_low`."""
     kl_estimator: EstimatorName | None = None
     """Estimator of the KL term."""
+    kl_target: KLTarget | None = None
+    """KL that a controller of the coefficient holds, in nats per token; None: no controller, or
+    unknown."""
+    reference: ReferenceName | None = None
+    """The policy that `logp_ref` is of: `start` (the policy as it started), `path` (another model,
+    on purpose)."""
+    reference_sync_every: Count | None = None
+    """Updates between two copies of the policy into the reference, on purpose; None: it is frozen,
+    or unknown."""
+    reference_ema: Fraction | None = None
+    """Fraction of the reference that is kept when the policy is mixed into it, on purpose; the rest
+    is the policy. None: it is frozen, or unknown."""
+    importance_cap: WeightCap | None = None
+    """Largest importance weight exp(logp_old - logp_sampler) that multiplies the policy term of a
+    token (truncated importance sampling); None: none, or unknown."""
     dtype: DTypeName | None = None
     """Dtype of the forward passes: `fp32`, `bf16` or `fp16`. Limits of rounding are those of bf16
     unless it is fp32."""
@@ -143,6 +161,8 @@ class RecorderSettings(Section):
                 }
             ),
             "estimator": self.kl_estimator,
+            "kl_target": self.kl_target,
+            "reference": self._reference_facts(),
             "loss": self._loss_facts(),
             "advantage": self.advantage,
             "group_size": self.group_size,
@@ -169,6 +189,19 @@ class RecorderSettings(Section):
                     "aggregation": self.aggregation,
                     "clip_low": clip_low,
                     "clip_high": clip_high,
+                    "importance_cap": self.importance_cap,
+                }
+            )
+            or None
+        )
+
+    def _reference_facts(self) -> dict[str, Any] | None:
+        return (
+            _stated(
+                {
+                    "wanted": self.reference,
+                    "sync_every": self.reference_sync_every,
+                    "ema": self.reference_ema,
                 }
             )
             or None

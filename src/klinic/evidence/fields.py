@@ -89,8 +89,10 @@ RUN_KEYS = {
     "shards": "number of processes that share the learner's weights",
     "processes": "number of training processes; each has rows of its own",
     "estimator": "name of the KL estimator, or null",
+    "kl_target": "KL that a controller of the coefficient holds, in nats per token",
     "loss": "`name` of the policy loss, `clip_low`, `clip_high`, `aggregation`, `overridden` (true "
-    "if the user's code replaces the trainer's loss)",
+    "if the user's code replaces the trainer's loss), `importance_cap` (largest weight of a token "
+    "against the sampler, which multiplies the policy term)",
     "advantage": "name of the advantage estimator",
     "group_size": "completions per prompt",
     "updates_per_generation": "steps that train on one generation of samples, such as mini-batches "

@@ -20,6 +20,7 @@ from klinic.faults import (
     gradient_not_cleared,
     hidden_sampling_transform,
     imprecise_logp,
+    kl_controller_reversed,
     kl_gradient_wrong,
     kl_not_applied,
     kl_sign_flipped,
@@ -27,6 +28,7 @@ from klinic.faults import (
     layout_changes_logp,
     loss_scaled_wrong,
     malformed_output,
+    malformed_prompt,
     misaligned_logp,
     moved_reference,
     nan_outside_mask,
@@ -72,6 +74,7 @@ FAULTS: tuple[Fault, ...] = (
     equal_rewards.FAULT,
     loss_scaled_wrong.FAULT,
     gradient_not_cleared.FAULT,
+    kl_controller_reversed.FAULT,
     imprecise_logp.FAULT,
     dropout_in_scoring.FAULT,
     layout_changes_logp.FAULT,
@@ -87,6 +90,7 @@ FAULTS: tuple[Fault, ...] = (
     context_truncated.FAULT,
     random_weights.FAULT,
     malformed_output.FAULT,
+    malformed_prompt.FAULT,
     cliff_rewards.FAULT,
     unnormalised_logp.FAULT,
     truncation_not_mirrored.FAULT,
@@ -96,8 +100,9 @@ FAULTS: tuple[Fault, ...] = (
 )
 """In the order of `klinic.checks.CHECKS`. Without causes that a run of the lab cannot have: no
 model here has experts or long completions, and a run has one process. Faults of ratio-not-applied,
-policy-gradient-wrong, misplaced-advantage and entropy-term-wrong are in `in_trl.py`: klinic's own
-loop records a generation once, proves its loss, and has one advantage per row and no bonus."""
+policy-gradient-wrong, misplaced-advantage and entropy-term-wrong are in `in_trl.py`, and
+clip-range-wrong shows from a second update on: klinic's own loop records a generation once, proves
+its loss, and has one advantage per row and no bonus."""
 
 SECOND_FAULTS: tuple[Fault, ...] = (
     stale_sampler.SECOND_FAULT,

@@ -65,7 +65,7 @@ def run_facts(parts: RunParts) -> dict[str, Any]:
         },
         "shards": learner.shards,
         "trainer": "klinic",
-        "estimator": None if recipe.kl is None else recipe.kl.estimator,
+        **_kl_facts(recipe),
         "loss": {
             "name": learner.loss,
             "clip_low": learner.clip_low,
@@ -87,6 +87,17 @@ def run_provenance() -> dict[str, Any]:
         "klinic": version("klinic"),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "versions": _library_versions(),
+    }
+
+
+def _kl_facts(recipe: Recipe) -> dict[str, Any]:
+    """Return the estimator of the KL term, and the KL that its controller holds."""
+    if recipe.kl is None:
+        return {"estimator": None, "kl_target": None}
+    has_controller = recipe.kl.controller != "fixed"
+    return {
+        "estimator": recipe.kl.estimator,
+        "kl_target": recipe.kl.target if has_controller else None,
     }
 
 
