@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from klinic.faults.base import Fault, Severity, patch_attribute
-from klinic.learner import local, objective
+from klinic.learner import micro_batch_loss, objective
 
 
 @contextmanager
@@ -24,7 +24,7 @@ def detach_kl_sum(severity: Severity) -> Iterator[None]:
             return replace(parts, kl=2 * parts.kl)
         return replace(parts, kl=parts.kl.detach() + 0.0 * parts.policy)
 
-    with patch_attribute(local, "loss_terms", terms_without_kl_gradient):
+    with patch_attribute(micro_batch_loss, "loss_terms", terms_without_kl_gradient):
         yield
 
 

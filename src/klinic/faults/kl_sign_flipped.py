@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from klinic.faults.base import Fault, Severity, patch_attribute
-from klinic.learner import local, objective
+from klinic.learner import micro_batch_loss, objective
 
 KL_FACTOR = {Severity.MILD: -0.3, Severity.NORMAL: -1.0}
 
@@ -22,7 +22,7 @@ def negate_kl_sum(severity: Severity) -> Iterator[None]:
         parts = real(*args)
         return parts if parts.kl is None else replace(parts, kl=KL_FACTOR[severity] * parts.kl)
 
-    with patch_attribute(local, "loss_terms", terms_with_negated_kl):
+    with patch_attribute(micro_batch_loss, "loss_terms", terms_with_negated_kl):
         yield
 
 

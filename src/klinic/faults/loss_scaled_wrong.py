@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from klinic.faults.base import Fault, Severity, patch_attribute
-from klinic.learner import local
+from klinic.learner import local, micro_batch_loss
 
 DIVISOR_POWER = {Severity.MILD: 0.2, Severity.NORMAL: 1.0}
 
@@ -31,7 +31,7 @@ def divide_by_micro_batches(severity: Severity) -> Iterator[None]:
 
     with ExitStack() as stack:
         stack.enter_context(patch_attribute(local.LocalLearner, "prepare", prepare_and_count))
-        stack.enter_context(patch_attribute(local, "loss_terms", divided_terms))
+        stack.enter_context(patch_attribute(micro_batch_loss, "loss_terms", divided_terms))
         yield
 
 
@@ -58,7 +58,7 @@ def average_per_micro_batch(severity: Severity) -> Iterator[None]:
         own = {n: micro_batch_mean(getattr(targets, n)) for n in ("policy_weight", "kl_weight")}
         return real(scores, replace(targets, **own), objective)
 
-    with patch_attribute(local, "loss_terms", micro_batch_terms):
+    with patch_attribute(micro_batch_loss, "loss_terms", micro_batch_terms):
         yield
 
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from klinic.faults.base import Fault, Severity, patch_attribute
-from klinic.learner import local
+from klinic.learner import micro_batch_loss
 from klinic.learner.update import LearningRate
 from klinic.maths.masked import weighted_sum
 
@@ -45,7 +45,7 @@ def add_entropy_bonus(severity: Severity) -> Iterator[None]:
             parts, policy=parts.policy + ENTROPY_COEF[severity] * (negative - negative.detach())
         )
 
-    with patch_attribute(local, "loss_terms", terms_with_bonus):
+    with patch_attribute(micro_batch_loss, "loss_terms", terms_with_bonus):
         yield
 
 
