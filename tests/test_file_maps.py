@@ -9,6 +9,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "klinic"
 PACKAGES = sorted(path.parent for path in SOURCE.rglob("__init__.py"))
 ONE_PER_CAUSE = ("checks", "faults")
+OF_TEACHERS = {"in_distillation"}
 
 
 def docstring(package: Path) -> str:
@@ -18,8 +19,8 @@ def docstring(package: Path) -> str:
 def modules(package: Path) -> set[str]:
     names = {path.stem for path in package.glob("*.py")}
     if package.name in ONE_PER_CAUSE:
-        names &= {"base", "measures", "sampler_sync", "sampler_patches", "in_trl", "vllm_traps"}
-        names |= {path.stem for path in package.glob("in_distillation.py")}
+        shared = {"base", "measures", "sampler_sync", "sampler_patches", "in_trl", "vllm_traps"}
+        names &= shared | OF_TEACHERS
     return names - {"__init__", "__main__"}
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from klinic.evidence.fields import PROBES
-from klinic.learner import local
+from klinic.learner import micro_batch_loss
 from klinic.learner.probes import PROBED_ESTIMATORS
 from tiny_policies import (
     batch_of,
@@ -58,14 +58,14 @@ def test_a_learner_that_is_right_agrees_with_itself_alone_and_in_halves(made):
 def test_a_policy_term_without_its_gradient_or_with_the_wrong_sign_is_seen(
     made, monkeypatch, factor, cosine
 ):
-    real = local.loss_terms
+    real = micro_batch_loss.loss_terms
 
     def changed(scores, targets, objective):
         terms = real(scores, targets, objective)
         policy = terms.policy.detach() + factor * (terms.policy - terms.policy.detach())
         return replace(terms, policy=policy)
 
-    monkeypatch.setattr(local, "loss_terms", changed)
+    monkeypatch.setattr(micro_batch_loss, "loss_terms", changed)
     _, answers = asked(made)
     assert answers["policy_gradient"]["cosine"] == pytest.approx(cosine, abs=1e-5)
 
@@ -104,7 +104,7 @@ MUTANTS = {
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_term_that_is_not_what_it_says_shows_by_how_much(made, monkeypatch, name):
     change, ratio = MUTANTS[name]
-    real = local.loss_terms
+    real = micro_batch_loss.loss_terms
 
     def spoilt(*given):
         parts = real(*given)
@@ -112,15 +112,15 @@ def test_a_term_that_is_not_what_it_says_shows_by_how_much(made, monkeypatch, na
             return parts
         return replace(parts, kl=change(parts.kl) + 0.0 * parts.policy)
 
-    monkeypatch.setattr(local, "loss_terms", spoilt)
+    monkeypatch.setattr(micro_batch_loss, "loss_terms", spoilt)
     _, answers = asked(made)
     assert answers["kl_gradient"]["ratio"] == pytest.approx(ratio, abs=1e-3)
 
 
 def test_another_estimator_is_recognised(made, monkeypatch):
-    real = local.loss_terms
+    real = micro_batch_loss.loss_terms
     monkeypatch.setattr(
-        local,
+        micro_batch_loss,
         "loss_terms",
         lambda scores, targets, objective: real(
             scores,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from klinic.learner import local
+from klinic.learner import micro_batch_loss
 from klinic.learner.local import LocalLearner
 from klinic.model.head import Head
 from klinic.model.reference import Reference
@@ -56,7 +56,7 @@ class Poison:
         self._patch(monkeypatch, LocalLearner, "current_gradients", self._gradient)
         self._patch(monkeypatch, LocalLearner, "all_finite", self._held)
         self._patch(monkeypatch, Reference, "logp", self._logp_ref)
-        self._patch(monkeypatch, local, "loss_terms", self._loss)
+        self._patch(monkeypatch, micro_batch_loss, "loss_terms", self._loss)
 
     def _know_where(self, monkeypatch):
         watch = Run.make_guard
