@@ -4,29 +4,20 @@ One launch per layout trains all its cases: most of a launch is the import of TR
 """
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("trl")
 
+from integrations.trl_launch import MANY, launch
 from klinic.checks import CHECKS
 from klinic.doctor.cases import read_cases
 from klinic.doctor.diagnosis import diagnose
 from klinic.evidence import store
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
-SCRIPT = Path(__file__).parent / "trl_ranks.py"
 SPANNING = {"per_device_train_batch_size": 6, "gradient_accumulation_steps": 1}  # groups of 4
-MANY = {
-    "per_device_train_batch_size": 32,
-    "gradient_accumulation_steps": 1,
-    "learning_rate": 1e-4,
-}
 KL = {"coef": 0.01, "estimator": "unbiased", "controller": "log_pi", "target": 0.05}
 CASES = {
     "groups that span ranks": {"settings": SPANNING},
@@ -40,32 +31,6 @@ OF_DDP = {
     "advantages on one": {"ways": ["attached"], "fault": "advantages on one", "settings": MANY},
     "gradients stay": {"ways": ["attached"], "fault": "no sync", "settings": MANY},
 }
-FSDP = {
-    "ACCELERATE_USE_FSDP": "true",
-    "FSDP_VERSION": "2",
-    "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
-    "FSDP_TRANSFORMER_CLS_TO_WRAP": "Qwen3DecoderLayer",
-    "FSDP_CPU_RAM_EFFICIENT_LOADING": "false",
-    "FSDP_STATE_DICT_TYPE": "FULL_STATE_DICT",
-}
-
-
-def launch(folder, start, cases, env):
-    """Train the cases in two processes; return the results by case and way, for each rank."""
-    plan = folder / "plan.json"
-    plan.write_text(json.dumps({"folder": str(folder), "start": str(start), "cases": cases}))
-    paths = os.pathsep.join([str(SCRIPT.parents[1]), *sys.path])
-    environment = {**os.environ, "ACCELERATE_USE_CPU": "true", "PYTHONPATH": paths, **env}
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
-    done = subprocess.run(
-        [sys.executable, *command, str(SCRIPT), str(plan)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, (done.stdout + done.stderr)[-6000:]
-    return json.loads((folder / "results.json").read_text())
 
 
 @pytest.fixture(scope="module", params=["ddp", "fsdp2"])
@@ -74,7 +39,7 @@ def launched(request, taught, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     is_ddp = request.param == "ddp"
     cases = CASES | OF_DDP if is_ddp else CASES
-    return request.param, folder, launch(folder, taught, cases, {} if is_ddp else FSDP)
+    return request.param, folder, launch(folder, taught, cases, request.param)
 
 
 def run_of(launched, case):

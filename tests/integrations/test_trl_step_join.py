@@ -80,10 +80,24 @@ def test_layouts_that_cannot_be_read_are_refused():
     reject_unsupported_layout(trainer_of(accelerator=sharded), monitors=False)
     parallel = SimpleNamespace(is_fsdp2=True, parallelism_config=SimpleNamespace(tp_size=2))
     for changes, words in (
-        ({"is_deepspeed_enabled": True}, "DeepSpeed"),
         ({"is_fsdp_enabled": True}, "fsdp_version: 2"),
         ({"accelerator": parallel}, "uses tp of"),
         ({"accelerator": sharded}, "monitor_kl_every"),
     ):
         with pytest.raises(ConfigError, match=words):
             reject_unsupported_layout(trainer_of(**changes), monitors=True)
+
+
+def deepspeed_trainer(stage, **changes):
+    state = SimpleNamespace(deepspeed_plugin=SimpleNamespace(zero_stage=stage))
+    accelerator = SimpleNamespace(is_fsdp2=False, parallelism_config=None, state=state)
+    return trainer_of(is_deepspeed_enabled=True, accelerator=accelerator, **changes)
+
+
+def test_what_deepspeed_cannot_do_is_refused():
+    reject_unsupported_layout(deepspeed_trainer(2), monitors=True)
+    reject_unsupported_layout(deepspeed_trainer(3, beta=0.1), monitors=True)
+    with pytest.raises(ConfigError, match="monitor_kl_every"):
+        reject_unsupported_layout(deepspeed_trainer(3), monitors=True)
+    with pytest.raises(ConfigError, match="within its backward pass"):
+        reject_unsupported_layout(deepspeed_trainer(2), monitors=False, recovers=True)

@@ -1,5 +1,8 @@
 """TRL's tools and environments: every token has its source, and faults of turns are named."""
 
+import sys
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -50,17 +53,36 @@ def healthy(request, taught, tmp_path_factory):
     return trainer, *trained(trainer, folder / "run")
 
 
-def test_every_token_of_every_episode_has_its_source(healthy):
-    trainer, _, records = healthy
+def count_turns(records, tokenizer):
+    """Return the number of turns of each row, after a look at the source of every token."""
     num_turns = []
     for record in records:
         for start, end in zip(record.row_offsets[:-1], record.row_offsets[1:], strict=True):
             found = [CODES[code] for code in record.emitted_by[start:end].tolist()]
-            assert found == expected_sources(record.token_ids[start:end], trainer._tokenizer)
+            assert found == expected_sources(record.token_ids[start:end], tokenizer)
             num_turns.append(1 + "".join(found).count("mm"))
             own = record.emitted_by[start:end] == EmittedBy.POLICY
             assert (record.loss_mask[start:end] == own).all()
-    assert sum(num > 1 for num in num_turns) >= 100
+    return num_turns
+
+
+def test_every_token_of_every_episode_has_its_source(healthy):
+    trainer, _, records = healthy
+    assert sum(num > 1 for num in count_turns(records, trainer._tokenizer)) >= 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parts", [{}, {"environment_factory": Sums}], ids=["tools", "environment"])
+def test_every_token_of_200_episodes_of_several_turns_has_its_source(parts, taught, tmp_path):
+    trainer = make_tool_trainer(taught, tmp_path / "out", max_steps=8, **parts)
+    diagnosis, records = trained(trainer, tmp_path / "run")
+    num_turns = count_turns(records, trainer._tokenizer)
+    num_several = sum(num > 1 for num in num_turns)
+    sys.stdout.write(
+        f"{len(num_turns)} episodes, {num_several} of several turns: {Counter(num_turns)}\n"
+    )
+    assert num_several >= 200
+    assert not diagnosis.sick, diagnosis.headline
 
 
 def test_the_samplers_log_probs_of_all_turns_are_kept(healthy):

@@ -44,7 +44,9 @@ def test_the_losses_are_those_of_a_run_without_klinic_and_a_healthy_run_is_quiet
     without = run(folder, f"without-{ranks}", ranks=ranks, klinic=False)
     assert len(with_klinic.metrics) == 6
     for one, other in zip(with_klinic.metrics, without.metrics, strict=True):
-        assert [one[name] for name in SAME] == [other[name] for name in SAME]
+        # verl keeps the rows of a step in the order in which they ended: sums differ by rounding
+        expected = pytest.approx([other[name] for name in SAME], rel=1e-5, abs=1e-6)
+        assert [one[name] for name in SAME] == expected
     assert "6 steps examined: no cause was found" in with_klinic.text
 
 

@@ -10,6 +10,7 @@ Loading and adapters
     tiny              the built-in models `tiny`, `tiny-small` and `tiny-gpt2`
     chat              prompts and chats as token ids
     weights           digests and fingerprints of weights
+    zero_shards       weights that DeepSpeed ZeRO-3 splits over processes
     start_digests     digests of a policy at the start of a run, computed once
 
 Log-probs

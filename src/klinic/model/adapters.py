@@ -19,7 +19,7 @@ from torch import Tensor
 from klinic.errors import ConfigError
 from klinic.model.adapter_files import WEIGHTS_FILE, check_adapter_files
 from klinic.model.dropout import disable_dropout
-from klinic.model.weights import digest
+from klinic.model.weights import digest, full_tensor, state_tensors
 
 TRAINED_ADAPTER = "default"
 FROZEN_ADAPTER = "reference"
@@ -118,8 +118,9 @@ def has_only_low_rank(lm: Any) -> bool:
 
 def starts_at_zero(lm: Any) -> bool:
     """Whether the adapter adds exactly 0: only low-rank matrices, and every `lora_B` is 0."""
-    output_factors = [p for name, p in lm.state_dict().items() if ".lora_B." in name]
-    return has_only_low_rank(lm) and not any(bool(p.any()) for p in output_factors)
+    output_factors = [p for name, p in state_tensors(lm).items() if ".lora_B." in name]
+    is_zero = [not bool(full_tensor(p).any()) for p in output_factors]
+    return has_only_low_rank(lm) and all(is_zero)
 
 
 def add_frozen_copy(lm: Any, name: str = FROZEN_ADAPTER) -> None:
@@ -170,7 +171,7 @@ def _ignore_peft_warnings() -> Iterator[None]:
 
 def policy_digest(lm: Any) -> str:
     """Return a hash of a policy's weights: base and trained adapter, without frozen copies."""
-    return digest({n: p for n, p in lm.state_dict().items() if not _is_frozen_weight(n)})
+    return digest({n: p for n, p in state_tensors(lm).items() if not _is_frozen_weight(n)})
 
 
 def frozen_state_dict(lm: Any) -> dict[str, Tensor]:
@@ -199,7 +200,7 @@ def base_digest(lm: Any) -> str | None:
 
 def base_weights(lm: Any) -> dict[str, Tensor]:
     """Return the base weights under an adapter, by name."""
-    return {name: p for name, p in lm.state_dict().items() if not _is_adapter_weight(name)}
+    return {name: p for name, p in state_tensors(lm).items() if not _is_adapter_weight(name)}
 
 
 def _is_adapter_weight(name: str) -> bool:

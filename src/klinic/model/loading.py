@@ -27,6 +27,7 @@ from klinic.model.frozen_base import store_base_in_bf16
 from klinic.model.head import check_head_logits
 from klinic.model.layout import pad_rows
 from klinic.model.scorer import TokenScorer
+from klinic.model.zero_shards import full_numel
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -394,8 +395,8 @@ def check_log_probs(scorer: TokenScorer, name: str) -> None:
 def num_parameters(lm: nn.Module) -> dict[str, int]:
     """Return the number of parameters of a model, and of its trainable ones."""
     return {
-        "num_parameters": sum(p.numel() for p in lm.parameters()),
-        "num_trainable": sum(p.numel() for p in lm.parameters() if p.requires_grad),
+        "num_parameters": sum(full_numel(p) for p in lm.parameters()),
+        "num_trainable": sum(full_numel(p) for p in lm.parameters() if p.requires_grad),
     }
 
 

@@ -10,6 +10,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from klinic.model import zero_shards
+
 NUM_SAMPLED = 64  # entries per tensor in a fingerprint
 
 
@@ -26,6 +28,8 @@ class Weights:
 
 def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor of a possibly sharded one; every rank must call this."""
+    if zero_shards.is_zero_shard(tensor):
+        return zero_shards.gather_zero_shard(tensor)
     gathered: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
     return gathered
 
@@ -33,6 +37,11 @@ def full_tensor(tensor: Tensor) -> Tensor:
 def trainable_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return the trainable tensors, by name."""
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def state_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a state dict; they keep what ZeRO-3 knows about them."""
+    return dict(model.state_dict(keep_vars=True))
 
 
 @torch.no_grad()
@@ -87,7 +96,11 @@ def _all_reduce_samples(sharded: Mapping[str, Any]) -> dict[str, Tensor]:
     own = {name: _local_samples(tensor) for name, tensor in sharded.items()}
     # every entry is on one rank and 0 on the others, so the sum gathers them
     total = torch.cat([entries.view(torch.uint8) for entries in own.values()])
-    dist.all_reduce(total, group=next(iter(sharded.values())).device_mesh.get_group())
+    first = next(iter(sharded.values()))
+    if zero_shards.is_zero_shard(first):
+        total = zero_shards.sum_over_processes(total, first)
+    else:
+        dist.all_reduce(total, group=first.device_mesh.get_group())
     parts = torch.split(total, [entries.nbytes for entries in own.values()])
     return {
         name: part.clone().view(entries.dtype)
@@ -97,6 +110,18 @@ def _all_reduce_samples(sharded: Mapping[str, Any]) -> dict[str, Tensor]:
 
 def _local_samples(tensor: Any) -> Tensor:
     """Return a tensor's sampled entries, with 0 for those on other ranks."""
+    is_zero_shard = zero_shards.is_zero_shard(tensor)
+    local, start = (zero_shards.own_entries if is_zero_shard else _own_rows)(tensor)
+    spacing = _spacing(tensor)
+    samples = local[-start % spacing :: spacing]
+    entries: Tensor = local.new_zeros(math.ceil(zero_shards.full_numel(tensor) / spacing))
+    first = math.ceil(start / spacing)
+    entries[first : first + len(samples)] = samples
+    return entries
+
+
+def _own_rows(tensor: Any) -> tuple[Tensor, int]:
+    """Return the entries of a DTensor on this rank, and the place of the first of them."""
     # takes a second to import, and only sharded learners need it
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
@@ -105,21 +130,15 @@ def _local_samples(tensor: Any) -> Tensor:
     )
     if any(offset[1:]):
         raise ValueError(f"a tensor of shape {tuple(tensor.shape)} is not sharded by rows")
-    local, spacing = tensor.to_local().reshape(-1), _spacing(tensor)
-    start = offset[0] * math.prod(tensor.shape[1:])
-    samples = local[-start % spacing :: spacing]
-    entries: Tensor = local.new_zeros(math.ceil(tensor.numel() / spacing))
-    first = math.ceil(start / spacing)
-    entries[first : first + len(samples)] = samples
-    return entries
+    return tensor.to_local().reshape(-1), offset[0] * math.prod(tensor.shape[1:])
 
 
 def _is_sharded(tensor: Tensor) -> bool:
-    return hasattr(tensor, "device_mesh")
+    return hasattr(tensor, "device_mesh") or zero_shards.is_zero_shard(tensor)
 
 
 def _spacing(tensor: Tensor) -> int:
-    return max(1, tensor.numel() // NUM_SAMPLED)
+    return max(1, zero_shards.full_numel(tensor) // NUM_SAMPLED)
 
 
 def _hash_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:

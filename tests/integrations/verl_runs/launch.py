@@ -32,6 +32,17 @@ FAULTS = {
     "environment-tokens": "wrong-loss-mask",
 }
 """Faults, and the cause that klinic names."""
+RAY_SECONDS = (
+    "RAY_worker_register_timeout_seconds",
+    "RAY_gcs_server_request_timeout_seconds",
+    "RAY_raylet_start_wait_time_s",
+)
+RAY_MILLISECONDS = (
+    "RAY_health_check_initial_delay_ms",
+    "RAY_health_check_timeout_ms",
+    "RAY_agent_register_timeout_ms",
+)
+"""Limits of Ray that a busy machine exceeds."""
 AGENTS = "- name: calculator\n  _target_: verl_calculator.CalculatorLoop\n"
 METRIC = re.compile(r"(?:^| )([\w/@.-]+):(?:np\.float\d+\()?(-?[\d.]+(?:e[+-]?\d+)?|nan)")
 
@@ -144,6 +155,9 @@ def environment(fault):
         "OMP_NUM_THREADS": "1",
         "HYDRA_FULL_ERROR": "1",
         "RAY_DEDUP_LOGS": "0",
+        "RAY_enable_worker_prestart": "0",  # verl starts all that it needs
+        **dict.fromkeys(RAY_SECONDS, "600"),
+        **dict.fromkeys(RAY_MILLISECONDS, "600000"),
         "HF_HUB_OFFLINE": "1",
         "WANDB_MODE": "disabled",
         "RAY_USAGE_STATS_ENABLED": "0",

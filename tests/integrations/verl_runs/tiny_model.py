@@ -94,6 +94,7 @@ def make_rows(num):
 
 
 def main(folder):
+    torch.set_num_threads(1)  # the weights, and so every run, are the same on each machine
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = make_tokenizer()
     model = make_model(len(tokenizer))

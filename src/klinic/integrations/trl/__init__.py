@@ -13,7 +13,7 @@ trained_rows.py      joins the rows of micro-batches to those of the generation,
 records.py           the record and the metrics of a step, from TRL's padded micro-batches
 run_log.py           run log: folder, live doctor and console
 run_facts.py         run.json and recipe.yaml, from TRL's config
-sharding.py          layouts over several processes: DDP and FSDP2
+sharding.py          layouts over several processes: DDP, FSDP2, DeepSpeed
 step_join.py         joins what the processes captured in a step, on rank 0
 reference.py         the reference policy and its digest
 scoring.py           log-probs by TRL's own scoring, without side effects

@@ -64,6 +64,7 @@ def attach(  # noqa: PLR0913 - the user's options, by keyword
     """
     require_trl()
     _reject_unsupported(trainer, doctor=doctor, monitor_kl_every=monitor_kl_every)
+    reject_unsupported_layout(trainer, monitors=monitor_kl_every > 0, recovers=recovery is not None)
     warning = warn_about_lacks(trainer, _trl_version())
     advice = "Give the folder of a new run: klinic.attach(trainer, FOLDER)."
     folder_name = None if folder is None else str(folder)
@@ -102,7 +103,6 @@ def _reject_unsupported(trainer: Any, *, doctor: str, monitor_kl_every: int) -> 
             "klinic is already attached to this trainer: every step would be recorded twice. "
             "Detach the first session: attached.detach()."
         )
-    reject_unsupported_layout(trainer, monitors=monitor_kl_every > 0)
     if doctor not in DOCTOR_MODES:
         raise ConfigError(f"doctor is {doctor!r}. Use tell, stop or none.")
     if monitor_kl_every < 0:

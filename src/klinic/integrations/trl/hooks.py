@@ -315,7 +315,7 @@ class TrainerHooks:
 
     def _on_norm(self, real: Any, *args: Any, **kwargs: Any) -> Any:
         grad_norm = real(*args, **kwargs)
-        self.grad_norm = float(grad_norm)
+        self.grad_norm = None if grad_norm is None else float(grad_norm)
         return grad_norm
 
     def _on_load(self, real: Any, checkpoint: str | None) -> None:

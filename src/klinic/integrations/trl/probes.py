@@ -27,7 +27,7 @@ from klinic.integrations.trl.scoring import (
     unpad_row,
     without_side_effects,
 )
-from klinic.integrations.trl.sharding import loss_gradients
+from klinic.integrations.trl.sharding import has_gradients, loss_gradients
 from klinic.learner.probes import (
     LIKELY_ESTIMATORS,
     NUM_PROBED_ROWS,
@@ -94,6 +94,8 @@ def run_probes(target: TRLProbeTarget) -> dict[str, ProbeResult]:
     if has_tokens:
         results["rescore"] = logp_difference(first[mask], second[mask])
         results["rescore_alone"] = _rescore_alone(target, first)
+    if not has_gradients(target.trainer):
+        return results
     if (
         target.estimator in PROBED_ESTIMATORS
         and target.estimator not in WHOLE_VOCABULARY_ESTIMATORS

@@ -34,7 +34,7 @@ from klinic.model.adapters import (
     policy_digest,
     starts_at_zero,
 )
-from klinic.model.weights import digest, sampled_digest, trainable_tensors
+from klinic.model.weights import digest, sampled_digest, state_tensors, trainable_tensors
 
 TRL_ADAPTER = "ref"  # TRL's name for the frozen copy of an adapter
 
@@ -98,7 +98,7 @@ def _reference_from_copy(trainer: Any, lm: Any) -> TRLReference:
     return TRLReference(
         kind="copy",
         source=str(reference_model.config._name_or_path),
-        digest=digest(reference_model.state_dict()),
+        digest=digest(state_tensors(reference_model)),
         start_digest=policy_digest(lm),
         num_bytes=0,
         _model=as_reference,

@@ -15,6 +15,7 @@ from klinic.maths.surrogate import SURROGATES
 from klinic.model.adapters import policy_digest
 from klinic.model.dropout import max_dropout_rate
 from klinic.model.loading import declared_stop_ids, num_experts, num_parameters
+from klinic.model.zero_shards import full_shape
 from klinic.training.run_facts import run_provenance
 
 ADVANTAGE_NAMES = {"group": "group_std", "batch": "batch", "none": "group_mean"}
@@ -34,7 +35,7 @@ def run_facts(
         "eos_ids": list(trainer.eos_token_ids),
         "declared_eos_ids": list(declared_stop_ids(lm, trainer._tokenizer)),
         "pad_id": trainer._tokenizer.pad_token_id,
-        "vocabulary_size": int(lm.get_output_embeddings().weight.shape[0]),
+        "vocabulary_size": full_shape(lm.get_output_embeddings().weight)[0],
         "policy": {
             "name": model_name(lm),
             "digest": policy_digest(lm),

@@ -41,7 +41,7 @@ from klinic.integrations.trl.reference import (
 )
 from klinic.integrations.trl.run_log import TRLRunLog
 from klinic.integrations.trl.scoring import select_rows, trained_mask, without_side_effects
-from klinic.integrations.trl.sharding import without_ddp
+from klinic.integrations.trl.sharding import NO_GRADIENTS, has_gradients, without_wrapper
 from klinic.integrations.trl.step_join import JoinedStep, join_step
 from klinic.integrations.trl.trained_rows import MicroBatch
 from klinic.integrations.trl.updates import UpdateGuard
@@ -140,6 +140,8 @@ class TRLSession:
             run_facts.recipe_values(trainer, str(self.folder)),
             _token_texts(trainer),
         )
+        if not has_gradients(trainer) and self._run_log.has_doctor:
+            self._run_log.record_event(0, "not measured", NO_GRADIENTS)
         self._continue_controller(int(trainer.state.global_step))
 
     def _continue_controller(self, step: int) -> None:
@@ -179,6 +181,8 @@ class TRLSession:
             **self._hooks.take_answer_counts(),
         }
         self._probe_results = {}
+        # not before the update: DeepSpeed makes it within the backward pass
+        self._update_guard.snapshot_weights(self._current_step)
         if not self._run_log.has_doctor or not (
             is_probe_due(self._current_step) or self._run_log.is_probe_due
         ):
@@ -192,7 +196,7 @@ class TRLSession:
 
     def _run_probes(self, model: Any, inputs: Any) -> None:
         hooks, batch = self._hooks, select_rows(inputs, probes.probe_rows(inputs))
-        model = without_ddp(model)
+        model = without_wrapper(model)
         if self._current_step == 1 and self.reference is not None:
             self._verify_reference(self.reference, batch)
         generation = hooks.generation
@@ -227,7 +231,6 @@ class TRLSession:
     def before_update(self) -> None:
         """Record the learning rate; skip the update or cut its rate as recovery decides."""
         self._facts["learning_rate"] = self._update_guard.learning_rate
-        self._update_guard.snapshot_weights(self._current_step)
         num_batches = len(self._hooks.micro_batches)
         if self._update_guard.can_skip and all(all_gather_json(self._processes, num_batches)):
             decision = self._decide_update()

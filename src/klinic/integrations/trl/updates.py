@@ -39,7 +39,7 @@ class UpdateGuard:
         if is_probe_due(step):
             weights = trainable_tensors(unwrap_policy(self._trainer))
             self._weights_before = {
-                name: sample_entries(local_shard(p.detach())).clone() for name, p in weights.items()
+                name: sample_entries(local_shard(p)).clone() for name, p in weights.items()
             }
 
     def weights_finite(self) -> bool:
@@ -75,8 +75,7 @@ class UpdateGuard:
             return None
         weights = trainable_tensors(unwrap_policy(self._trainer))
         pairs = [
-            (weights_before[name], sample_entries(local_shard(p.detach())))
-            for name, p in weights.items()
+            (weights_before[name], sample_entries(local_shard(p))) for name, p in weights.items()
         ]
         same = sum(int((a == b).sum()) for a, b in pairs)
         return same / max(sum(a.numel() for a, _ in pairs), 1)

@@ -1,0 +1,81 @@
+"""What `klinic.attach` costs a TRL run in two processes (DDP over gloo), beside an A/A control.
+
+    ACCELERATE_USE_CPU=true OMP_NUM_THREADS=1 python -m torch.distributed.run --standalone \
+        --nproc_per_node 2 -m bench.attach_ranks FOLDER [--rounds 12]
+
+Every rank makes the same rounds, since a step is a collective. Rank 0 prints the ratios and writes
+FOLDER/attach-ranks.json; the time that a rank waits in klinic for the other counts as klinic's.
+"""
+
+import argparse
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.harness import Claim, measure, versions
+from bench.in_step_timing import STEPS, share
+from bench.models import SIZES, saved_model
+from bench.step import PROMPTS, TOKENS, Bench, _get_past, timed_hooks
+from bench.steps import Sizes, Trl
+
+MUST = 1.015
+
+
+def compare(bench: Bench, size: str, rounds: int) -> dict[str, Any]:
+    """Compare TRL's step with klinic attached and without, interleaved, beside TRL again."""
+    arms = {
+        "trl": Trl(bench.model, bench.sizes, 0.0, bench.folder / "trl"),
+        "attached": Trl(bench.model, bench.sizes, 0.0, bench.folder / "attached", attached={}),
+    }
+    _get_past(*arms.values())
+    name = f"attach {size}, 2 processes: TRL with klinic / without"
+    claims = [Claim(name=name, arm="attached", over="trl", must=MUST)]
+    # as many rounds in every rank, whatever each has measured
+    return measure(arms, claims, least=rounds, most=rounds, seconds=float("inf"))
+
+
+def time_inside(bench: Bench, size: str) -> dict[str, Any]:
+    """Return the fraction that klinic adds to a step, timed inside it."""
+    with timed_hooks() as clock:
+        timed = Trl(bench.model, bench.sizes, 0.0, bench.folder / "timed", attached={})
+        _get_past(timed)
+        within, raw = share(timed, clock, timed.thread, must=MUST, rounds=STEPS)
+    return {"name": f"attach {size}, 2 processes: timed inside", "ratio": within, "raw": raw}
+
+
+def main() -> None:
+    """Measure both, and write what rank 0 has seen."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--size", choices=SIZES, default="10M")
+    parser.add_argument("--rounds", type=int, default=12)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    rank, load = int(os.environ["RANK"]), os.getloadavg()[0]
+    bench = Bench(
+        model=saved_model(given.size, given.folder / f"model-{rank}"),
+        sizes=Sizes(
+            vocabulary=SIZES[given.size]["vocab_size"],
+            prompts=PROMPTS[given.size],
+            completion_length=TOKENS[given.size],
+        ),
+        folder=given.folder,
+    )
+    inside = time_inside(bench, given.size)
+    both = compare(bench, given.size, given.rounds)
+    ratios = {**both.pop("ratios"), inside["name"]: inside["ratio"]}
+    if rank == 0:
+        facts = {"versions": versions(), "load": load, "ratios": ratios}
+        raw = {"raw": {"interleaved": both, "inside": inside["raw"]}}
+        (given.folder / "attach-ranks.json").write_text(json.dumps(facts | raw, indent=1))
+        sys.stdout.write(json.dumps(ratios, indent=1) + "\n")
+    sys.stdout.flush()
+    os._exit(0)  # the trainers wait for a next step
+
+
+if __name__ == "__main__":
+    main()
