@@ -34,6 +34,8 @@ METRICS = (
     ("length", "completions/mean_length"),
     ("tokens/s", "tokens/s"),
 )
+VERDICT_LINES, EVENT_LINES = 6, 3  # lines of one sentence
+INDENT, CUT = "   ", " ..."
 PHASE_TEXT = {
     Phase.WAITING: "no files written yet",
     Phase.GONE: "no process is training here: killed or stopped, not resumed yet",
@@ -51,8 +53,8 @@ def render_screen(snapshot: RunSnapshot, console: Console, height: int | None = 
         *((0, [line]) for line in _status_lines(snapshot)),
         (1, _metric_lines(snapshot, width)),
         (3, _gap_lines(snapshot, width)),
-        (2, _wrap_text(_verdict_text(snapshot), console, most=2)),
-        (4, _event_lines(snapshot)),
+        (2, _wrap_sentence(_verdict_text(snapshot), console, most=VERDICT_LINES)),
+        (4, _event_lines(snapshot, console)),
     ]
     room = height - len(top)
     chosen = _fit_sections(parts, room)
@@ -278,10 +280,15 @@ def _verdict_text(snapshot: RunSnapshot) -> Text:
     return Text(" Doctor: no cause named so far." if snapshot.steps else "", style="green")
 
 
-def _event_lines(snapshot: RunSnapshot) -> list[Text]:
+def _event_lines(snapshot: RunSnapshot, console: Console) -> list[Text]:
+    """Return the newest events, the newest first."""
     events = [e for e in snapshot.events if e.get("event") != "diagnosis"]
     return [
-        Text(f" {event_line(event)}", style="yellow") for event in reversed(events[-MAX_EVENTS:])
+        line
+        for event in reversed(events[-MAX_EVENTS:])
+        for line in _wrap_sentence(
+            Text(f" {event_line(event)}", style="yellow"), console, most=EVENT_LINES
+        )
     ]
 
 
@@ -298,6 +305,21 @@ def _heat_lines(snapshot: RunSnapshot, console: Console, *, most: int) -> list[T
         if len(lines) >= most:
             break
     return lines
+
+
+def _wrap_sentence(text: Text, console: Console, *, most: int) -> list[Text]:
+    """Return a sentence wrapped between words, further lines indented; "..." where it is cut."""
+    if not text.plain:
+        return []
+    lines = list(text.wrap(console, max(1, console.width - len(INDENT) - len(CUT))))
+    shown = [
+        Text(INDENT if number else "").append(line) for number, line in enumerate(lines[:most])
+    ]
+    for line in shown:
+        line.rstrip()
+    if len(lines) > most:
+        shown[-1].append(CUT, style=text.style)
+    return shown
 
 
 def _wrap_text(text: Text, console: Console, *, most: int) -> list[Text]:
