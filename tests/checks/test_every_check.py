@@ -30,6 +30,7 @@ def test_every_file_is_in_the_catalogue_once():
         "base",
         "copied_samples",
         "equal_samples",
+        "folded_ids",
         "gap_models",
         "gap_tokens",
         "loss_fit",

@@ -11,6 +11,7 @@ from klinic.checks import (
     clip_range_wrong,
     kl_controller_reversed,
     misaligned_logp,
+    retokenised,
     wrong_groups,
 )
 from klinic.maths import advantage as estimators
@@ -107,6 +108,50 @@ def test_a_gap_that_no_row_explains_is_not_one_of_rows():
     noise = np.random.default_rng(2).normal(size=given.num_tokens)
     given = replace(given, logp_sampler=given.logp_old + noise)
     assert "another row" not in misaligned_logp.CHECK(case(given)).summary
+
+
+# --- ids that were folded
+
+
+def folded(*, after=1.0, surprise=4.0, genuine=False):
+    """Return a record in which half of the rows have a foreign id in their middle."""
+    given = record()
+    ids, sampler = np.array(given.token_ids), np.array(given.logp_sampler)
+    for row in range(0, ROWS, 2):
+        place = row * 10 + 4
+        ids[place] = 40 + row % 4
+        sampler[place] = given.logp_old[place] + surprise
+        sampler[place + 1 : row * 10 + 10] += after
+    if genuine:
+        ids[15] = 40
+    return replace(given, token_ids=ids, logp_sampler=sampler)
+
+
+@pytest.mark.parametrize("round_trip", [None, np.ones(ROWS, bool)])
+def test_rows_that_agree_up_to_a_foreign_id_were_encoded_again(round_trip):
+    given = replace(folded(), round_trip=round_trip)
+    assert judged(retokenised, given) is FAIL
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        folded(after=0.0),
+        folded(surprise=-4.0),
+        folded(genuine=True),
+        record(noise=0.05),
+        record(noise=1.0),
+        record(),
+    ],
+    ids=["only the token", "likelier", "in other rows", "rounding", "noise", "no gap"],
+)
+def test_other_gaps_are_no_folded_ids(given):
+    assert judged(retokenised, given) is not FAIL
+
+
+def test_ids_that_were_compared_with_the_sampled_ones_are_not_suspected():
+    facts = {**record().facts, "num_changed_rows": 0, "num_reencoded_rows": 0}
+    assert judged(retokenised, replace(folded(), facts=facts)) is PASS
 
 
 # --- clip ranges

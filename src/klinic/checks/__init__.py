@@ -4,6 +4,7 @@ base            `Case`, `Finding`, `Check` and the stages
 measures        measurements that several checks share
 reward_evidence rewards pooled over steps: noise, prompts alone, paid answers
 advantage_grouping  which rows' rewards explain the advantages
+folded_ids      ids that replaced the sampled ones
 other_rows      log-probs that are those of another row
 copied_samples  copies of completions, found without log-probs
 row_texts       the texts of records whose tokens are characters

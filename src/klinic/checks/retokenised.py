@@ -11,6 +11,7 @@ from klinic.checks.base import (
     no_data_finding,
     passed_finding,
 )
+from klinic.checks.folded_ids import find_folded_ids
 from klinic.checks.gap_models import GapModel, compete_on_sampler_gap
 from klinic.checks.measures import row_logp_gaps
 
@@ -26,21 +27,24 @@ def judge_case(case: Case) -> Finding:
     Looks for
         Rows whose trained ids differ from the sampled ones in the middle. Rows that were sampled
         as one sequence of ids and would be encoded as another, and the gap between sampler and
-        learner on them and on the others.
+        learner on them and on the others. Rows that agree up to an id that surprises the
+        learner, and not after it.
     Why it matters
         After the first position that differs, every log-prob belongs to another text. Few rows
         are affected, so the mean looks harmless, and multi-turn runs end in NaN.
     Confirmed when
         1% of the rows have other ids than were sampled; or rows that would be encoded otherwise
         have a mean gap above 0.3 nats and five times that of the others, and no other
-        explanation of the gap explains more.
+        explanation of the gap explains more; or the gap of each of eight rows begins at one of
+        few ids that no row without a gap has, the learner gives these two nats less than the
+        sampler, and differs by 0.3 nats after them.
     Ruled out when
         All rows have the sampled ids; every row survives; or the rows that do not have the same
         gap as the others: then the sampled ids are the scored ids.
     Confused with
         misaligned-logp (every row); prompt-mismatch (the ids of the prompt differ).
     """
-    if (decided := judge_ids(case)) is not None:
+    if (decided := judge_ids(case) or confirm_folded_ids(case)) is not None:
         return decided
     record = case.record
     means = row_logp_gaps(record, "logp_sampler", "logp_old")
@@ -82,6 +86,19 @@ def judge_ids(case: Case) -> Finding | None:
     )
 
 
+def confirm_folded_ids(case: Case) -> Finding | None:
+    """Confirm the cause from log-probs alone: ids that were encoded again before they were kept."""
+    found = case.measure_once(find_folded_ids, case.record)
+    if found is None:
+        return None
+    return failed_finding(
+        f"the gap of {found.rows} rows begins at one of {len(found.ids)} ids, which none of "
+        f"{found.surviving} rows without a gap has; the learner gives them {found.surprise:.3g} "
+        "nats less than the sampler: they are not the ids that were sampled",
+        rows=float(found.rows),
+    )
+
+
 CHECK = Check(
     name="retokenised",
     description="tokens were decoded to text and encoded again",
@@ -91,6 +108,7 @@ CHECK = Check(
     "output.",
     judge=judge_case,
     rule_out=judge_ids,
+    confirm=confirm_folded_ids,
     explains=(
         *("misaligned-logp", "imprecise-logp", "temperature-on-one-side", "wrong-loss-mask"),
         *("stop-token-fault", "hidden-sampling-transform", "broken-sampler"),
