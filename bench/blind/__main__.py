@@ -1,7 +1,8 @@
-"""`python -m bench.blind round2|threads FOLDER`: run a blind set once more, diagnose and count.
+"""`python -m bench.blind round2|round3|threads FOLDER`: run a blind set, diagnose and count.
 
-`round2` trains two start policies and 54 scripts (about 12 minutes on one core); `threads` writes
-the files of 38 cases (about 6 minutes). What is in FOLDER already is not made again.
+`round2` and `round3` train two start policies and some 55 scripts (about 12 minutes on one core);
+`threads` writes the files of 38 cases (about 6 minutes). What is in FOLDER already is not made
+again.
 """
 
 import argparse
@@ -27,21 +28,22 @@ KLINIC = [sys.executable, "-m", "klinic.cli"]
 def main() -> None:
     """Run a set and print the verdict of each case and the counts."""
     parser = argparse.ArgumentParser(prog="python -m bench.blind", description=__doc__)
-    parser.add_argument("name", choices=["round2", "threads"])
+    parser.add_argument("name", choices=["round2", "round3", "threads"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="cases, such as trl/s01 or 07")
     given = parser.parse_args()
     folder = given.folder.resolve()
     names = json.loads((HERE / given.name / "mapping.json").read_text())
-    make = {"round2": _train, "threads": _write}[given.name]
+    cases = [case for case in names if not given.only or case in given.only]
+    made = _write(folder, cases) if given.name == "threads" else _train(given.name, folder, cases)
     verdicts = []
-    for case, run in make(folder, [c for c in names if not given.only or c in given.only]):
+    for case, run in made:
         verdicts.append(judge(case, names[case], _diagnose(run)))
         print(json.dumps(asdict(verdicts[-1])), flush=True)  # noqa: T201
     print(json.dumps(summary(verdicts)))  # noqa: T201
 
 
-def _train(folder: Path, cases: list[str]) -> Iterator[tuple[str, Path]]:
+def _train(name_of_set: str, folder: Path, cases: list[str]) -> Iterator[tuple[str, Path]]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     env["BLIND_OUT"] = str(folder)
     for name, settings in STARTS.items():
@@ -52,7 +54,7 @@ def _train(folder: Path, cases: list[str]) -> Iterator[tuple[str, Path]]:
         env[f"BLIND_{name.upper()}"] = str(start / "start")
     for case in cases:
         owner, _, name = case.partition("/")
-        script, run = HERE / "round2" / owner / "cases" / f"{name}.py", folder / case
+        script, run = HERE / name_of_set / owner / "cases" / f"{name}.py", folder / case
         if not run.exists():
             run.parent.mkdir(parents=True, exist_ok=True)
             subprocess.run(  # noqa: S603
