@@ -1,6 +1,6 @@
-"""`python -m bench.blind round2|round3|threads FOLDER`: run a blind set, diagnose and count.
+"""`python -m bench.blind round2|round4|threads FOLDER`: run a blind set, diagnose and count.
 
-`round2` and `round3` train two start policies and some 55 scripts (about 12 minutes on one core);
+`round2` and `round4` train two start policies and some 55 scripts (about 12 minutes on one core);
 `threads` writes the files of 38 cases (about 6 minutes). What is in FOLDER already is not made
 again.
 """
@@ -28,7 +28,7 @@ KLINIC = [sys.executable, "-m", "klinic.cli"]
 def main() -> None:
     """Run a set and print the verdict of each case and the counts."""
     parser = argparse.ArgumentParser(prog="python -m bench.blind", description=__doc__)
-    parser.add_argument("name", choices=["round2", "round3", "threads"])
+    parser.add_argument("name", choices=["round2", "round4", "threads"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="cases, such as trl/s01 or 07")
     given = parser.parse_args()

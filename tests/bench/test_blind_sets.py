@@ -12,7 +12,9 @@ BLIND = Path(__file__).parents[2] / "bench" / "blind"
 NAMES = {check.name for check in CHECKS}
 
 
-@pytest.mark.parametrize(("name", "num", "num_healthy"), [("round2", 54, 18), ("threads", 38, 6)])
+@pytest.mark.parametrize(
+    ("name", "num", "num_healthy"), [("round2", 54, 18), ("round4", 50, 17), ("threads", 38, 6)]
+)
 def test_every_case_has_a_script_a_truth_and_names_of_the_catalogue(name, num, num_healthy):
     cases = json.loads((BLIND / name / "mapping.json").read_text())
     assert len(cases) == num
