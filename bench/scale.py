@@ -169,11 +169,11 @@ def moved() -> str:
         "seconds from shard to shard, bf16": lambda n, s: three(
             throughput.ideal_sync_seconds(s, DEVICE, num=_learners(n))
         ),
-        "gathered for a forward pass, fp32": lambda _, s: amount(FP32_BYTES * s.num_parameters),
-        "seconds of it": lambda _, s: three(FP32_BYTES * s.num_parameters / DEVICE.network),
+        "gathered for a forward pass": lambda _, s: amount(bytes_moved.pass_bytes(s)),
+        "seconds of it": lambda _, s: three(bytes_moved.pass_bytes(s) / DEVICE.network),
         "evidence of a step": lambda _, s: amount(bytes_moved.stored_bytes(s, STEP)),
         "record to each process": lambda *_: amount(bytes_moved.broadcast_bytes(STEP)),
-        f"host memory to start {MACHINE} processes": lambda _, s: amount(
+        f"host memory to start {MACHINE} processes, loaded whole": lambda _, s: amount(
             throughput.startup_bytes(s, reference=True, processes=MACHINE)
         ),
         "the same with adapters": lambda _, s: amount(

@@ -2,7 +2,7 @@
 
 from klinic.recipe.keys import all_fields
 
-BUDGET = 103
+BUDGET = 104
 
 KNOBS = [
     "seed",
@@ -90,6 +90,7 @@ KNOBS = [
     "learner.updates_per_batch",
     "learner.micro_batch_size",
     "learner.shards",
+    "learner.replicas",
     "learner.mask_truncated",
     "learner.overlong_buffer",
     "recovery.kl_limit",

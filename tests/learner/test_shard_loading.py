@@ -18,6 +18,7 @@ from klinic.model.tiny import build_built_in_model, tiny_tokenizer
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
 AT_WORK = Path(__file__).parent / "load_ranks.py"
+MEMORY = Path(__file__).parent / "load_memory.py"
 
 
 def run_ranks(script: Path, size: int, folder: Path, *more: str) -> list[str]:
@@ -38,7 +39,9 @@ def run_ranks(script: Path, size: int, folder: Path, *more: str) -> list[str]:
     return [output for output, _ in outputs]
 
 
-def save_llama(folder: Path, *, dtype: torch.dtype = torch.float32, **config: Any) -> Path:
+def save_llama(
+    folder: Path, *, dtype: torch.dtype = torch.float32, max_shard_size: str = "10KB", **config: Any
+) -> Path:
     """Save a Llama of odd sizes, which no number of ranks divides, in several files."""
     tokenizer = tiny_tokenizer()
     sizes = {
@@ -59,7 +62,7 @@ def save_llama(folder: Path, *, dtype: torch.dtype = torch.float32, **config: An
         torch.manual_seed(1)
         lm = LlamaForCausalLM(LlamaConfig(**{**sizes, **config})).to(dtype)
     lm.generation_config.eos_token_id = [tokenizer.eos_token_id, 7]
-    lm.save_pretrained(folder, max_shard_size="10KB")
+    lm.save_pretrained(folder, max_shard_size=max_shard_size)
     tokenizer.save_pretrained(folder)
     assert len(list(folder.glob("*.safetensors"))) > 2
     return folder
@@ -110,6 +113,24 @@ def cases(tmp_path_factory) -> dict[str, Any]:
 def test_ranks_load_the_weights_of_a_process_alone(cases, size, tmp_path):
     (tmp_path / "cases.json").write_text(json.dumps(cases))
     run_ranks(AT_WORK, size, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_ranks_together_load_little_more_than_one_model_and_reference(size, tmp_path):
+    small = save_llama(tmp_path / "small", tie_word_embeddings=False)
+    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 22}
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 64}
+    large = save_llama(
+        tmp_path / "large", **sizes, **heads, vocab_size=32000, tie_word_embeddings=False,
+        dtype=torch.bfloat16, initializer_range=0.02, max_shard_size="300MB",
+    )  # fmt: skip
+    outputs = run_ranks(MEMORY, size, tmp_path, str(small), str(large))
+    ranks = [json.loads(output.splitlines()[-1]) for output in outputs]
+    added = [rank["peak"] - rank["baseline"] for rank in ranks]
+    assert sum(added) <= 1.2 * ranks[0]["whole"], ranks
+    assert added[0] <= 1.05 * max(added[1:]), ranks
 
 
 def test_a_skeleton_has_no_values_but_its_buffers(tmp_path):

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 
 from klinic.capacity.flops import DecoderShape, StepSizes
-from klinic.capacity.memory import FP32_BYTES
+from klinic.capacity.memory import BF16_BYTES, FP32_BYTES
 
 SENT_TOKEN_BYTES: Mapping[str, int | float] = {
     "token_ids": 8,
@@ -64,16 +64,25 @@ def sync_bytes(shape: DecoderShape) -> int:
     return FP32_BYTES * shape.num_trained
 
 
-def gathered_bytes(shape: DecoderShape, sizes: StepSizes, *, num: int) -> float:
-    """Return the bytes that each of `num` shards receives in a step.
+def pass_bytes(shape: DecoderShape) -> int:
+    """Return the bytes of all weights as a pass gathers them with `model.dtype: bf16`.
 
-    A forward pass gathers every weight in fp32, a backward pass gathers them again and reduces the
-    gradient of the trained weights.
+    Layers are gathered in bf16, the embedding and the head in fp32.
+    """
+    ends = shape.num_parameters - shape.num_layer_parameters
+    return BF16_BYTES * shape.num_layer_parameters + FP32_BYTES * ends
+
+
+def gathered_bytes(shape: DecoderShape, sizes: StepSizes, *, num: int) -> float:
+    """Return the bytes that each of `num` shards receives in a step with `model.dtype: bf16`.
+
+    A forward pass gathers every weight, a backward pass gathers them again and reduces the gradient
+    of the trained weights in fp32.
     """
     if num == 1:
         return 0.0
     passes = -(-sizes.rows // (sizes.micro_batch * num))
-    forward = FP32_BYTES * shape.num_parameters
+    forward = pass_bytes(shape)
     update = 2 * forward + FP32_BYTES * shape.num_trained
     scored = sizes.scores_old + sizes.reference + sizes.num_extra_reference_passes
     per_pass = scored * forward + sizes.updates * (1 + sizes.split_gradient_fraction) * update

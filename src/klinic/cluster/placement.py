@@ -55,7 +55,7 @@ def worker_placements(recipe: Recipe, *, gpus: bool) -> list[WorkerPlacement]:
     counts = {
         DRIVER: int(gpus),  # its cores are not Ray's: it starts before Ray
         SAMPLER: cluster.samplers,
-        LEARNER: recipe.learner.shards - 1,
+        LEARNER: recipe.learner.num_ranks - 1,
         REWARDS: cluster.reward_workers,
     }
     num_gpus = {DRIVER: 1, SAMPLER: recipe.sampler.tensor_parallel_size, LEARNER: 1, REWARDS: 0}

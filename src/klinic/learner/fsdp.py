@@ -3,9 +3,14 @@
 Every rank makes the same calls with the same record and runs its own micro-batches; FSDP2 gathers
 the weights of a layer while it is used and sums its gradients. Loss, estimators and probes are
 those of one process.
+
+With replicas, consecutive ranks share one set of shards, and every set has all weights: gathers
+stay inside a set, for example a machine, and only gradients cross its border.
 """
 
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +18,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import (
+    FSDPModule,
+    MixedPrecisionPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 from torch.distributed.tensor import DTensor, Partial
 
 from klinic.errors import PolicyError
@@ -24,7 +34,10 @@ from klinic.learner.objective import Objective
 from klinic.learner.protocol import LearnerState
 from klinic.learner.scored_batch import ScoredBatch
 from klinic.learner.settings import LearnerSettings
+from klinic.model.adapters import has_adapter
 from klinic.model.device import release_cached_memory
+from klinic.model.equivalence import probe_layout
+from klinic.model.frozen_base import compute_in_input_dtype
 from klinic.model.loading import Policy
 from klinic.model.reference import Reference
 from klinic.model.scorer import TokenScorer
@@ -36,19 +49,29 @@ FORWARD_METHODS = (
 )
 """Methods of a scorer that are called besides its forward; they need gathered weights as well."""
 
+BF16_GATHERS = MixedPrecisionPolicy(
+    param_dtype=torch.bfloat16, reduce_dtype=torch.float32, cast_forward_inputs=False
+)
+"""Weights in bf16 while they are gathered, gradients summed in fp32, inputs as they are."""
+
 
 class TorchProcessGroup:
     """The default torch process group, and the type of device that its ranks compute on."""
 
-    def __init__(self, device_type: str | None = None) -> None:
+    def __init__(self, device_type: str | None = None, *, replicas: int = 1) -> None:
+        """Take the number of sets of ranks that each hold all weights."""
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
+        self._replicas = replicas
         self._device_type = device_type or ("cuda" if torch.cuda.is_available() else "cpu")
 
     @cached_property
     def mesh(self) -> DeviceMesh:
-        """All ranks, as one dimension to shard over."""
-        return init_device_mesh(self._device_type, (self.size,))
+        """All ranks, as one dimension to shard over, below one of replicas if there are any."""
+        if self._replicas == 1:
+            return init_device_mesh(self._device_type, (self.size,))
+        sizes = (self._replicas, self.size // self._replicas)
+        return init_device_mesh(self._device_type, sizes, mesh_dim_names=("replicas", "shards"))
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Return the all-reduced sum."""
@@ -61,12 +84,12 @@ def shard_scorer(scorer: TokenScorer, mesh: DeviceMesh) -> None:
     """Shard a model's weights over the ranks, layer by layer; without effect if they are.
 
     The embeddings and the head stay gathered until the backward pass has used them; a frozen model
-    has none, so `FsdpLearner` releases them. Weights are gathered in fp32 even where autocast
-    computes in bf16, so results equal those of one process bitwise.
+    has none, so `FsdpLearner` releases them.
     """
     if isinstance(scorer, FSDPModule):
         return
-    for part in (*_decoder_layers(scorer.lm), *_separate_embedding(scorer.lm)):
+    _shard_layers(_decoder_layers(scorer.lm), mesh, in_bf16=scorer.autocast == torch.bfloat16)
+    for part in _separate_embedding(scorer.lm):
         fully_shard(part, mesh=mesh)
     fully_shard(scorer, mesh=mesh, reshard_after_forward=False)
     for module in scorer.modules():
@@ -79,6 +102,34 @@ def shard_scorer(scorer: TokenScorer, mesh: DeviceMesh) -> None:
     scorer.head.add_gradient = partial(_add_to_shards, scorer.lm.get_output_embeddings().weight)
 
 
+def _shard_layers(layers: Sequence[nn.Module], mesh: DeviceMesh, *, in_bf16: bool) -> None:
+    """Shard decoder layers; `in_bf16` gathers the weights of their linear layers in bf16.
+
+    Autocast rounds those weights to bf16 anyway: forward and backward pass stay bitwise the same.
+    Shards, sums of gradients and all other weights, such as those of norms, keep their dtype.
+    """
+    for layer in layers:
+        linear = [module for module in layer.modules() if isinstance(module, nn.Linear)]
+        if not (in_bf16 and linear):
+            fully_shard(layer, mesh=mesh)
+            continue
+        for module in _other_owners(layer):
+            fully_shard(module, mesh=mesh)
+        for module in linear:
+            compute_in_input_dtype(module)
+        fully_shard(layer, mesh=mesh, mp_policy=BF16_GATHERS)
+    for earlier, later in pairwise(layers):
+        # by default the norms of a layer would be prefetched, and the layer before it too late
+        later.set_modules_to_backward_prefetch([earlier])  # type: ignore[operator]
+
+
+def _other_owners(layer: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules of a layer that own parameters and are no linear layers."""
+    for module in layer.modules():
+        if module is not layer and module._parameters and not isinstance(module, nn.Linear):
+            yield module
+
+
 def _add_to_shards(weight: Tensor, gradient: Tensor) -> None:
     """Sum a gradient over the ranks into each rank's shard of the weight's gradient.
 
@@ -87,7 +138,8 @@ def _add_to_shards(weight: Tensor, gradient: Tensor) -> None:
     """
     assert isinstance(weight, DTensor)  # noqa: S101 - sharded above
     with torch.no_grad():
-        own = DTensor.from_local(gradient, weight.device_mesh, [Partial()], run_check=False)
+        partial_sums = [Partial()] * weight.device_mesh.ndim
+        own = DTensor.from_local(gradient, weight.device_mesh, partial_sums, run_check=False)
         summed = own.redistribute(placements=weight.placements)
         if weight.grad is None:
             weight.grad = summed
@@ -152,6 +204,18 @@ class FsdpLearner(LocalLearner):
         )
         self._published = published
         self._published_at: int | None = None
+        if has_adapter(policy.lm):
+            self._fix_gradient_dtypes()
+
+    @torch.no_grad()
+    def _fix_gradient_dtypes(self) -> None:
+        """Make the first pass one with the adapter enabled.
+
+        In its first pass FSDP2 reads the dtype of gradients from the trainable weights. A disabled
+        adapter is not trainable: its gradients would be summed in bf16.
+        """
+        self.scorer.hidden(probe_layout(self.policy.lm, self.scorer.device))
+        release_gathered(self.scorer)
 
     def score(self, record: StepRecord, *, needs_reference: bool) -> ScoredBatch:
         """Score a batch, then release the embeddings and heads that it left gathered."""

@@ -16,7 +16,7 @@ from klinic.model.adapters import has_adapter, has_only_low_rank
 
 
 class Bf16Linear(nn.Linear):
-    """A frozen linear layer stored in bf16; outside autocast it computes in its input's dtype."""
+    """A linear layer in bf16; outside autocast it computes in its input's dtype."""
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return the product, in bf16 under autocast."""
@@ -38,6 +38,12 @@ STORED_AS: dict[type[nn.Module], type[nn.Module]] = {
     nn.Linear: Bf16Linear,
     nn.Embedding: Bf16Embedding,
 }
+
+
+def compute_in_input_dtype(module: nn.Linear) -> None:
+    """Make a linear layer whose weights may be in bf16 compute in its input's dtype."""
+    if type(module) is nn.Linear:
+        module.__class__ = Bf16Linear
 
 
 def store_base_in_bf16(lm: Any, *, is_exact: Callable[[Tensor], bool] | None = None) -> None:

@@ -100,12 +100,18 @@ def _all_reduce_samples(sharded: Mapping[str, Any]) -> dict[str, Tensor]:
     if zero_shards.is_zero_shard(first):
         total = zero_shards.sum_over_processes(total, first)
     else:
-        dist.all_reduce(total, group=first.device_mesh.get_group())
+        dist.all_reduce(total, group=_shard_group(first))
     parts = torch.split(total, [entries.nbytes for entries in own.values()])
     return {
         name: part.clone().view(entries.dtype)
         for (name, entries), part in zip(own.items(), parts, strict=True)
     }
+
+
+def _shard_group(tensor: Any) -> Any:
+    """Return the ranks that have different shards of a tensor; replicas have the same ones."""
+    dimensions = [dim for dim, placed in enumerate(tensor.placements) if placed.is_shard()]
+    return tensor.device_mesh.get_group(dimensions[0])
 
 
 def _local_samples(tensor: Any) -> Tensor:

@@ -271,6 +271,12 @@ def _check_cluster(recipe: Recipe) -> Iterator[str]:
 def _check_shards(recipe: Recipe) -> Iterator[str]:
     shards = recipe.learner.shards
     if shards == 1:
+        if recipe.learner.replicas > 1:
+            yield (
+                f"learner.replicas is {recipe.learner.replicas} with learner.shards 1: only a "
+                "sharded learner has replicas. Set learner.shards to 2 or more, or "
+                "learner.replicas to 1."
+            )
         return
     if recipe.reference.moves:
         yield (

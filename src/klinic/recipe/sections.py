@@ -191,10 +191,17 @@ class LearnerSection(Section):
     memory, not the result."""
     shards: Count = 1
     """Number of FSDP2 processes that shard the weights; 1: no sharding."""
+    replicas: Count = 1
+    """Number of sets of `shards` processes; each set holds all weights and gathers them alone."""
     mask_truncated: bool = False
     """Whether completions truncated at the length limit are masked out of the policy term."""
     overlong_buffer: CountOrZero = 0
     """Tokens before the limit over which a penalty grows from 0 to -1; 0: no penalty."""
+
+    @property
+    def num_ranks(self) -> int:
+        """Number of learner processes."""
+        return self.shards * self.replicas
 
 
 class LoopSection(Section):

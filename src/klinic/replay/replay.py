@@ -36,7 +36,7 @@ from klinic.training.state import LoopState
 from klinic.training.step import reward_scale
 from klinic.training.train import assemble_run, make_deterministic
 
-UNSHARDED = {"shards": 1}
+UNSHARDED = {"shards": 1, "replicas": 1}
 
 BeforeAfter = tuple[float, float]
 """A quantity before and after."""

@@ -138,7 +138,7 @@ def start_sharded_learner(
         processes = LocalLearnerProcesses() if processes is None else processes
         cleanup.callback(_leave_group, processes)
         if "RANK" not in os.environ:
-            processes.start(recipe.learner.shards)
+            processes.start(recipe.learner.num_ranks)
         _refuse_other_world_size(recipe)
         _join_process_group(recipe.threads)
         channel = open_call_channel()
@@ -178,11 +178,11 @@ def run_learner_rank() -> None:
 
 
 def _refuse_other_world_size(recipe: Recipe) -> None:
-    size, shards = int(os.environ["WORLD_SIZE"]), recipe.learner.shards
-    if size != shards:
+    size, num_ranks = int(os.environ["WORLD_SIZE"]), recipe.learner.num_ranks
+    if size != num_ranks:
         raise ConfigError(
-            f"learner.shards is {shards}, but torchrun started {size} processes. Set "
-            f"learner.shards={size}, or --nproc-per-node {shards}."
+            f"learner.shards x learner.replicas is {num_ranks}, but torchrun started {size} "
+            f"processes. Set learner.shards={size} and learner.replicas=1, or start {num_ranks}."
         )
 
 
@@ -227,7 +227,7 @@ def build_sharded_learner(
     """Return this rank's part of the learner, and the identities of its frozen models."""
     # sharding moves it; a whole copy may not fit on one device
     section = recipe.model.model_copy(update={"name": weights_source, "device": "cpu"})
-    group = TorchProcessGroup()
+    group = TorchProcessGroup(replicas=recipe.learner.replicas)
     kl = recipe.kl
     needs_reference = kl is not None and kl.needs_reference
     policy = load_policy_shards(

@@ -141,8 +141,8 @@ def _refuse_missing_gpus(recipe: Recipe, num_needed: int) -> None:
     num_gpus = torch.cuda.device_count()
     if num_needed > num_gpus and recipe.cluster is not None:
         raise ConfigError(
-            f"cluster needs {num_needed} GPUs, one for each of {recipe.learner.shards} learners "
-            f"(learner.shards) and {recipe.sampler.tensor_parallel_size} "
+            f"cluster needs {num_needed} GPUs, one for each of {recipe.learner.num_ranks} learners "
+            f"(learner.shards x learner.replicas) and {recipe.sampler.tensor_parallel_size} "
             f"(sampler.tensor_parallel_size) for each of {recipe.cluster.samplers} samplers "
             f"(cluster.samplers), but this machine has {num_gpus}. Lower one of them, or set "
             "cluster.address to a Ray with more."

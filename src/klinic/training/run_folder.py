@@ -33,6 +33,7 @@ MUTABLE_KEYS = (
     "loop.keep_",
     "loop.show_",
     "recovery",
+    "learner.replicas",
     "learner.shards",
 )
 
