@@ -66,6 +66,28 @@ class TestMisplacedAdvantage:
         named = {"advantage": "group_mean"}
         assert verdict(misplaced_advantage, record, run=named) is Verdict.FAIL
 
+    @pytest.mark.parametrize(("zeros", "expected"), [("a turn", "pass"), ("half a turn", "fail")])
+    def test_a_turn_as_good_as_its_baseline_has_no_advantage(self, zeros, expected):
+        """Two turns of four tokens around a tool's two, each with an advantage of its own."""
+        record, advantage = self.advantages()
+        place = np.arange(record.num_tokens) % 10
+        mask = (place < 4) | (place > 5)
+        advantage = np.where(place > 5, 2, 1) * advantage * mask
+        rows = row_of_token(record.row_offsets)
+        emptied = (place > 5) if zeros == "a turn" else (place > 7)
+        advantage = np.where((rows % 3 == 0) & emptied, 0.0, advantage)
+        record = replace(record, loss_mask=mask, token_advantage=advantage)
+        run = {**RUN, "advantage": None}
+        assert verdict(misplaced_advantage, record, run=run) == expected
+
+    def test_advantages_on_the_last_turn_alone_are_of_no_turn(self):
+        record, advantage = self.advantages()
+        place = np.arange(record.num_tokens) % 10
+        mask = (place < 4) | (place > 5)
+        record = replace(record, loss_mask=mask, token_advantage=advantage * (place > 5))
+        run = {**RUN, "advantage": None}
+        assert verdict(misplaced_advantage, record, run=run) is Verdict.FAIL
+
     def test_a_row_of_equal_rewards_has_no_advantage_anywhere(self):
         record, advantage = self.advantages()
         rows = row_of_token(record.row_offsets)
@@ -217,4 +239,7 @@ class TestGradientNotCleared:
 
 def test_a_cause_of_a_setup_of_which_nothing_is_recorded_is_no_serious_rival():
     names = {check.name for check in CHECKS if check.is_of_setup}
-    assert names == {"misplaced-advantage", "ranks-diverge", "entropy-term-wrong"}
+    of_teachers = {"wrong-tokenizer", "swapped-teacher", "teacher-as-reference"}
+    of_teachers |= {"teacher-gradient-wrong", "stale-teacher-prompts"}
+    of_loops = {"misplaced-advantage", "ranks-diverge", "entropy-term-wrong"}
+    assert names == of_teachers | of_loops | {"kl-controller-reversed"}

@@ -141,6 +141,34 @@ def test_log_probs_of_the_next_id_are_misaligned(column):
     assert failing(found) == []
 
 
+def copied(found, num):
+    """Return the record with groups of equal rows, `num` copies of each."""
+    copies = np.repeat(np.arange(ROWS // num), num)
+    tokens = (copies[:, None] * LENGTH + np.arange(LENGTH)).ravel()
+    columns = ("token_ids", "logp_sampler", "logp_old", "entropy")
+    columns = {name: getattr(found, name)[tokens] for name in columns}
+    return replace(found, group=copies, **columns), copies
+
+
+def test_one_place_in_copies_of_a_row_proves_no_neighbouring_ids():
+    found, copies = copied(record(), 12)
+    place = np.arange(found.num_tokens) % LENGTH
+    is_equal = (place == 5) & np.repeat(copies == 0, LENGTH)
+    ids = found.token_ids.copy()
+    ids[is_equal] = ids[np.flatnonzero(is_equal) - 1]
+    lift = np.where(is_equal, 0.0, 3.0 + 0.01 * place)
+    found = replace(found, token_ids=ids, logp_old=found.logp_sampler - lift)
+    assert winner(found) is not GapModel.SHIFTED_IDS
+
+
+def test_a_large_surprise_of_few_groups_is_no_truncation():
+    """Eight groups of three copies: half of them far from the learner, and half near it."""
+    found, copies = copied(record(), 3)
+    lift = np.repeat(np.where(copies % 2, 4.0, 0.2), LENGTH)
+    found = replace(found, logp_old=found.logp_sampler - lift, entropy=-found.logp_sampler)
+    assert winner(found) is not GapModel.TRUNCATION
+
+
 def with_prompts(found, lengths):
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     return replace(found, prompt_ids=np.arange(offsets[-1]) % VOCABULARY, prompt_offsets=offsets)

@@ -38,12 +38,12 @@ def test_an_output_folder_of_trl_is_enough():
         "Read: texts, group, reward, advantage. Not in this format: token ids, log-probs, finish "
         "reasons."
     )
-    assert lines[2] == f"4 of {len(CHECKS)} checks have the evidence they need."
+    assert lines[2] == f"5 of {len(CHECKS)} checks have the evidence they need."
     assert lines[3].startswith("Scalars: trainer_state.json, ")
     assert lines[3].endswith("joined by step: grad_norm, learning_rate.")
     assert "Present but not read: " in lines[4]
     assert "train.log" in lines[4]
-    assert f"No fault found: 4 of {len(CHECKS)} checks passed, none failed." in ended.stdout
+    assert f"No fault found: 5 of {len(CHECKS)} checks passed, none failed." in ended.stdout
 
 
 def test_a_sick_dump_names_its_cause_and_the_fix(tmp_path):
@@ -73,7 +73,7 @@ def test_an_output_folder_of_several_starts_is_its_newest(tmp_path):
     assert f"{tmp_path / 'v1-2026'}/completions" in diagnose(tmp_path).stdout.splitlines()[0]
     (tmp_path / "v0-2026" / "records" / "step=000001").mkdir(parents=True)
     (tmp_path / "v0-2026" / "records" / "step=000001" / "complete.json").touch()
-    assert "has no records" in diagnose(tmp_path).stderr
+    assert f"has a run: v0-2026. Give {tmp_path / 'v0-2026'}" in diagnose(tmp_path).stderr
 
 
 def test_the_logs_folder_of_nemo_rl_is_found_in_its_output_folder(tmp_path):

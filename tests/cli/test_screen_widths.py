@@ -2,6 +2,7 @@
 
 import io
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -28,7 +29,7 @@ def log_screen(kl, width, *, every):
     for step in range(1, 61):
         builder.add(step, {**ENTRY, "kl_div": kl})
     console = terminal(width)
-    log = builder.build_log(format="CSV", files=("own.csv",))
+    log = builder.build_log(format="CSV", files=(Path("own.csv"),))
     print_log_diagnosis(examine_log(log), console, every=every)
     return console.file.getvalue()
 

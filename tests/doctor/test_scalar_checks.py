@@ -180,6 +180,7 @@ def test_what_the_catalogue_knows_behind_a_cause_is_listed(name):
     change, since, first = FAULTS[name]
     said = heard(sick(change, since=since, steps=320), name)
     behind = {check.name for check in CHECKS if first in check.explains}
+    behind -= {"teacher-as-reference"}  # scalars of a teacher have names that no trainer here logs
     if name == "drift-without-reward":
         behind -= {"reward-hacking"}  # which needs a reward that rises
     assert behind | {first} <= set(said.could_be)

@@ -91,6 +91,7 @@ def whole_record(step, seed=0):
         logp_old=logp,
         logp_ref=logp + drift * random.normal(size=num).astype(np.float32),
         logp_sampler=logp + np.float32(1e-6) * random.normal(size=num).astype(np.float32),
+        logp_teacher=logp + 0.1 * random.normal(size=num).astype(np.float32),
         entropy=entropy.astype(np.float32),
         weight_version=np.full(num, version),
         token_advantage=((reward - mean) * GROUP / (GROUP - 1)).repeat(LENGTH),

@@ -22,6 +22,7 @@ def test_sections_and_which_of_them_mean_off_when_absent():
         "retention",
         "kl",
         "reference",
+        "teacher",
         "sampling",
         "sampler",
         "cluster",
@@ -31,7 +32,7 @@ def test_sections_and_which_of_them_mean_off_when_absent():
         "warm_start",
         "output",
     ]
-    off = {"eval", "retention", "kl", "cluster", "recovery", "warm_start"}
+    off = {"eval", "retention", "kl", "teacher", "cluster", "recovery", "warm_start"}
     assert optional_sections() == off
 
 

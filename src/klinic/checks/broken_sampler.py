@@ -12,7 +12,7 @@ from klinic.checks.base import (
     passed_finding,
 )
 from klinic.checks.copied_samples import find_copies
-from klinic.checks.equal_samples import find_twin_samples, row_logp
+from klinic.checks.equal_samples import find_twin_samples, largest_row_logp
 from klinic.checks.measures import equal_completions, num_equal_pairs, row_numbers
 from klinic.evidence.record import EmittedBy, StepRecord
 
@@ -95,9 +95,7 @@ def expected_equal_pairs(record: StepRecord) -> tuple[float, float]:
     the side that gives it more: a learner that scores other tokens gives it almost none. Tokens
     that a tool or a template inserts are no choice of the sampler.
     """
-    sums = row_logp(record, "logp_old")
-    if record.logp_sampler is not None and np.isfinite(record.logp_sampler).all():
-        sums = np.maximum(sums, row_logp(record, "logp_sampler"))
+    sums = largest_row_logp(record)
     probabilities = np.exp(np.minimum(sums, 0.0))
     sizes = np.bincount(record.group)[record.group]
     chances = probabilities * (sizes - 1) / 2

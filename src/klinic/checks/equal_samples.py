@@ -58,7 +58,7 @@ def find_twin_samples(case: Case) -> TwinSamples | None:
 
 
 def _find_pairs(record: StepRecord) -> _EqualPairs:
-    sample, logp = np.asarray(record.sample), row_logp(record, "logp_old")
+    sample, logp = np.asarray(record.sample), largest_row_logp(record)
     num_groups = len(np.unique(record.group))
     chances: dict[Pair, list[float]] = {}
     for rows in equal_completions(record):
@@ -70,6 +70,17 @@ def _find_pairs(record: StepRecord) -> _EqualPairs:
         num_groups=num_groups,
         log_chance={pair: sum(logs) for pair, logs in chances.items() if len(logs) == num_groups},
     )
+
+
+def largest_row_logp(record: StepRecord) -> Float[np.ndarray, "B"]:
+    """Return the log-prob of each row under the side that finds it likelier.
+
+    Rows are drawn by the sampler; the learner's side may be wrong, and is all that some runs have.
+    """
+    learner = row_logp(record, "logp_old")
+    if record.logp_sampler is None or not np.isfinite(record.logp_sampler).all():
+        return learner
+    return np.maximum(learner, row_logp(record, "logp_sampler"))
 
 
 def row_logp(record: StepRecord, column: str) -> Float[np.ndarray, "B"]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
 from klinic.checks.gap_tokens import GapTokens, collect_gap_tokens, surprise_excess
 from klinic.checks.measures import has_older_samples
@@ -35,6 +35,7 @@ MAX_TEMPERATURE_RATIO = 4.0  # times the temperature: beyond it the sides are un
 MIN_SIGN_ENERGY = 0.02  # fraction of the squared gap on each side of 0 that a temperature needs
 MIN_SURPRISE_ERRORS = 5.0  # standard errors of surprise above entropy, which rule out truncation
 MIN_SURPRISE_EXCESS = 1.0  # nats per token: a distribution of other contents, not of other width
+MIN_LARGE_ERRORS = 2.0  # the same for so large an excess: few groups of like rows give few of them
 MIN_DEVIANCE_ERRORS = 4.0  # standard errors by which a shifted position must fit better
 MIN_ENTROPY = 0.02  # nats, added to the expected surprise: entropies of certain tokens are rounding
 MIN_AFFECTED_FRACTION = 0.5  # of the tokens: a shift changes all, a forbidden token few positions
@@ -273,10 +274,18 @@ def _fit_shifted_ids(tokens: GapTokens) -> GapFit | None:
         differs = tokens.ids[here] != tokens.ids[there]
         if not _differs_typically(tokens.gap[here], differs):
             continue
+        if _count_distinct(tokens, here[~differs]) < MIN_EQUAL_NEIGHBOURS:
+            continue
         fit = _fit_localised(GapModel.SHIFTED_IDS, tokens.gap[here], differs, MIN_EQUAL_NEIGHBOURS)
         if fit is not None and (best is None or fit.explained > best.explained):
             best = GapFit(model=fit.model, explained=fit.explained, value=float(shift))
     return best
+
+
+def _count_distinct(tokens: GapTokens, chosen: Int[np.ndarray, "P"]) -> int:
+    """Return how many tokens have log-probs of their own: equal completions have the same."""
+    both = np.stack([tokens.logp[chosen], tokens.other[chosen]]).round(6)
+    return int(np.unique(both, axis=1).shape[1])
 
 
 def _differs_typically(gap: Float[np.ndarray, "K"], differs: Bool[np.ndarray, "K"]) -> bool:
@@ -304,7 +313,10 @@ def _fit_penalty(tokens: GapTokens) -> GapFit | None:
 
 def _fit_truncation(tokens: GapTokens) -> GapFit | None:
     """Score a truncation: it raises tokens, and keeps those that surprise the learner least."""
-    if surprise_excess(tokens, tokens.logp).errors > MIN_SURPRISE_ERRORS:
+    excess = surprise_excess(tokens, tokens.logp)
+    if excess.errors > (
+        MIN_LARGE_ERRORS if excess.mean > MIN_SURPRISE_EXCESS else MIN_SURPRISE_ERRORS
+    ):
         return None
     return GapFit(model=GapModel.TRUNCATION, explained=_sign_score(tokens.gap, tokens.gap > 0))
 

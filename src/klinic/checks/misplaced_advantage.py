@@ -25,7 +25,8 @@ def judge_case(case: Case) -> Finding:
     Looks for
         Rows in which some trained tokens have an advantage of 0 while others, or tokens that are
         not trained on, have one. And, for estimators with one advantage for a completion, rows
-        whose trained tokens have different ones.
+        whose trained tokens have different ones. Where turns have advantages of their own, one
+        of 0 over a whole turn is a turn as good as its baseline.
     Why it matters
         Advantages are written at the tokens of the last turn, shifted by the prompt, cut at a
         tool's reply or averaged over padding: most tokens then have no signal, or another
@@ -50,9 +51,11 @@ def judge_case(case: Case) -> Finding:
     used = (size > 0) & (trained > 0)
     if not used.any():
         return no_data_finding("no row has an advantage and a trained token")
+    is_one_per_row = case.run.get("advantage") in ONE_PER_ROW
+    if not is_one_per_row and _is_by_turn(advantage, mask, rows, size):
+        is_zero &= ~_in_zero_turn(is_zero, mask, rows)
     is_partial = used & (segment_sum(is_zero.astype(np.float64), rows, record.num_rows) > 0)
     is_uneven = used & ~is_partial & _has_several_values(advantage, mask, rows, size)
-    is_one_per_row = case.run.get("advantage") in ONE_PER_ROW
     wrong = is_partial | is_uneven if is_one_per_row else is_partial
     fraction = float(wrong[used].mean())
     kind = "have no advantage at some trained tokens"
@@ -62,6 +65,24 @@ def judge_case(case: Case) -> Finding:
         f"{fraction:.0%} of the rows with an advantage {kind} (limit {MIN_ROW_FRACTION:.0%})",
         rows=fraction,
     )
+
+
+def _is_by_turn(
+    advantage: np.ndarray, mask: np.ndarray, rows: np.ndarray, size: np.ndarray
+) -> bool:
+    """Return whether rows have several advantages above 0 in size: turns have their own."""
+    is_set = mask & (np.abs(advantage) > RELATIVE_ROUNDING * size[rows])
+    several = _has_several_values(advantage, is_set, rows, size)[np.unique(rows[is_set])]
+    return bool(several.size and several.mean() > MIN_ROW_FRACTION)
+
+
+def _in_zero_turn(is_zero: np.ndarray, mask: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return which tokens are in a turn without an advantage: it was as good as its baseline."""
+    begins = mask & ~np.concatenate([[False], mask[:-1] & (rows[1:] == rows[:-1])])
+    turn = np.cumsum(begins)
+    num = int(turn.max(initial=0)) + 1
+    is_all_zero = np.bincount(turn[mask], ~is_zero[mask], num) == 0
+    return np.asarray(mask & is_all_zero[turn])
 
 
 def _has_several_values(

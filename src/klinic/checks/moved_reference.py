@@ -23,7 +23,7 @@ MIN_TOKENS = 20  # tokens: bit-identical log-probs on all of them are then no co
 MAX_CHANGE = 0.05  # nats, root mean square: bf16 kernels of other shapes leave less
 NUM_STEPS = 3  # steps before a jump that must agree with one another
 MIN_DISTANCE = 0.01  # nats, root mean square: the policy had left its reference
-MAX_REMAINING = 0.1  # of that distance, if the reference was made anew from the policy
+MAX_EQUAL_GAP = 1e-4  # nats, root mean square: one engine scores equal weights alike
 MIN_KEPT = 0.5  # of a reference that is updated in every step: with less it is the policy's shadow
 
 
@@ -41,10 +41,10 @@ def judge_case(case: Case) -> Finding:
     Confirmed when
         The fingerprint is not that of the first step; or the reference's log-probs of the same
         completions differ from the first ones by 0.05 nats; or the policy's weights have changed
-        and no trained token differs by a single bit; or nine tenths of their distance vanish in
-        a step, and the policy's weights are not those of the start. And the recipe does not
-        update the reference; or it does in every step and keeps less than half of it, with a
-        coefficient above 0.
+        and no trained token differs by a single bit; or their distance vanishes in a step, and
+        the policy's weights are not those of the start. And the recipe does not update the
+        reference; or it does in every step and keeps less than half of it, with a coefficient
+        above 0.
     Ruled out when
         The reference is that of the first step, and the policy differs from it; or the recipe
         updates it slowly.
@@ -96,11 +96,11 @@ def _return_to_policy(case: Case) -> Finding | None:
     if any(r.logp_old is None or r.logp_ref is None for r in records):
         return None
     *before, now = [rms_logp_gap(r, "logp_old", "logp_ref") for r in records]
-    if min(before) <= MIN_DISTANCE or now > MAX_REMAINING * min(before):
+    if min(before) <= MIN_DISTANCE or now > MAX_EQUAL_GAP:
         return None
     return failed_finding(
         f"policy and reference were {min(before):.3g} nats or more apart for {NUM_STEPS} steps and "
-        f"are {now:.3g} apart in this one (limit {MAX_REMAINING:.0%} of it), and the policy's "
+        f"are {now:.3g} apart in this one (limit {MAX_EQUAL_GAP:g}), and the policy's "
         "weights are not those of the start: the reference was made anew from the policy",
         before=min(before),
         now=now,

@@ -20,6 +20,7 @@ from klinic.evidence.record import Fact, StepRecord
 NUM_STEPS = 3  # steps before the jump that must agree with one another
 MIN_DISTANCE = 0.01  # nats, root mean square: the policy had left its reference
 MAX_REMAINING = 0.1  # of that distance: no update returns by nine tenths in a step
+MAX_EQUAL_GAP = 1e-4  # nats: policy and reference are one, whatever was updated since
 MAX_REFERENCE_CHANGE = 0.1  # of that distance, on completions that come again
 MIN_SETTING_CHANGE = 0.2  # of a learning rate or coefficient since the first step
 MAX_RETURN = 0.02  # of that change: the value is that of the first step again
@@ -73,7 +74,8 @@ def _weights_fault(case: Case, before: Sequence[StepRecord]) -> Finding | None:
     if nearest <= MIN_DISTANCE or now > MAX_REMAINING * nearest:
         return None
     change = rms(repeated_difference(case.record, case.earlier, "logp_ref"))
-    if change > MAX_REFERENCE_CHANGE * nearest or _has_policy_left(case):  # it came to the policy
+    is_remade = now <= MAX_EQUAL_GAP and _has_policy_left(case)
+    if change > MAX_REFERENCE_CHANGE * nearest or is_remade:  # the reference came to the policy
         return None
     return failed_finding(
         f"the policy was {nearest:.3g} nats or more from its reference for {NUM_STEPS} steps and "

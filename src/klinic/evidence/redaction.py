@@ -113,6 +113,12 @@ RUN_RULES: Mapping[str, Rule] = {
         sync_every=number,
         ema=number,
     ),
+    "teacher": section(
+        kind=word("copy", "adapter_off", "adapter_frozen", "none"),
+        estimator=word(*ESTIMATORS),
+        coef=number,
+        alone=number,
+    ),
     "sampler": section(
         kind=word("transformers", "vllm"),
         dtype=DTYPE,

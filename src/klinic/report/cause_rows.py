@@ -53,17 +53,25 @@ BY_CAUSE: Mapping[str, tuple[RowSelector, ...]] = {
         *(rewards.unbalanced_group, rewards.opposed_advantage, rewards.largest_advantage),
     ),
     "misplaced-advantage": (rewards.bare_tokens,),
+    "clip-range-wrong": (rewards.largest_advantage,),
     "entropy-term-wrong": (tokens.highest_entropy,),
 }
 """Kinds of evidence by cause, the most telling first."""
 
 IN_NO_COMPLETION: Mapping[str, str] = {
     "gradient-not-cleared": "it is in the gradient of whole steps",
+    "kl-controller-reversed": "it is in the coefficient over the steps",
     "kl-gradient-wrong": "it is in the gradient of the KL term",
     "loss-scaled-wrong": "it is in the loss of whole steps",
     "policy-does-not-move": "it is in the update: its gradient, learning rate or schedule",
     "policy-gradient-wrong": "it is in the gradient of the policy term",
     "state-lost": "it is in the weights, the optimizer or a schedule",
+    "malformed-prompt": "it is in the prompts of all rows",
+    "stale-teacher-prompts": "it is in the prompts that the teacher scores",
+    "swapped-teacher": "it is in the teacher's weights",
+    "teacher-as-reference": "it is in the weights of two models",
+    "teacher-gradient-wrong": "it is in the gradient of the KL to the teacher",
+    "wrong-tokenizer": "it is in the teacher's vocabulary",
     "wrong-metric": "the completions are right, and the logged metric is not",
 }
 """Causes that no single completion shows, and where they are instead."""

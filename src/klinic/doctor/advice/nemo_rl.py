@@ -16,6 +16,7 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "vocabulary: padded head rows can be sampled.",
     ),
     "cliff-rewards": ("Give partial credit in the environment (`env`).",),
+    "clip-range-wrong": ("Set `loss_fn.ratio_clip_min=0.2` and `loss_fn.ratio_clip_max=0.2`.",),
     "context-truncated": (
         "Raise `policy.max_total_sequence_length`, on which `policy.generation.max_new_tokens` "
         "depends.",
@@ -56,6 +57,10 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "run: the side that closes the gap is at fault.",
         "Set `loss_fn.use_importance_sampling_correction=true`.",
     ),
+    "kl-controller-reversed": (
+        "In own code that sets `loss_fn.reference_policy_kl_penalty`, raise it where the KL is "
+        "high.",
+    ),
     "kl-gradient-wrong": (
         "Set `loss_fn.reference_policy_kl_type=k2`, whose gradient is that of the KL, and "
         "`loss_fn.kl_input_clamp_value` and `loss_fn.kl_output_clamp_value` to null: a clamped KL "
@@ -80,6 +85,10 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     ),
     "malformed-output": (
         "Give an example in `data.default.prompt_file`, and use the model's own chat template.",
+    ),
+    "malformed-prompt": (
+        "Let the data processor apply the chat template once, with the generation prompt.",
+        "Return a new object for every row in an own data processor.",
     ),
     "misaligned-logp": (
         "In an own loss, use `next_token_logprobs` with token ids from position 1 on; fill missing "
@@ -149,6 +158,10 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "Check that every refit ends before generation begins; with "
         "`grpo.async_grpo.in_flight_weight_updates=true` record the weight version of each token.",
     ),
+    "stale-teacher-prompts": (
+        "In the own loss that adds a teacher, score the prompts and completions of this step, not "
+        "those of an earlier batch.",
+    ),
     "state-lost": (
         "Set `checkpointing.enabled=true`, and start again with the same "
         "`checkpointing.checkpoint_dir`, so that optimizer, schedule and position are restored.",
@@ -159,6 +172,18 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     ),
     "stop-token-fault": (
         "List all end tokens of the model in `policy.generation.stop_token_ids`.",
+    ),
+    "swapped-teacher": (
+        "In the own loss that adds a teacher, load the teacher by a fixed revision, and never from "
+        "the folder that training saves to.",
+    ),
+    "teacher-as-reference": (
+        "In the own loss that adds a teacher, keep two models: the policy's start for the "
+        "reference, the teacher for the other term.",
+    ),
+    "teacher-gradient-wrong": (
+        "In the own loss that adds a teacher, score the teacher under `torch.no_grad()`, and keep "
+        "the gradient of the policy's log-probs.",
     ),
     "temperature-on-one-side": (
         "Set `policy.generation.vllm_cfg.logprobs_mode=processed_logprobs`, and divide by "
@@ -185,5 +210,9 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "wrong-reference": (
         "Start from merged weights in `policy.model_name`: with LoRA the reference is the model "
         "without its adapter.",
+    ),
+    "wrong-tokenizer": (
+        "In the own loss that adds a teacher, compare the ids of the vocabulary: a teacher of "
+        "another tokenizer reads other words.",
     ),
 }

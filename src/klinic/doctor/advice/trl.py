@@ -25,6 +25,9 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "Add a reward function that pays for partial success, weighed by `reward_weights`.",
         "Make the penalty for malformed output smaller.",
     ),
+    "clip-range-wrong": (
+        "Set `epsilon=0.2` (and `epsilon_high=0.28`): it is a distance of the ratio from 1.",
+    ),
     "context-truncated": (
         "Raise `max_completion_length` (and `vllm_max_model_length`).",
         "Set `mask_truncated_completions=True`, so that cut completions are not trained on.",
@@ -69,6 +72,10 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "Set `cast_lm_head_to_fp32=True`, and the same dtype for trainer and engine.",
         "Keep `vllm_importance_sampling_correction=True` (truncated weights).",
     ),
+    "kl-controller-reversed": (
+        "In the callback that sets `trainer.beta`, raise it where the logged `kl` is above its "
+        "target.",
+    ),
     "kl-gradient-wrong": (
         "Set `use_bias_correction_kl=True` in GRPOConfig; TRL's k3 without it has another gradient "
         "off policy.",
@@ -102,6 +109,11 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "malformed-output": (
         "Use conversational prompts, so that TRL applies the model's chat template.",
         "Show the format in the prompt, or train some supervised steps first (SFTTrainer).",
+    ),
+    "malformed-prompt": (
+        "Pass messages in the `prompt` column, or text to which the template was applied once.",
+        "Make every row of the dataset an object of its own: one dict changed in a loop is one "
+        "prompt.",
     ),
     "misaligned-logp": (
         "In an own scoring function, `logits[:, :-1]` predicts `ids[:, 1:]`: drop the last logit "
@@ -180,6 +192,10 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "adapter first.",
         "With `vllm_enable_sleep_mode=True`, send the weights after the wake-up.",
     ),
+    "stale-teacher-prompts": (
+        "In the own subclass that adds a teacher, score the prompts and completions of this step, "
+        "not those of an earlier batch.",
+    ),
     "state-lost": (
         "Resume by `trainer.train(resume_from_checkpoint=True)`, not by passing the checkpoint as "
         "`model`: the latter starts a new optimizer and schedule.",
@@ -196,6 +212,18 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "`ids != pad` hides the end token.",
         "Build the mask up to and including the first end token, and list every end token in "
         "`generation_config.eos_token_id`.",
+    ),
+    "swapped-teacher": (
+        "In the own subclass that adds a teacher, load the teacher by a fixed revision, and never "
+        "from the folder that training saves to.",
+    ),
+    "teacher-as-reference": (
+        "In the own subclass that adds a teacher, keep two models: the policy's start for the "
+        "reference, the teacher for the other term.",
+    ),
+    "teacher-gradient-wrong": (
+        "In the own subclass that adds a teacher, score the teacher under `torch.no_grad()`, and "
+        "keep the gradient of the policy's log-probs.",
     ),
     "temperature-on-one-side": (
         "Set `temperature` in GRPOConfig only, not in `generation_kwargs` or generation_config: "
@@ -234,5 +262,9 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "With PEFT, start from the merged supervised model: the reference is the base without "
         "the new adapter.",
         "After a resume, check that `ref_model` was loaded from the start, not from a checkpoint.",
+    ),
+    "wrong-tokenizer": (
+        "In the own subclass that adds a teacher, compare the ids of the vocabulary: a teacher of "
+        "another tokenizer reads other words.",
     ),
 }

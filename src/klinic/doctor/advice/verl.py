@@ -24,6 +24,9 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         f"`{ROLLOUT}.engine_kwargs` that all replicas share.",
     ),
     "cliff-rewards": ("Return partial credit from `reward.custom_reward_function.path`.",),
+    "clip-range-wrong": (
+        "Set `actor_rollout_ref.actor.clip_ratio=0.2`: it is a distance of the ratio from 1.",
+    ),
     "context-truncated": (
         "Raise `data.max_response_length`.",
         "Use a reward manager that shapes the reward near the limit (`reward.reward_manager.name="
@@ -68,6 +71,10 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "Correct with truncated importance weights: `algorithm.rollout_correction.rollout_is="
         "token`.",
     ),
+    "kl-controller-reversed": (
+        "Set `algorithm.kl_ctrl.type=fixed`, or give an own controller the sign of the built-in "
+        "one.",
+    ),
     "kl-gradient-wrong": (
         f"Set `{ACTOR}.kl_loss_type=k3+`: its value is k3 and its gradient that of k2. "
         "`low_var_kl` clamps, and has no gradient beyond the clamp.",
@@ -94,6 +101,12 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "malformed-output": (
         f"Use the model's own chat template (`{MODEL}.custom_chat_template=null`) and an example "
         "in the prompt.",
+    ),
+    "malformed-prompt": (
+        "Keep messages in the `data.prompt_key` column: verl applies the chat template itself, "
+        "once.",
+        "Check the rows of the parquet file: an object changed in a loop makes every prompt the "
+        "last one.",
     ),
     "misaligned-logp": (
         "In an own worker, slice the log-probs of the response as `[:, -response_length - 1 : -1]` "
@@ -160,6 +173,10 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         f"With LoRA, merge before the sync, or push the adapter under a new name; compare a run "
         f"with `{MODEL}.lora_rank=0`.",
     ),
+    "stale-teacher-prompts": (
+        "In the own worker that adds a teacher, score the prompts and completions of this step, "
+        "not those of an earlier batch.",
+    ),
     "state-lost": (
         "Set `trainer.resume_mode=auto`, and put `model`, `optimizer` and `extra` into both "
         f"`{ACTOR}.checkpoint.save_contents` and `{ACTOR}.checkpoint.load_contents`.",
@@ -172,6 +189,18 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "stop-token-fault": (
         "Give the tokenizer all end tokens of the model, and an `eos_token_id` that is not the "
         "padding; do not set `ignore_eos`.",
+    ),
+    "swapped-teacher": (
+        "In the own worker that adds a teacher, load the teacher by a fixed revision, and never "
+        "from the folder that training saves to.",
+    ),
+    "teacher-as-reference": (
+        "In the own worker that adds a teacher, keep two models: the policy's start for the "
+        "reference, the teacher for the other term.",
+    ),
+    "teacher-gradient-wrong": (
+        "In the own worker that adds a teacher, score the teacher under `torch.no_grad()`, and "
+        "keep the gradient of the policy's log-probs.",
     ),
     "temperature-on-one-side": (
         f"Set `{ROLLOUT}.logprobs_mode=processed_logprobs`, and divide by the same "
@@ -201,5 +230,9 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "wrong-reference": (
         f"With `{MODEL}.lora_adapter_path` or an SFT adapter, merge it into `{MODEL}.path`: the "
         "reference is the model without its adapter.",
+    ),
+    "wrong-tokenizer": (
+        "In the own worker that adds a teacher, compare the ids of the vocabulary: a teacher of "
+        "another tokenizer reads other words.",
     ),
 }

@@ -35,7 +35,7 @@ BEHIND_DRIFT = (
     *("kl-gradient-wrong", "kl-not-applied", "kl-sign-flipped", "loss-scaled-wrong"),
     *("broken-reward", "context-truncated", "malformed-output", "random-weights"),
     *("ratio-not-applied", "corrupted-sync", "unnormalised-logp", "policy-gradient-wrong"),
-    *("entropy-term-wrong", "gradient-not-cleared"),
+    *("entropy-term-wrong", "gradient-not-cleared", "kl-controller-reversed"),
 )
 """`step-too-big`, and every cause that has it as an effect."""
 TOKENS = ("record.logp_old", "record.logp_ref", "record.logp_sampler", "record.loss_mask")

@@ -92,7 +92,7 @@ def equal_rewards(log: ScalarLog) -> ScalarFinding:
         *("equal-rewards", "broken-reward", "malformed-output", "context-truncated"),
         *("kl-sign-flipped", "hidden-sampling-transform"),
         *("broken-sampler", "random-weights", "reward-hacking", "step-too-big"),
-        *("entropy-term-wrong", "ratio-not-applied"),
+        *("entropy-term-wrong", "ratio-not-applied", "kl-controller-reversed"),
         reward=level,
     )
 
