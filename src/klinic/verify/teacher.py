@@ -68,7 +68,7 @@ class TeacherWorld:
         )
         terms = loss_terms(self._scores(), self._targets(), objective)
         loss = terms.total_loss(kl_coef=kl_coef, teacher_coef=TEACHER_COEF)
-        return self.pairs.total_gradient(loss)
+        return self.pairs.total_gradient(loss[None])
 
     def _scores(self) -> TokenScores:
         inputs, rows = self.pairs.inputs, self.pairs.leaf_logits.log_softmax(-1)
