@@ -80,7 +80,7 @@ def largest_row_logp(record: StepRecord) -> Float[np.ndarray, "B"]:
     learner = row_logp(record, "logp_old")
     if record.logp_sampler is None or not np.isfinite(record.logp_sampler).all():
         return learner
-    return np.maximum(learner, row_logp(record, "logp_sampler"))
+    return np.asarray(np.maximum(learner, row_logp(record, "logp_sampler")))
 
 
 def row_logp(record: StepRecord, column: str) -> Float[np.ndarray, "B"]:
