@@ -188,7 +188,7 @@ def losses():
     def differentiate(targets, objective):
         constants = {"entropy": column().detach(), "rank": column().detach().long()}
         scores = TokenScores(logp=column(), kl_exact=column(), kl_topk=column(), **constants)
-        loss_terms(scores, targets, objective).total_loss(0.1).backward()
+        loss_terms(scores, targets, objective).total_loss(kl_coef=0.1, teacher_coef=0.0).backward()
 
     found, targets_of = {}, {}
     for loss, estimator in LOSSES_AND_ESTIMATORS:

@@ -68,7 +68,8 @@ def plain_gradient(policy, reference, record, **objective):
         states = replace(reference.hidden(batch.layout), topk=True)
     scores = policy.scorer(batch.layout, states)
     parts = loss_terms(scores, scored.targets.select_batch(batch), learner.objective)
-    parts.total_loss(0.0 if reference is None else KL_COEF).backward()
+    kl_coef = 0.0 if reference is None else KL_COEF
+    parts.total_loss(kl_coef=kl_coef, teacher_coef=0.0).backward()
     found = gradient(policy).clone()
     learner.discard()
     return found
