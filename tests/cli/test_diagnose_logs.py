@@ -23,6 +23,7 @@ from foreign_logs import (
 from foreign_texts import CONSOLES, EXACT
 
 from klinic.checks import CHECKS
+from processor_speed import allowed_seconds
 
 KLINIC = [sys.executable, "-P", "-m", "klinic.cli"]
 
@@ -317,9 +318,11 @@ def test_a_log_is_judged_without_numpy_and_arrow(tmp_path):
 )
 def test_5001_steps_are_judged_in_a_second(tmp_path, kind):
     path = FORMATS[kind](tmp_path, trl_entries(healthy(5001)))
+    allowed = 0.0
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     for _ in range(3):
+        allowed += allowed_seconds(1.0)
         assert diagnose(path).returncode in (0, 1)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     # of computing: other processes may want the cores as well
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 3.0
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < allowed

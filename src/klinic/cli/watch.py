@@ -172,8 +172,8 @@ def _print_updates(watcher: "RunWatcher") -> None:
         while True:
             snapshot = watcher.take_snapshot()
             tenth = _print_warm_start(snapshot, tenth)
-            for line in _new_lines(snapshot):
-                typer.echo(line)
+            if lines := list(_new_lines(snapshot)):
+                typer.echo("\n".join(lines))
             if snapshot.problem not in ("", problem):
                 typer.echo(escape_for_terminal(snapshot.problem))
             problem = snapshot.problem

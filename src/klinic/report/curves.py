@@ -6,6 +6,7 @@ downsampled to the minimum and maximum of each interval, so that every spike sta
 
 import math
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -31,9 +32,9 @@ class MetricCurves:
     def __init__(
         self, entries: Iterable[Mapping[str, Any]], plotted: Iterable[str] = PLOTTED_METRICS
     ) -> None:
-        self._plotted = tuple(plotted)
-        self._steps: dict[str, array[int]] = {}
-        self._values: dict[str, array[float]] = {}
+        self._plotted = dict.fromkeys(plotted)
+        self._steps: dict[str, array[int]] = defaultdict(lambda: array("q"))
+        self._values: dict[str, array[float]] = defaultdict(lambda: array("d"))
         self.reward_names: list[str] = []
         """Reward functions with a logged mean, up to the limit."""
         self.last_step = 0
@@ -78,17 +79,16 @@ class MetricCurves:
 
     def _add_entry(self, step: int, entry: Mapping[str, Any]) -> None:
         self.last_step = max(self.last_step, step)
-        for name, logged in entry.items():
-            if name in STEP_TIMES:
-                seconds = as_number(logged)
-                self.seconds += seconds if seconds is not None and 0 <= seconds < MAX_NATS else 0
-            elif name in self._plotted or (name.startswith("rewards/") and self._is_reward(name)):
-                value = as_number(logged)
-                if value is not None:
-                    self._steps.setdefault(name, array("q")).append(step)
-                    self._values.setdefault(name, array("d")).append(
-                        value if abs(value) <= MAX_NATS else math.nan  # beyond any plottable scale
-                    )
+        for name in STEP_TIMES:
+            seconds = as_number(entry.get(name))
+            self.seconds += seconds if seconds is not None and 0 <= seconds < MAX_NATS else 0
+        rewards = [name for name in entry if name.startswith("rewards/") and self._is_reward(name)]
+        for name in (*(self._plotted.keys() & entry.keys()), *rewards):
+            value = as_number(entry[name])
+            if value is not None:
+                self._steps[name].append(step)
+                # beyond any plottable scale
+                self._values[name].append(value if abs(value) <= MAX_NATS else math.nan)
 
     def _is_reward(self, name: str) -> bool:
         """Whether a metric is the mean of a plotted reward function."""

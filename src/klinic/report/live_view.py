@@ -74,9 +74,9 @@ def step_line(metrics: Mapping[str, Any], max_steps: int | None) -> str:
     'step 2 of 9 | reward 0.5 | KL/token nan | accuracy 1'
     """
     measured = [
-        (label, metric_value(metrics, name))
+        (label, number)
         for label, name in METRICS
-        if _has_metric(metrics, name)
+        if (number := metric_value(metrics, name)) is not None
     ]
     parts = [f"{label} {_format_number(number)}" for label, number in measured]
     if "kl_coef" in metrics:

@@ -17,6 +17,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 from klinic.errors import EvidenceError
@@ -63,7 +64,7 @@ class _Console:
         match = STEP.search(line)
         step = None if match is None else int(match[1])
         metrics = _metrics_of(line)
-        num_known = sum(map(_is_known, metrics))
+        num_known = len(list(islice(filter(_is_known, metrics), 2)))  # two are an entry
         if step is None and "{" not in line:  # TRL prints a header after its dict
             step = self.header_step
         if num_known and (num_known > 1 or step is not None):
@@ -78,7 +79,9 @@ def has_metrics(path: Path) -> bool:
     with open_file(path) as file:
         for line in file.read(LONGEST_ENTRY).splitlines():
             console.add_line(_plain_text(line))
-    return bool(console.entries)
+            if console.entries:
+                return True
+    return False
 
 
 def read_log(path: Path) -> ScalarLog:

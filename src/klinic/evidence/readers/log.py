@@ -1,7 +1,7 @@
 """ScalarLog: steps and metric columns under klinic's names, from the log of any trainer."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -167,17 +167,30 @@ def _names_in_log(names: Iterable[str], trainer: Trainer) -> dict[str, str]:
 
 def _read_column(entries: Iterable[Mapping[str, Any]], key: str) -> tuple[Column, int]:
     """Return the values of a metric, and how many are not numeric."""
+    logged = [entry.get(key, ABSENT) for entry in entries]
+    if plain := _plain_numbers(logged):
+        return plain, 0
     values: list[float | None] = []
     num_skipped = 0
-    for entry in entries:
-        value = entry.get(key, ABSENT)
-        if value is ABSENT:
-            value = None
-        elif type(value) is not float:
-            value = parse_number(value)
-            num_skipped += value is None
-        values.append(value)
+    for value in logged:
+        number = None if value is ABSENT else parse_number(value)
+        num_skipped += number is None and value is not ABSENT
+        values.append(number)
     return tuple(values), num_skipped
+
+
+def _plain_numbers(logged: Sequence[Any]) -> tuple[float, ...]:
+    """Return the values of a metric that every entry has as numbers, at once; else nothing."""
+    kinds = set(map(type, logged))
+    if kinds == {str}:
+        if max(map(len, logged)) > LONGEST_NUMBER:
+            return ()
+    elif kinds != {float}:
+        return ()
+    try:
+        return tuple(map(float, logged))
+    except ValueError:
+        return ()
 
 
 def _unknown_names(

@@ -78,11 +78,14 @@ def _read_entries(path: Path, runs: set[str]) -> Iterator[Entry]:
         yield from _long_entries(header, rows, runs)
         return
     names = _column_names(header, runs)
-    steps = [name for name in names if name in STEP_COLUMNS]
+    steps = frozenset(names).intersection(STEP_COLUMNS)
     for row in rows:
         # texts of numbers: the log converts the columns that it reads
-        cells = {name: cell for name, cell in zip(names, row, strict=False) if name and cell}
-        yield {**cells, **{name: _parse_step(cells[name]) for name in steps if name in cells}}
+        yield {
+            name: _parse_step(cell) if name in steps else cell
+            for name, cell in zip(names, row, strict=False)
+            if name and cell
+        }
 
 
 def _read_rows(path: Path) -> Iterator[list[str]]:
