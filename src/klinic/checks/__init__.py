@@ -5,6 +5,7 @@ measures        measurements that several checks share
 reward_evidence rewards pooled over steps: noise, prompts alone, paid answers
 advantage_grouping  which rows' rewards explain the advantages
 folded_ids      ids that replaced the sampled ones
+reference_distance  a distance of policy and reference that vanishes
 other_rows      log-probs that are those of another row
 copied_samples  copies of completions, found without log-probs
 row_texts       the texts of records whose tokens are characters

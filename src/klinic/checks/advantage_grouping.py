@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from klinic.checks.measures import prompts_of_rows
 from klinic.evidence.record import StepRecord
 
 TOLERANCE = 0.01  # of the root mean square of a group's advantages
@@ -60,8 +61,9 @@ def _candidates(record: StepRecord) -> Iterator[Candidate]:
     num, group = record.num_rows, np.asarray(record.group)
     index = np.arange(num)
     yield WHOLE_BATCH, np.zeros(num, np.int64), index
-    if (prompts := _prompt_groups(record)) is not None:
-        yield "rows with the same prompt", prompts, index
+    if (prompts := prompts_of_rows(record)) is not None:
+        numbers = {prompt: number for number, prompt in enumerate(prompts)}
+        yield "rows with the same prompt", np.array([numbers[p] for p in prompts]), index
     sizes = np.unique(np.unique(group, return_counts=True)[1])
     if len(sizes) == 1 and sizes[0] > 1:
         size = int(sizes[0])
@@ -71,17 +73,6 @@ def _candidates(record: StepRecord) -> Iterator[Candidate]:
         other = (index + shift) % num
         yield f"rows {shift} places on, with their groups", group[other], other
         yield f"rows {shift} places on", group, other
-
-
-def _prompt_groups(record: StepRecord) -> np.ndarray | None:
-    if record.prompt_ids is None or record.prompt_offsets is None:
-        return None
-    spans = zip(
-        record.prompt_offsets[:-1].tolist(), record.prompt_offsets[1:].tolist(), strict=True
-    )
-    prompts = [record.prompt_ids[start:end].tobytes() for start, end in spans]
-    numbers = {prompt: number for number, prompt in enumerate(dict.fromkeys(prompts))}
-    return np.array([numbers[prompt] for prompt in prompts], np.int64)
 
 
 def _fraction_of_shape(advantage: np.ndarray, reward: np.ndarray, group: np.ndarray) -> float:

@@ -70,9 +70,10 @@ def judge_case(case: Case) -> Finding:
         or none of 44 prompts with different completions has two rewards, while prompts differ;
         or a function that reads the answer pays it more in none of 32 prompts; or none of 16
         right numbers is paid, or none in a fifth of the prompts and all in the others; or one
-        in ten prompts pays all of its wrong answers, and others only right ones; or fewer than
-        nine in ten completions get the same reward again; or, before training, correct answers
-        get no more than wrong ones.
+        in ten prompts pays all of its wrong answers, and others only right ones; or nine in ten
+        empty completions get the highest reward, and fewer than half of the others; or fewer
+        than nine in ten completions get the same reward again; or, before training, correct
+        answers get no more than wrong ones.
     Ruled out when
         Equal completions have equal rewards, or a judge's noise is small, and correct answers
         get the highest.
@@ -94,7 +95,7 @@ def judge_case(case: Case) -> Finding:
         or _prompt_fault(levels)
         or _answer_fault(pay)
         or _regraded_fault(add_regraded_pay(case.recent_records))
-        or _empty_fault(count_empty_pay(case.recent_records, case.run.get("eos_ids") or ()))
+        or _empty_fault(count_empty_pay(case))
     )
     if fault:
         return failed_finding(fault, **figures)
@@ -191,8 +192,8 @@ def _regraded_fault(pay: RegradedPay) -> str:
     return ""
 
 
-def _empty_fault(pay: EmptyPay) -> str:
-    if pay.empty < MIN_EMPTY or pay.prompts < MIN_ALIKE or not pay.others:
+def _empty_fault(pay: EmptyPay | None) -> str:
+    if pay is None or pay.empty < MIN_EMPTY or pay.prompts < MIN_ALIKE or not pay.others:
         return ""
     is_paid = pay.empty_best >= MIN_EMPTY_BEST * pay.empty
     if not is_paid or pay.others_best > MAX_OTHERS_BEST * pay.others:

@@ -14,6 +14,7 @@ from klinic.checks.base import (
     passed_finding,
     warning_finding,
 )
+from klinic.checks.measures import tokens_per_row
 from klinic.evidence.record import StepRecord
 
 MAX_TRUNCATED_FRACTION = (
@@ -97,12 +98,8 @@ def _is_truncation_paid(records: Sequence[StepRecord]) -> bool:
 
 def _left_out_fraction(records: Sequence[StepRecord]) -> float:
     """Return the fraction of the truncated completions without a token in the loss."""
-    is_cut, is_masked = [], []
-    for record in records:
-        row = np.repeat(np.arange(record.num_rows), np.diff(record.row_offsets))
-        is_masked.append(np.bincount(row, record.loss_mask, record.num_rows) == 0)
-        is_cut.append(np.asarray(record.finish_reason) == "length")
-    cut, masked = np.concatenate(is_cut), np.concatenate(is_masked)
+    cut = np.concatenate([np.asarray(record.finish_reason) == "length" for record in records])
+    masked = np.concatenate([tokens_per_row(r, r.loss_mask) == 0 for r in records])
     return float(masked[cut].mean()) if cut.any() else 0.0
 
 

@@ -3,7 +3,6 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from klinic.checks.base import (
     passed_finding,
     warning_finding,
 )
+from klinic.checks.measures import prompts_of_rows
 from klinic.checks.row_texts import completion_texts, has_texts, prompt_texts
 from klinic.evidence.record import StepRecord
 
@@ -64,16 +64,13 @@ def judge_case(case: Case) -> Finding:
         (prompts end with an end token).
     """
     record = case.record
-    if record.prompt_ids is None:
-        return no_data_finding("not recorded: `record.prompt_ids`")
     if record.num_rows < MIN_ROWS:
         return no_data_finding(f"{record.num_rows} rows, {MIN_ROWS} needed")
-    is_text = has_texts(case)
-    prompts = _split(record.prompt_ids, record.prompt_offsets)
+    prompts = prompts_of_rows(record) or ()
     if (found := _judge_repetition(case, prompts)) is not None:
         return found
     fault = _twice_begun_fault(record, prompts)
-    if not fault and is_text:
+    if not fault and has_texts(case):
         fault = case.measure_once(_text_fault, record)
     if fault:
         return failed_finding(fault)
@@ -82,15 +79,14 @@ def judge_case(case: Case) -> Finding:
 
 def _judge_repetition(case: Case, prompts: Sequence[bytes]) -> Finding | None:
     """Return a finding if every group of the last generations has one prompt."""
+    if len(set(prompts)) > 1:
+        return None
     steps = {r.token_ids.tobytes(): r for r in case.recent_records if r.prompt_ids is not None}
     last = list(steps.values())[-NUM_GENERATIONS:]
     groups = [len(np.unique(record.group)) for record in last]
-    if len(last) < NUM_GENERATIONS or min(groups) < MIN_GROUPS or len(set(prompts)) > 1:
+    if len(last) < NUM_GENERATIONS or min(groups) < MIN_GROUPS:
         return None
-    different = {
-        p for record in last for p in set(_split(record.prompt_ids, record.prompt_offsets))
-    }
-    if len(different) > 1:
+    if len({prompt for record in last for prompt in prompts_of_rows(record) or ()}) > 1:
         return None
     summary = f"all of {sum(groups)} groups in {len(last)} generations have one prompt (limit 2)"
     index = case.record.prompt_index
@@ -151,25 +147,18 @@ def _template_fault(prompts: Sequence[str], completions: Sequence[str]) -> str:
     return ""
 
 
-def _split(ids: np.ndarray | None, offsets: np.ndarray | None) -> list[bytes]:
-    if ids is None or offsets is None:
-        return []
-    ids = np.ascontiguousarray(ids, np.int64)
-    return [ids[start:end].tobytes() for start, end in pairwise(offsets.tolist())]
-
-
 CHECK = Check(
     name="malformed-prompt",
     description="prompts are templated twice, come again in completions, or are all the same",
     stage=Stage.ALIGNMENT,
-    needs=("record.token_ids",),
+    needs=("record.prompt_ids",),
     fix="Apply the chat template once, with add_generation_prompt, to messages and not to text; "
     "return completions without their prompt; and make each row of the dataset an object of its "
     "own.",
     judge=judge_case,
     explains=("malformed-output", "cliff-rewards"),
     reads=(
-        "record.prompt_ids",
+        "record.token_ids",
         "record.prompt_offsets",
         "record.prompt_index",
         "record.group",

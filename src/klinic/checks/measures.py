@@ -156,13 +156,26 @@ def median(values: Float[np.ndarray, "K"]) -> float:
     return float((low + high) / 2)
 
 
+def tokens_per_row(record: StepRecord, mask: Bool[np.ndarray, "N"]) -> Float[np.ndarray, "B"]:
+    """Return the number of masked tokens of each row."""
+    counts: np.ndarray = segment_sum(mask.astype(np.float64), row_numbers(record), record.num_rows)
+    return counts
+
+
+def prompts_of_rows(record: StepRecord) -> list[bytes] | None:
+    """Return the prompt of each row as bytes that are equal for equal ids; None without prompts."""
+    if record.prompt_ids is None or record.prompt_offsets is None:
+        return None
+    ids = np.ascontiguousarray(record.prompt_ids, np.int64)
+    return [ids[start:end].tobytes() for start, end in pairwise(record.prompt_offsets.tolist())]
+
+
 def row_means(
     record: StepRecord, values: Float[np.ndarray, "N"], mask: Bool[np.ndarray, "N"]
 ) -> Float[np.ndarray, "B"]:
     """Return the mean over the masked tokens of each row; NaN for a row without any."""
-    rows = row_numbers(record)
-    count = segment_sum(mask.astype(np.float64), rows, record.num_rows)
-    total = segment_sum(np.where(mask, values, 0.0), rows, record.num_rows)
+    count = tokens_per_row(record, mask)
+    total = segment_sum(np.where(mask, values, 0.0), row_numbers(record), record.num_rows)
     nan_rows = np.full(record.num_rows, np.nan)
     means: np.ndarray = np.divide(total, count, out=nan_rows, where=count > 0)
     return means

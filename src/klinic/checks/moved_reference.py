@@ -15,15 +15,18 @@ from klinic.checks.base import (
     no_data_finding,
     passed_finding,
 )
-from klinic.checks.measures import logp_gap, rms, rms_logp_gap
+from klinic.checks.measures import logp_gap, rms
+from klinic.checks.reference_distance import (
+    MAX_EQUAL_GAP,
+    NUM_STEPS,
+    find_vanished_distance,
+    has_other_weights,
+)
 from klinic.checks.repeated_rows import repeated_difference
 from klinic.evidence.record import StepRecord
 
 MIN_TOKENS = 20  # tokens: bit-identical log-probs on all of them are then no coincidence
 MAX_CHANGE = 0.05  # nats, root mean square: bf16 kernels of other shapes leave less
-NUM_STEPS = 3  # steps before a jump that must agree with one another
-MIN_DISTANCE = 0.01  # nats, root mean square: the policy had left its reference
-MAX_EQUAL_GAP = 1e-4  # nats, root mean square: one engine scores equal weights alike
 MIN_KEPT = 0.5  # of a reference that is updated in every step: with less it is the policy's shadow
 
 
@@ -59,7 +62,7 @@ def judge_case(case: Case) -> Finding:
         return no_data_finding("a step before the first update and one after it are needed")
     if fault := _change_of_reference(case, case.start) or _return_to_policy(case):
         return fault
-    if not _has_policy_moved(case):
+    if not has_other_weights(case):
         return no_data_finding("the policy has not moved, so a KL of 0 is expected")
     abs_gap = np.abs(logp_gap(case.record, "logp_old", "logp_ref"))
     if abs_gap.size < MIN_TOKENS:
@@ -89,21 +92,15 @@ def _judge_update(case: Case, reference: Mapping[str, Any]) -> Finding:
 
 def _return_to_policy(case: Case) -> Finding | None:
     """Return a finding if their distance vanished in this step by no return to the start."""
-    records = [*(r for r in case.earlier if r.step < case.record.step), case.record]
-    records = records[-NUM_STEPS - 1 :]
-    if len(records) <= NUM_STEPS or not _has_policy_moved(case):
-        return None
-    if any(r.logp_old is None or r.logp_ref is None for r in records):
-        return None
-    *before, now = [rms_logp_gap(r, "logp_old", "logp_ref") for r in records]
-    if min(before) <= MIN_DISTANCE or now > MAX_EQUAL_GAP:
+    vanished = find_vanished_distance(case)
+    if vanished is None or not vanished.is_equal or not has_other_weights(case):
         return None
     return failed_finding(
-        f"policy and reference were {min(before):.3g} nats or more apart for {NUM_STEPS} steps and "
-        f"are {now:.3g} apart in this one (limit {MAX_EQUAL_GAP:g}), and the policy's "
+        f"policy and reference were {vanished.before:.3g} nats or more apart for {NUM_STEPS} steps "
+        f"and are {vanished.now:.3g} apart in this one (limit {MAX_EQUAL_GAP:g}), and the policy's "
         "weights are not those of the start: the reference was made anew from the policy",
-        before=min(before),
-        now=now,
+        before=vanished.before,
+        now=vanished.now,
     )
 
 
@@ -122,12 +119,6 @@ def _change_of_reference(case: Case, start: StepRecord) -> Finding | None:
             change=rms(change),
         )
     return None
-
-
-def _has_policy_moved(case: Case) -> bool:
-    assert case.start is not None  # noqa: S101 - checked by the caller
-    then, now = (r.facts.get("weights_published") for r in (case.start, case.record))
-    return then is not None and now is not None and then != now
 
 
 CHECK = Check(

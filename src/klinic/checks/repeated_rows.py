@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from jaxtyping import Float
 
-from klinic.checks.measures import float64_column
+from klinic.checks.measures import float64_column, prompts_of_rows
 from klinic.evidence.record import StepRecord
 
 RowKey = tuple[bytes, bytes]
@@ -41,16 +41,10 @@ def _rows_by_key(record: StepRecord) -> dict[RowKey, slice]:
 
 
 def _keyed_rows(record: StepRecord) -> list[tuple[RowKey, slice]]:
-    if record.prompt_ids is None or record.prompt_offsets is None:
+    if (prompts := prompts_of_rows(record)) is None:
         return []
-    prompts, rows = pairwise(record.prompt_offsets.tolist()), pairwise(record.row_offsets.tolist())
+    spans = [slice(start, end) for start, end in pairwise(record.row_offsets.tolist())]
     return [
-        (
-            (
-                record.prompt_ids[prompt_start:prompt_end].tobytes(),
-                record.token_ids[start:end].tobytes(),
-            ),
-            slice(start, end),
-        )
-        for (prompt_start, prompt_end), (start, end) in zip(prompts, rows, strict=True)
+        ((prompt, record.token_ids[span].tobytes()), span)
+        for prompt, span in zip(prompts, spans, strict=True)
     ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from klinic.checks.base import Case
-from klinic.checks.measures import equal_completions
+from klinic.checks.measures import equal_completions, tokens_per_row
 from klinic.evidence.record import StepRecord
 
 NUM_ERRORS = 3.0  # standard errors: every step of a run is tested, so one in 700 is not rare enough
@@ -193,11 +193,15 @@ class EmptyPay:
     others_best: int
 
 
-def count_empty_pay(records: Sequence[StepRecord], eos_ids: Collection[int]) -> EmptyPay:
-    """Count the completions of several steps that have no token but an end token."""
-    records = [record for record in records if record.reward is not None and record.num_rows]
+def count_empty_pay(case: Case) -> EmptyPay | None:
+    """Count the completions of the recent steps without a token before the end; None if none."""
+    records = [r for r in case.recent_records if r.reward is not None and r.num_rows]
+    find_empty = _EmptyRows(eos_ids=tuple(case.run.get("eos_ids") or ()))
+    found = [case.measure_once(find_empty, record) for record in records]
+    if not any(rows.any() for rows in found):
+        return None
+    is_empty = np.concatenate(found)
     reward = np.concatenate([np.asarray(record.reward, np.float64) for record in records])
-    is_empty = np.concatenate([_empty_rows(record, eos_ids) for record in records])
     group = [record.group + (number << 32) for number, record in enumerate(records)]
     finite = np.isfinite(reward)
     is_best = finite & (reward == reward[finite].max(initial=-np.inf))
@@ -210,11 +214,15 @@ def count_empty_pay(records: Sequence[StepRecord], eos_ids: Collection[int]) -> 
     )
 
 
-def _empty_rows(record: StepRecord, eos_ids: Collection[int]) -> np.ndarray:
-    lengths = np.diff(record.row_offsets)
-    row = np.repeat(np.arange(record.num_rows), lengths)
-    ends = np.bincount(row, np.isin(record.token_ids, list(eos_ids)), record.num_rows)
-    return np.asarray(ends == lengths)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _EmptyRows:
+    """Finds the rows of a step that have no token but end tokens."""
+
+    eos_ids: tuple[int, ...]
+
+    def __call__(self, record: StepRecord) -> np.ndarray:
+        ends = tokens_per_row(record, np.isin(record.token_ids, self.eos_ids))
+        return np.asarray(ends == np.diff(record.row_offsets))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

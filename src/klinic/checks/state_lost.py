@@ -13,14 +13,16 @@ from klinic.checks.base import (
     no_data_finding,
     passed_finding,
 )
-from klinic.checks.measures import rms, rms_logp_gap
+from klinic.checks.measures import rms
+from klinic.checks.reference_distance import (
+    MAX_REMAINING,
+    NUM_STEPS,
+    find_vanished_distance,
+    has_other_weights,
+)
 from klinic.checks.repeated_rows import repeated_difference
 from klinic.evidence.record import Fact, StepRecord
 
-NUM_STEPS = 3  # steps before the jump that must agree with one another
-MIN_DISTANCE = 0.01  # nats, root mean square: the policy had left its reference
-MAX_REMAINING = 0.1  # of that distance: no update returns by nine tenths in a step
-MAX_EQUAL_GAP = 1e-4  # nats: policy and reference are one, whatever was updated since
 MAX_REFERENCE_CHANGE = 0.1  # of that distance, on completions that come again
 MIN_SETTING_CHANGE = 0.2  # of a learning rate or coefficient since the first step
 MAX_RETURN = 0.02  # of that change: the value is that of the first step again
@@ -62,35 +64,23 @@ def judge_case(case: Case) -> Finding:
 
 
 def _weights_fault(case: Case, before: Sequence[StepRecord]) -> Finding | None:
-    records = [*before, case.record]
-    if any(r.logp_old is None or r.logp_ref is None for r in records):
-        return None
     reference = case.run.get("reference") or {}
-    prints = {r.facts.get("reference_fingerprint") for r in records}
+    prints = {r.facts.get("reference_fingerprint") for r in (*before, case.record)}
     if reference.get("sync_every") or reference.get("ema") or len(prints) > 1:
         return None
-    *earlier, now = [rms_logp_gap(r, "logp_old", "logp_ref") for r in records]
-    nearest = min(earlier)
-    if nearest <= MIN_DISTANCE or now > MAX_REMAINING * nearest:
+    if (vanished := find_vanished_distance(case)) is None:
         return None
     change = rms(repeated_difference(case.record, case.earlier, "logp_ref"))
-    is_remade = now <= MAX_EQUAL_GAP and _has_policy_left(case)
-    if change > MAX_REFERENCE_CHANGE * nearest or is_remade:  # the reference came to the policy
+    is_remade = vanished.is_equal and has_other_weights(case)
+    if change > MAX_REFERENCE_CHANGE * vanished.before or is_remade:  # it came to the policy
         return None
     return failed_finding(
-        f"the policy was {nearest:.3g} nats or more from its reference for {NUM_STEPS} steps and "
-        f"is {now:.3g} away in this one (limit {MAX_REMAINING:.0%} of it): its weights are those "
-        "of the start",
-        before=nearest,
-        now=now,
+        f"the policy was {vanished.before:.3g} nats or more from its reference for {NUM_STEPS} "
+        f"steps and is {vanished.now:.3g} away in this one (limit {MAX_REMAINING:.0%} of it): its "
+        "weights are those of the start",
+        before=vanished.before,
+        now=vanished.now,
     )
-
-
-def _has_policy_left(case: Case) -> bool:
-    """Return whether the policy's weights are known not to be those of the first step."""
-    assert case.start is not None  # noqa: S101 - checked by the caller
-    then, now = (r.facts.get("weights_published") for r in (case.start, case.record))
-    return then is not None and now is not None and then != now
 
 
 def _setting_fault(name: str, case: Case) -> Finding | None:

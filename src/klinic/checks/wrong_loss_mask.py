@@ -3,9 +3,8 @@
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed_finding, passed_finding
-from klinic.checks.measures import row_numbers
+from klinic.checks.measures import row_numbers, tokens_per_row
 from klinic.evidence.record import EmittedBy, StepRecord
-from klinic.maths.arrays import segment_sum
 
 MAX_FOREIGN_FRACTION = 0.0  # allowed fraction of trained tokens that the policy did not emit
 MAX_LEFT_OUT_FRACTION = (
@@ -49,9 +48,8 @@ def judge_case(case: Case) -> Finding:
 
 def _tokens_of_trained_rows(record: StepRecord) -> np.ndarray:
     """Return a mask of tokens in trained rows: excluding a whole row is a choice."""
-    rows = row_numbers(record)
-    used = segment_sum(record.loss_mask.astype(np.float64), rows, record.num_rows) > 0
-    return np.asarray(used[rows])
+    is_trained = tokens_per_row(record, record.loss_mask) > 0
+    return np.asarray(is_trained[row_numbers(record)])
 
 
 def _last_tokens(row_offsets: np.ndarray, own: np.ndarray) -> np.ndarray:

@@ -19,6 +19,7 @@ proof.py          the replay of `--prove`, or why there is none
 diagnose_dump.py  the same of the batch dumps of other trainers
 convert.py        `klinic convert`
 explain.py        `klinic explain`
+chosen_run.py     the newest run of a folder of runs
 lookup.py         words of `klinic explain` that are no checks
 words.py          words with another name in klinic, and their answers
 metric_option.py  the `--metric` option: names of the metrics in a log

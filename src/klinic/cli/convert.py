@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from klinic.cli.chosen_run import choose_run
 from klinic.cli.metric_option import Metric, given_names
 from klinic.cli.printing import Json, print_json, require_modules
 from klinic.cli.progress import show_progress
@@ -35,16 +36,12 @@ def convert(path: Input, out: Out, metric: Metric = None, json: Json = False) ->
     from klinic.cli.diagnose_dump import add_run_facts, find_scalars
     from klinic.doctor.dump_conversion import convert_run
     from klinic.evidence.readers.find import has_records, read_log
-    from klinic.evidence.readers.run_folders import find_run
 
     if not path.exists():
         raise ConfigError(f"{path} does not exist. Give the output folder or a log of a trainer.")
     if has_records(path):
         raise ConfigError(f"{path} has klinic's format. Use it as it is: klinic report {path}.")
-    found = find_run(path)
-    path = found.path
-    if found.notice:
-        typer.echo(escape_for_terminal(found.notice), err=True)
+    path = choose_run(path)
     dump, also = find_dump(path)
     names = given_names(metric)
     log: ScalarLog | None

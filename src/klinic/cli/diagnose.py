@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from klinic.cli.chosen_run import choose_run
 from klinic.cli.metric_option import Metric, given_names, refuse_names
 from klinic.cli.printing import Json, print_json
 from klinic.cli.progress import NoCache, findings_cache, show_progress
 from klinic.cli.proof import OF_OTHERS, attempt_proof
 from klinic.cli.recorded_code import RunCode
 from klinic.errors import ConfigError, EvidenceError, KlinicError
-from klinic.runtime.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -142,14 +142,10 @@ def diagnose_other(run: Path, names: "Mapping[str, str]", *, json: bool, every: 
     `names` maps metrics to their names in the log.
     """
     from klinic.evidence.readers.dumps.find import find_dumps
-    from klinic.evidence.readers.run_folders import find_run
 
     if not run.exists():
         raise ConfigError(f"{run} does not exist. Give a run folder or a log.")
-    found = find_run(run)
-    run = found.path
-    if found.notice:
-        typer.echo(escape_for_terminal(found.notice), err=True)
+    run = choose_run(run)
     sources = find_dumps(run)
     if not sources:
         return diagnose_scalars(run, names, json=json, every=every)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from klinic.cli.chosen_run import choose_run
 from klinic.cli.metric_option import Metric, given_names, refuse_names
 from klinic.cli.printing import print_line
 from klinic.cli.progress import NoCache, findings_cache, show_progress
@@ -82,7 +83,6 @@ def read_any_report(run: Path, metric: list[str] | None = None, **options: Any) 
     from klinic.evidence.bundle_head import is_bundle
     from klinic.evidence.readers.dumps.find import find_dumps
     from klinic.evidence.readers.find import has_records
-    from klinic.evidence.readers.run_folders import find_run
     from klinic.report.log_reading import read_log_report
     from klinic.report.reading import read_run_report
 
@@ -94,10 +94,7 @@ def read_any_report(run: Path, metric: list[str] | None = None, **options: Any) 
         with unpack_bundle(run) as folder:
             story = read_run_report(folder, **{**options, "cache": None})
         return replace(story, name=str(run))
-    found = find_run(run)
-    run = found.path
-    if found.notice:
-        typer.echo(escape_for_terminal(found.notice), err=True)
+    run = choose_run(run)
     if find_dumps(run):
         raise ConfigError(
             f"{run}: is a dump of another trainer. Write it in klinic's format first: klinic "

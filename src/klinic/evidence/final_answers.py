@@ -18,8 +18,7 @@ def final_answers(text: str) -> frozenset[str]:
     >>> sorted(final_answers(" 42\n")), sorted(final_answers("so \\boxed{7}"))
     (['42'], ['7', 'so \\boxed{7}'])
     """
-    marked = ["".join(groups) for groups in FINAL_ANSWER.findall(text)][-1:]
-    return frozenset(part.strip().casefold() for part in (text, *marked)) - {""}
+    return frozenset(part.strip().casefold() for part in (text, _last_marked(text))) - {""}
 
 
 def marked_number(text: str) -> float | None:
@@ -28,8 +27,7 @@ def marked_number(text: str) -> float | None:
     >>> marked_number("<answer> 1,200 </answer>"), marked_number("so \\boxed{x}")
     (1200.0, None)
     """
-    marked = ["".join(groups) for groups in FINAL_ANSWER.findall(text)][-1:]
-    return _number(marked[0]) if marked else None
+    return _number(_last_marked(text))
 
 
 def dataset_number(answer: str) -> float | None:
@@ -40,6 +38,12 @@ def dataset_number(answer: str) -> float | None:
     """
     number = marked_number(answer)
     return _number(answer) if number is None else number
+
+
+def _last_marked(text: str) -> str:
+    """Return the last marked answer; "" without one."""
+    marked = FINAL_ANSWER.findall(text)
+    return "".join(marked[-1]) if marked else ""
 
 
 def _number(text: str) -> float | None:

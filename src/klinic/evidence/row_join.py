@@ -7,6 +7,7 @@ equal ids are interchangeable.
 from collections import defaultdict
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -119,11 +120,14 @@ class EmissionIndex:
     def __init__(self, emissions: Sequence[Emission]) -> None:
         self._emissions = emissions
         self._by_context: defaultdict[bytes, list[int]] = defaultdict(list)
+        self._by_tokens: defaultdict[bytes, list[int]] = defaultdict(list)
         for number, emission in enumerate(emissions):
             if emission.context is not None:
                 self._by_context[emission.context.tobytes()].append(number)
-        known = {len(e.context) for e in emissions if e.context is not None}
-        self._context_lengths = sorted(known)
+                self._by_tokens[emission.token_ids.astype(np.int64).tobytes()].append(number)
+        known = [(len(e.context), len(e.token_ids)) for e in emissions if e.context is not None]
+        self._context_lengths = sorted({length for length, _ in known})
+        self._token_lengths = sorted({length for _, length in known})
 
     def trace_tokens(
         self,
@@ -175,17 +179,14 @@ class EmissionIndex:
 
     def _last_turn(self, ids: np.ndarray, end: int) -> Emission | None:
         """Return the emission that has the row's last ids and its first ones up to `end`."""
-        for emission in self._emissions:
-            context, tokens = emission.context, emission.token_ids
-            if context is None or len(context) <= end or len(tokens) > len(ids) - end:
+        lengths = [n for n in self._token_lengths if MIN_LAST_TOKENS <= n <= len(ids) - end]
+        tails = (self._by_tokens.get(ids[-length:].tobytes(), ()) for length in lengths)
+        for number in sorted(chain.from_iterable(tails)):
+            emission = self._emissions[number]
+            context, before = emission.context, ids[: -len(emission.token_ids)]
+            if context is None or len(context) <= end:
                 continue
-            is_last = len(tokens) >= MIN_LAST_TOKENS and ids[-1] == tokens[-1]
-            if (
-                is_last
-                and np.array_equal(ids[-len(tokens) :], tokens)
-                and np.array_equal(context[:end], ids[:end])
-                and not np.array_equal(context, ids[: -len(tokens)])
-            ):
+            if np.array_equal(context[:end], ids[:end]) and not np.array_equal(context, before):
                 return emission
         return None
 

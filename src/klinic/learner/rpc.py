@@ -300,9 +300,10 @@ class _RankWorker:
         self._scored = self._learner.score(record, needs_reference=needs_reference)
         self._first_record = None
 
-    def _prepare(self, **scales: float) -> None:
+    def _prepare(self, *, kl_coef: float, reward: float, teacher: float) -> None:
         assert self._scored is not None  # noqa: S101 - rank 0 scores first
-        prepared = self._learner.prepare(self._scored, LossScales(**scales))
+        scales = LossScales(kl_coef=kl_coef, reward=reward, teacher=teacher)
+        prepared = self._learner.prepare(self._scored, scales)
         self._first_record = self._first_record or prepared.record
 
     def _rescore(self) -> None:

@@ -61,9 +61,9 @@ def prove(progress: Callable[[str], None] = lambda _: None) -> Proof:
         rows.append(measure_estimator(estimator, on_policy, off_policy, random))
     progress("averages and advantages")
     aggregations = measure_aggregations()
-    progress("importance weights")
     progress("the KL to a teacher")
     to_teacher = check_teacher(on_policy.worlds)
+    progress("importance weights")
     uncapped_biases = measure_uncapped_biases(off_policy)
     return Proof(
         rows=rows,

@@ -3,6 +3,7 @@
 trl      settings of TRL's GRPOConfig and GRPOTrainer
 verl     keys of verl's configuration
 nemo_rl  keys of NeMo-RL's configuration
+own_teacher  a teacher that a user added
 """
 
 from collections.abc import Mapping

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from klinic.doctor.advice.own_teacher import teacher_steps
+
 STEPS: Mapping[str, tuple[str, ...]] = {
     "advantage-explodes": (
         "Set `grpo.adv_estimator.normalize_rewards=false`, or update: the leave-one-out standard "
@@ -158,10 +160,6 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "Check that every refit ends before generation begins; with "
         "`grpo.async_grpo.in_flight_weight_updates=true` record the weight version of each token.",
     ),
-    "stale-teacher-prompts": (
-        "In the own loss that adds a teacher, score the prompts and completions of this step, not "
-        "those of an earlier batch.",
-    ),
     "state-lost": (
         "Set `checkpointing.enabled=true`, and start again with the same "
         "`checkpointing.checkpoint_dir`, so that optimizer, schedule and position are restored.",
@@ -172,18 +170,6 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     ),
     "stop-token-fault": (
         "List all end tokens of the model in `policy.generation.stop_token_ids`.",
-    ),
-    "swapped-teacher": (
-        "In the own loss that adds a teacher, load the teacher by a fixed revision, and never from "
-        "the folder that training saves to.",
-    ),
-    "teacher-as-reference": (
-        "In the own loss that adds a teacher, keep two models: the policy's start for the "
-        "reference, the teacher for the other term.",
-    ),
-    "teacher-gradient-wrong": (
-        "In the own loss that adds a teacher, score the teacher under `torch.no_grad()`, and keep "
-        "the gradient of the policy's log-probs.",
     ),
     "temperature-on-one-side": (
         "Set `policy.generation.vllm_cfg.logprobs_mode=processed_logprobs`, and divide by "
@@ -211,8 +197,5 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "Start from merged weights in `policy.model_name`: with LoRA the reference is the model "
         "without its adapter.",
     ),
-    "wrong-tokenizer": (
-        "In the own loss that adds a teacher, compare the ids of the vocabulary: a teacher of "
-        "another tokenizer reads other words.",
-    ),
+    **teacher_steps("the own loss"),
 }

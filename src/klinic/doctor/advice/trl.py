@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from klinic.doctor.advice.own_teacher import teacher_steps
+
 STEPS: Mapping[str, tuple[str, ...]] = {
     "advantage-explodes": (
         'Set `scale_rewards="none"` (or "batch") in GRPOConfig: no division by a group\'s tiny '
@@ -192,10 +194,6 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "adapter first.",
         "With `vllm_enable_sleep_mode=True`, send the weights after the wake-up.",
     ),
-    "stale-teacher-prompts": (
-        "In the own subclass that adds a teacher, score the prompts and completions of this step, "
-        "not those of an earlier batch.",
-    ),
     "state-lost": (
         "Resume by `trainer.train(resume_from_checkpoint=True)`, not by passing the checkpoint as "
         "`model`: the latter starts a new optimizer and schedule.",
@@ -212,18 +210,6 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "`ids != pad` hides the end token.",
         "Build the mask up to and including the first end token, and list every end token in "
         "`generation_config.eos_token_id`.",
-    ),
-    "swapped-teacher": (
-        "In the own subclass that adds a teacher, load the teacher by a fixed revision, and never "
-        "from the folder that training saves to.",
-    ),
-    "teacher-as-reference": (
-        "In the own subclass that adds a teacher, keep two models: the policy's start for the "
-        "reference, the teacher for the other term.",
-    ),
-    "teacher-gradient-wrong": (
-        "In the own subclass that adds a teacher, score the teacher under `torch.no_grad()`, and "
-        "keep the gradient of the policy's log-probs.",
     ),
     "temperature-on-one-side": (
         "Set `temperature` in GRPOConfig only, not in `generation_kwargs` or generation_config: "
@@ -263,8 +249,5 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         "the new adapter.",
         "After a resume, check that `ref_model` was loaded from the start, not from a checkpoint.",
     ),
-    "wrong-tokenizer": (
-        "In the own subclass that adds a teacher, compare the ids of the vocabulary: a teacher of "
-        "another tokenizer reads other words.",
-    ),
+    **teacher_steps("the own subclass"),
 }

@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from klinic.doctor.advice.own_teacher import teacher_steps
+
 ROLLOUT = "actor_rollout_ref.rollout"
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
@@ -173,10 +175,6 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         f"With LoRA, merge before the sync, or push the adapter under a new name; compare a run "
         f"with `{MODEL}.lora_rank=0`.",
     ),
-    "stale-teacher-prompts": (
-        "In the own worker that adds a teacher, score the prompts and completions of this step, "
-        "not those of an earlier batch.",
-    ),
     "state-lost": (
         "Set `trainer.resume_mode=auto`, and put `model`, `optimizer` and `extra` into both "
         f"`{ACTOR}.checkpoint.save_contents` and `{ACTOR}.checkpoint.load_contents`.",
@@ -189,18 +187,6 @@ STEPS: Mapping[str, tuple[str, ...]] = {
     "stop-token-fault": (
         "Give the tokenizer all end tokens of the model, and an `eos_token_id` that is not the "
         "padding; do not set `ignore_eos`.",
-    ),
-    "swapped-teacher": (
-        "In the own worker that adds a teacher, load the teacher by a fixed revision, and never "
-        "from the folder that training saves to.",
-    ),
-    "teacher-as-reference": (
-        "In the own worker that adds a teacher, keep two models: the policy's start for the "
-        "reference, the teacher for the other term.",
-    ),
-    "teacher-gradient-wrong": (
-        "In the own worker that adds a teacher, score the teacher under `torch.no_grad()`, and "
-        "keep the gradient of the policy's log-probs.",
     ),
     "temperature-on-one-side": (
         f"Set `{ROLLOUT}.logprobs_mode=processed_logprobs`, and divide by the same "
@@ -231,8 +217,5 @@ STEPS: Mapping[str, tuple[str, ...]] = {
         f"With `{MODEL}.lora_adapter_path` or an SFT adapter, merge it into `{MODEL}.path`: the "
         "reference is the model without its adapter.",
     ),
-    "wrong-tokenizer": (
-        "In the own worker that adds a teacher, compare the ids of the vocabulary: a teacher of "
-        "another tokenizer reads other words.",
-    ),
+    **teacher_steps("the own worker"),
 }
