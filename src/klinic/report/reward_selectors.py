@@ -8,6 +8,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from klinic.checks.base import Case
+from klinic.checks.measures import equal_completions
 from klinic.evidence.record import StepRecord
 from klinic.report.evidence_row import (
     EvidenceRow,
@@ -148,7 +149,7 @@ def equal_group(case: Case) -> EvidenceRow | None:
         return None
     best: tuple[int, int] = (1, 0)
     sizes = {}
-    for rows in _rows_by_key(record, completions=False):
+    for rows in _rows_by_group(record):
         if len(rows) > 1 and bool((record.reward[rows] == record.reward[rows[0]]).all()):
             num = len({_token_bytes(record, row) for row in rows})
             best = max(best, (num, -rows[0]))
@@ -188,14 +189,13 @@ def _extreme_reward(record: StepRecord, *, sign: int, word: str) -> EvidenceRow 
 
 def _equal_completions(record: StepRecord) -> Iterable[list[int]]:
     """Return the rows of each completion that occurs several times for one prompt."""
-    return (rows for rows in _rows_by_key(record, completions=True) if len(rows) > 1)
+    return (rows for rows in equal_completions(record) if len(rows) > 1)
 
 
-def _rows_by_key(record: StepRecord, *, completions: bool) -> Iterable[list[int]]:
-    """Return the rows by group, or by group and tokens."""
-    rows: dict[tuple[int, bytes], list[int]] = defaultdict(list)
+def _rows_by_group(record: StepRecord) -> Iterable[list[int]]:
+    rows: dict[int, list[int]] = defaultdict(list)
     for row, group in enumerate(record.group.tolist()):
-        rows[group, _token_bytes(record, row) if completions else b""].append(row)
+        rows[group].append(row)
     return rows.values()
 
 
