@@ -34,6 +34,21 @@ def test_help_imports_nothing_heavy():
     assert result.stdout.strip().endswith("[]")
 
 
+def test_a_log_is_judged_without_numpy_and_arrow(tmp_path):
+    lines = [{"step": step, "kl": 0.001 * step, "reward": 0.1 + 0.01 * step} for step in range(20)]
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    program = (
+        "import sys; from klinic.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "sys.exit(' '.join({'numpy', 'pyarrow', 'torch'} & sys.modules.keys()) or 0)"
+    )
+    command = [sys.executable, "-P", "-c", program, "diagnose", str(log)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
 def test_help_answers_at_once():
     # its own work, whoever else is at work; .ci/check_base.py looks at the clock, alone
     seconds = []

@@ -299,19 +299,6 @@ FORMATS = {**EXACT, **CONSOLES}
 USUAL = ("trainer state", "json lines", "slime console", "wide csv")
 
 
-def test_a_log_is_judged_without_numpy_and_arrow(tmp_path):
-    path = write_lines(tmp_path / "log.jsonl", trl_entries(healthy(20)))
-    program = (
-        "import sys; from klinic.cli import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "sys.exit(' '.join({'numpy', 'pyarrow', 'torch'} & sys.modules.keys()) or 0)"
-    )
-    command = [sys.executable, "-P", "-c", program, "diagnose", str(path)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
 @pytest.mark.parametrize(
     "kind",
     [name if name in USUAL else pytest.param(name, marks=pytest.mark.slow) for name in FORMATS],
