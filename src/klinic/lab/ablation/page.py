@@ -92,12 +92,12 @@ def classify_noise(value: Difference) -> str:
     """Classify a difference as within or beyond noise, by its corrected p-value.
 
     >>> base = {"mean": 0.02, "low": 0.01, "high": 0.03, "num": 3, "p_value": 0.01}
-    >>> classify_noise(Difference(**base, p_corrected=0.12))
+    >>> classify_noise(Difference(**base, standard_error=0.002, p_corrected=0.12))
     'within noise'
     """
     if not value.num:
         return "no pair of seeds"
-    if math.isnan(value.half_width):
+    if value.num == 1:
         return "(one seed)"
     return "beyond noise" if value.is_significant else "within noise"
 

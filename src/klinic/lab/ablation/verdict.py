@@ -9,6 +9,7 @@ from klinic.lab.ablation.intervals import (
     Difference,
     Interval,
     correct_by_holm,
+    grid_step,
     mean_interval,
     paired_difference,
 )
@@ -46,6 +47,7 @@ def setting_rows(
 ) -> list[SettingRow]:
     """Return a row for each setting with results, in order, with corrected p-values."""
     scored = add_scores(results)
+    grids = {m.name: grid_step(_present_values(scored, m.name)) for m in (*MEASURES, SCORE)}
     table = []
     for setting in settings:
         own = [result for result in scored if result["setting"] == setting]
@@ -55,7 +57,7 @@ def setting_rows(
                     setting=setting,
                     seeds=tuple(result["seed"] for result in own),
                     means={
-                        m.name: mean_interval(_present_values(own, m.name))
+                        m.name: mean_interval(_present_values(own, m.name), grid=grids[m.name])
                         for m in (*MEASURES, SCORE)
                     },
                     differences={}
@@ -72,7 +74,10 @@ def measure_difference(
     """Return the difference of a measure between two settings, paired by seed."""
     first, second = (_by_seed(results, which, name) for which in (setting, other))
     both = sorted(first.keys() & second.keys())
-    return paired_difference([first[seed] for seed in both], [second[seed] for seed in both])
+    grid = grid_step(_present_values(results, name))
+    return paired_difference(
+        [first[seed] for seed in both], [second[seed] for seed in both], grid=grid
+    )
 
 
 def add_scores(results: Sequence[Result]) -> list[Result]:
