@@ -289,6 +289,10 @@ def test_one_error_lists_everything_that_cannot_be_had():
         ({"model_init_kwargs": {"revision": "v2"}}, "Load the model yourself"),
         ({"importance_sampling_level": "sequence", "loss_type": "dapo"}, "Set loss_type='grpo'"),
         ({"load_best_model_at_end": True}, "save_total_limit"),
+        ({"num_train_epoch": 3}, "num_train_epoch is not an argument. Did you mean num_train_epo"),
+        ({"resume_from_chekpoint": True}, "Did you mean resume_from_checkpoint?"),
+        ({"reward_func": print}, "Did you mean reward_funcs?"),
+        ({"learnin_rate": 1e-3}, "Did you mean learner.learning_rate?"),
     ],
 )
 def test_a_refusal_is_in_the_words_of_the_call(arguments, part):

@@ -1,5 +1,6 @@
 """`klinic.train(...)`: the Python entry point, on the same path as `klinic train`."""
 
+from inspect import signature
 from typing import Any
 
 from rich.console import Console
@@ -64,7 +65,7 @@ def train(  # noqa: PLR0913 - the arguments of TRL's trainer
     Returns:
         The folder, the metrics and the model of the run.
     """
-    call = TrainCall(args, settings)
+    call = TrainCall(args, settings, arguments=signature(train).parameters)
     start = call.read_start(resume_from_checkpoint, overwrite=overwrite_output_dir, resume=resume)
     call.read_data(train_dataset, eval_dataset)
     call.read_model(model, processing_class, peft_config)

@@ -3,11 +3,13 @@
 Every problem is collected, so that one error lists all of them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
 
+from klinic.recipe.aliases import ALIASES, REFUSED
+from klinic.recipe.keys import edit_distance, recipe_fields, recipe_sections
 from klinic.recipe.trl_tables import NO_DROPOUT
 from klinic.recipe.validation_messages import format_value
 from klinic.training.given_model import given_model_problems
@@ -40,6 +42,7 @@ LORA_FIELDS = frozenset(
         *("inference_mode", "fan_in_fan_out", "runtime_config", "loftq_config", "eva_config"),
     }
 )
+MAX_EDITS = 2  # letters in which a misspelt argument differs from the right one
 MODEL_METHODS = ("save_pretrained", "get_output_embeddings", "config")
 
 
@@ -58,6 +61,17 @@ def take_unavailable(settings: dict[str, Any], reading: Reading) -> None:
         value = settings.pop(name, None)
         if value is not None and value not in ([], {}, (None, None)):
             reading.problems.append(f"{name} is not available: {advice}.")
+
+
+def take_misspelt(settings: dict[str, Any], arguments: Collection[str], reading: Reading) -> None:
+    """Remove names that are nearly those of an argument; each is a problem with the right name."""
+    known = {*ALIASES, *REFUSED, *recipe_fields(), *recipe_sections(), *arguments}
+    for name in settings.keys() - known:
+        distances = {right: edit_distance(name, right) for right in {*arguments, *ALIASES}}
+        near = min(distances, key=lambda right: (distances[right], right))
+        if distances[near] <= min(MAX_EDITS, len(name) // 4) and near in arguments:
+            reading.problems.append(f"{name} is not an argument. Did you mean {near}?")
+            del settings[name]
 
 
 def read_model(model: Any, tokenizer: Any, reading: Reading) -> Any | None:

@@ -1,6 +1,6 @@
 """Turns the arguments of `klinic.train(...)` into a recipe and the Python objects beside it."""
 
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,13 @@ from klinic.recipe.aliases import ALIASES
 from klinic.recipe.keys import optional_sections, recipe_fields
 from klinic.recipe.loading import LoadedRecipe, from_mappings
 from klinic.recipe.recipe import Recipe
-from klinic.recipe.trl_arguments import TrlArguments, config_values, is_config, read_trl_arguments
+from klinic.recipe.trl_arguments import (
+    TrlArguments,
+    config_values,
+    is_config,
+    known_names,
+    read_trl_arguments,
+)
 from klinic.recipe.trl_schedule import StepPlanner
 from klinic.recipe.validation_messages import format_value
 from klinic.training import checkpoint
@@ -21,6 +27,7 @@ from klinic.training.python_arguments import (
     read_adapter,
     read_model,
     read_rewards,
+    take_misspelt,
     take_unavailable,
 )
 from klinic.training.source import FROM_PYTHON, HELD_OUT_FROM_PYTHON, PythonInputs, count_rows
@@ -41,10 +48,14 @@ ORIGINS = {
 class TrainCall:
     """The arguments of one call, read one kind after the other; problems are collected."""
 
-    def __init__(self, config: Any, settings: Mapping[str, Any]) -> None:
+    def __init__(
+        self, config: Any, settings: Mapping[str, Any], *, arguments: Iterable[str] = ()
+    ) -> None:
+        """Read `args` and the other settings; `arguments` are the names that the call has."""
         keywords = dict(settings)
         self._reading = Reading()
         take_unavailable(keywords, self._reading)
+        take_misspelt(keywords, {*arguments, *known_names()}, self._reading)
         values = self._read_config(config)
         self._overwrite = bool(values.pop("overwrite_output_dir", False))
         self._keywords = read_trl_arguments(keywords)
