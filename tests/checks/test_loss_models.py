@@ -14,6 +14,7 @@ from klinic.checks import (
     kl_not_applied,
     kl_sign_flipped,
     policy_gradient_wrong,
+    ratio_not_applied,
 )
 from klinic.checks.loss_models import Sign, identify_loss
 from klinic.checks.loss_values import LossMeasure
@@ -82,7 +83,7 @@ def loss_of(record, *, loss, estimator, kl_coef, entropy_coef, **factors):
     inputs = PolicyInputs(
         advantage=np.asarray(record.advantage, np.float64),
         logp=token["logp"],
-        logp_old=token["logp_old"],
+        logp_old=token["logp" if factors.get("drops_old") else "logp_old"],
         **shared,
     )
     weights = aggregation_weights(surrogate.aggregation, **shared, length=8, dtype=np.float64)
@@ -288,3 +289,50 @@ def test_a_declared_weight_against_the_sampler_multiplies_the_policy_term():
     for name, value in plain.policy.items():
         assert weighted.policy[name] == pytest.approx(2.0 * value)
     assert weighted.kl == plain.kl
+
+
+def updated(case, **run):
+    """Return a case whose rows were sampled before its last update."""
+    version = np.zeros(case.record.num_tokens, np.int64)
+    record = replace(case.record, weight_version=version)
+    return replace(case, record=record, run={**case.run, "updates_per_generation": 4, **run})
+
+
+@pytest.mark.parametrize("loss", ["dapo", "dr_grpo"])  # by rows, advantages sum to 0
+def test_a_loss_that_drops_the_old_log_probs_has_a_ratio_of_1(loss):
+    run = {"loss": {"name": loss, "clip_low": 0.2, "clip_high": 0.2}}
+    dropped = cases(loss=loss, run=run, drops_old=True)[-1]
+    assert identify_loss(dropped).ratio_is_1
+    finding = ratio_not_applied.CHECK(updated(dropped))
+    assert finding.verdict is Verdict.FAIL
+    assert "does not use `logp_old`" in finding.summary
+    overridden = {"loss": {"overridden": True}}
+    assert ratio_not_applied.CHECK(updated(dropped, **overridden)).verdict is Verdict.FAIL
+
+
+@settings(max_examples=5, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {
+            "seed": st.integers(0, 10**6),
+            "loss": st.sampled_from(LOSSES),
+            "estimator": st.sampled_from(ESTIMATORS),
+            "moved": st.sampled_from([1e-3, 0.03, 0.1, 0.5]),
+            "kl_coef": st.sampled_from([0.0, 1e-3, 0.05, 0.5]),
+            "scale": st.sampled_from([0.25, 1.0]),
+        }
+    ),
+)
+def test_a_loss_with_its_ratio_never_has_a_ratio_of_1(made):
+    for run in ({"loss": {"overridden": True}}, {"loss": {"name": made["loss"]}}):
+        case = cases(run=run, **made)[-1]
+        assert ratio_not_applied.CHECK(updated(case)).verdict is not Verdict.FAIL
+
+
+def test_a_ratio_of_1_is_right_on_policy():
+    dropped = cases(moved=1e-3, drops_old=True)[-1]
+    assert ratio_not_applied.CHECK(updated(dropped)).verdict is not Verdict.FAIL
+    # one update on every generation: what differs are the kernels that scored twice
+    once = {"updates_per_generation": 1, "sampler": {"max_version_lag": 0}}
+    other = updated(cases(moved=0.05, drops_old=True)[-1], **once)
+    assert ratio_not_applied.CHECK(other).verdict is not Verdict.FAIL

@@ -63,6 +63,8 @@ class LossFit:
     residual: float
     """Standard deviation of the loss from that combination."""
     num_steps: int
+    ratio_is_1: bool
+    """Whether the policy term is identified, and every combination takes its ratio as 1."""
     description: str
     """The forms of that combination."""
 
@@ -149,11 +151,14 @@ def _fit_steps(steps: tuple[LossValues, ...], declared: _Declared) -> LossFit | 
     best = min(equal, key=lambda fit: (fit.sigma, len(fit.coefs)))
     signs = [_signs(fit) for fit in equal]
     forms = [form for name, form in best.forms.items() if name != "entropy"]
+    common = {n: sign for n, sign in signs[0].items() if all(s.get(n) == sign for s in signs)}
+    takes_1 = all(fit.forms.get("policy") == RATIO_OF_1 for fit in equal)
     return LossFit(
-        signs={n: sign for n, sign in signs[0].items() if all(s.get(n) == sign for s in signs)},
+        signs=common,
         coefs=best.coefs,
         residual=best.sigma,
         num_steps=len(steps),
+        ratio_is_1=takes_1 and common.get("policy") is Sign.RIGHT,
         description=f"{', '.join(forms)}; {best.aggregation.replace('_', ' ')}",
     )
 

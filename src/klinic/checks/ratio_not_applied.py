@@ -11,6 +11,7 @@ from klinic.checks.base import (
     no_data_finding,
     passed_finding,
 )
+from klinic.checks.loss_models import LOSS_FIELDS, ON_POLICY, identify_loss
 from klinic.checks.measures import finite_trained_tokens, float64_column, rms, rms_logp_gap
 from klinic.checks.repeated_rows import repeated_difference
 from klinic.evidence.record import StepRecord
@@ -27,8 +28,8 @@ def judge_case(case: Case) -> Finding:
     Looks for
         Completions that an earlier step trained on, in any order. The log-probs of both steps
         show how far the policy has moved since, and the old log-probs of this step how far the
-        loss takes it to have moved. And, in the first update on a generation, old log-probs that
-        are the reference's.
+        loss takes it to have moved. In the first update on a generation, old log-probs that are
+        the reference's. And whether the recorded loss has the ratio to the recorded old log-probs.
     Why it matters
         Several updates on a generation rely on the ratio: it weights each token, and its clip
         range ends the updates of a token that has moved enough. With a ratio of 1 nothing is
@@ -38,7 +39,8 @@ def judge_case(case: Case) -> Finding:
         The policy moved by more than 0.001 nats since the first update on the same completions,
         and the distance to the old log-probs is below a tenth of that; or the policy and its
         sampler agree, and the old log-probs are five times as far from both as from the
-        reference.
+        reference; or the loss of the recent steps, within rounding, is that of a ratio of 1, and
+        of no ratio to the old log-probs, from which the policy is 0.02 nats away.
     Ruled out when
         The old log-probs are those of the policy that sampled, or every generation is trained
         on once.
@@ -46,7 +48,7 @@ def judge_case(case: Case) -> Finding:
         stale-sampler (the sampler has other weights than it reports); policy-does-not-move
         (the ratio is 1 because nothing moved).
     """
-    if (fault := _judge_reference(case)) is not None:
+    if (fault := _judge_reference(case) or _judge_loss(case)) is not None:
         return fault
     if (moved := _movement(case)) is None:
         if _trains_once(case):
@@ -81,6 +83,21 @@ def _judge_reference(case: Case) -> Finding | None:
         f"which agree, and {to_reference:.3g} from the reference's (limit a fifth): the ratio is "
         "taken to the reference",
         ratio=to_policy,
+    )
+
+
+def _judge_loss(case: Case) -> Finding | None:
+    """Return a finding if the loss is that of a ratio of 1, and the policy has moved since."""
+    distance = _logp_distance(case.record, case.record, "logp_old")
+    if distance <= ON_POLICY or _trains_once(case):
+        return None
+    fit = identify_loss(case)
+    if fit is None or not fit.ratio_is_1:
+        return None
+    return failed_finding(
+        f"{fit.sentence}: the loss does not use `logp_old`, which is {distance:.3g} nats from "
+        "`logp` in this step",
+        movement=distance,
     )
 
 
@@ -159,6 +176,8 @@ CHECK = Check(
         "run.updates_per_generation",
         "metrics.clip_ratio",
         "run.sampler",
-        "run.loss",
+        "facts.kl_coef",
+        "run.estimator",
+        *LOSS_FIELDS,
     ),
 )
