@@ -7,8 +7,8 @@ token, never multiplied by a coefficient and never clamped.
 import numpy as np
 
 from klinic.evidence.record import StepRecord
+from klinic.evidence.trained_tokens import TrainedTokens, describe_tokens, drop_nan, sum_rows
 from klinic.maths import kl
-from klinic.maths.arrays import row_of_token, segment_sum
 from klinic.maths.ratio import effective_sample_size, sequence_log_ratio
 
 TAIL_FRACTION = 0.001  # fraction of tokens in `top_share`
@@ -17,14 +17,15 @@ LARGE_TOKEN_KL = 1.0  # nats: the token is e times as likely under one policy as
 
 def step_metrics(record: StepRecord) -> dict[str, float]:
     """Return every metric that the record has the columns for."""
-    metrics = {
-        **_completion_metrics(record),
+    tokens = TrainedTokens(record)
+    return {
+        **_completion_metrics(record, tokens),
         **_advantage_metrics(record),
-        **_policy_metrics(record),
+        **_policy_metrics(record, tokens),
+        **kl_metrics(record, tokens),
+        **teacher_metrics(record, tokens),
+        **_sampler_metrics(record, tokens),
     }
-    metrics |= kl_metrics(record)
-    metrics |= teacher_metrics(record)
-    return metrics | _sampler_metrics(record)
 
 
 def logged_metrics(record: StepRecord, *, kl_coef: float | None) -> dict[str, float]:
@@ -43,29 +44,37 @@ def logged_metrics(record: StepRecord, *, kl_coef: float | None) -> dict[str, fl
     return metrics | step_metrics(record)
 
 
-def kl_metrics(record: StepRecord) -> dict[str, float]:
-    """Return k3 as `kl`, and the distributions of k3, k1 and the exact KL."""
-    if record.logp_ref is None or record.logp_old is None or not record.loss_mask.any():
+def kl_metrics(record: StepRecord, tokens: TrainedTokens | None = None) -> dict[str, float]:
+    """Return k3 as `kl`, and the distributions of k3, k1 and the exact KL.
+
+    `tokens` are those of the record, where the caller has them.
+    """
+    tokens = tokens or TrainedTokens(record)
+    if record.logp_ref is None or record.logp_old is None or not tokens.num:
         return {}
-    both = {"logp_p": _to_float64(record.logp_old), "logp_q": _to_float64(record.logp_ref)}
-    k3, k1 = kl.k3(**both), kl.k1(**both)
-    metrics = {"kl": float(k3[record.loss_mask].mean())}
-    metrics |= _kl_distribution("kl_k3", k3, record) | _kl_distribution("kl_k1", k1, record)
+    logp_ref = tokens.select(record.logp_ref)
+    both = {"logp_p": tokens.select(record.logp_old), "logp_q": logp_ref}
+    k3 = kl.k3(**both)
+    metrics = {"kl": float(k3.mean())}
+    metrics |= _kl_distribution("kl_k3", k3, tokens)
+    metrics |= _kl_distribution("kl_k1", kl.k1(**both), tokens)
     if record.kl_exact is not None:
-        metrics |= _kl_distribution("kl_exact", _to_float64(record.kl_exact), record)
-    metrics["logp_ref"] = float(_to_float64(record.logp_ref)[record.loss_mask].mean())
+        metrics |= _kl_distribution("kl_exact", tokens.select(record.kl_exact), tokens)
+    metrics["logp_ref"] = float(logp_ref.mean())
     return metrics
 
 
-def teacher_metrics(record: StepRecord) -> dict[str, float]:
+def teacher_metrics(record: StepRecord, tokens: TrainedTokens | None = None) -> dict[str, float]:
     """Return k3 to the teacher as `teacher/kl`, and the distribution of k1."""
-    if record.logp_teacher is None or record.logp_old is None or not record.loss_mask.any():
+    tokens = tokens or TrainedTokens(record)
+    if record.logp_teacher is None or record.logp_old is None or not tokens.num:
         return {}
-    both = {"logp_p": _to_float64(record.logp_old), "logp_q": _to_float64(record.logp_teacher)}
+    logp_teacher = tokens.select(record.logp_teacher)
+    both = {"logp_p": tokens.select(record.logp_old), "logp_q": logp_teacher}
     return {
-        "teacher/kl": float(kl.k3(**both)[record.loss_mask].mean()),
-        **_kl_distribution("teacher/kl_k1", kl.k1(**both), record),
-        "logp_teacher": float(both["logp_q"][record.loss_mask].mean()),
+        "teacher/kl": float(kl.k3(**both).mean()),
+        **_kl_distribution("teacher/kl_k1", kl.k1(**both), tokens),
+        "logp_teacher": float(logp_teacher.mean()),
     }
 
 
@@ -73,17 +82,26 @@ def mean_k1(record: StepRecord) -> float | None:
     """Return `kl_k1/mean`, the input of KL controllers; None if it was not measured."""
     if record.logp_ref is None or record.logp_old is None:
         return None
-    k1 = kl.k1(logp_p=_to_float64(record.logp_old), logp_q=_to_float64(record.logp_ref))
-    tokens = k1[record.loss_mask & ~np.isnan(k1)]
-    return float(tokens.mean()) if tokens.size else None
+    tokens = TrainedTokens(record)
+    values, _ = drop_nan(_trained_k1(record, tokens), tokens.row_offsets)
+    return float(values.mean()) if values.size else None
+
+
+def _trained_k1(record: StepRecord, tokens: TrainedTokens) -> np.ndarray:
+    """Return k1 of policy and reference at the trained tokens."""
+    k1: np.ndarray = kl.k1(
+        logp_p=tokens.select(record.logp_old), logp_q=tokens.select(record.logp_ref)
+    )
+    return k1
 
 
 def penalized_reward(record: StepRecord, kl_coef: float) -> dict[str, float]:
     """Return the mean of the reward minus `kl_coef` times the completion's summed k1."""
     if record.reward is None or record.logp_ref is None or record.logp_old is None:
         return {}
-    k1 = kl.k1(logp_p=_to_float64(record.logp_old), logp_q=_to_float64(record.logp_ref))
-    penalized = record.reward - kl_coef * _row_sums(np.where(record.loss_mask, k1, 0.0), record)
+    tokens = TrainedTokens(record)
+    penalty = kl_coef * sum_rows(_trained_k1(record, tokens), tokens.row_offsets)
+    penalized = record.reward - penalty
     return {"reward/penalized": float(np.nanmean(penalized))} if _any_finite(penalized) else {}
 
 
@@ -94,25 +112,28 @@ def clip_metrics(
 
     Per token, or per completion where the loss clips the sequence ratio (gspo).
     """
-    trained = record.loss_mask
     if record.logp is None or record.logp_old is None or record.advantage is None:
         return {}
-    if not trained.any():
+    tokens = TrainedTokens(record)
+    if not tokens.num:
         return {}
-    both = {"logp": _to_float64(record.logp), "logp_old": _to_float64(record.logp_old)}
+    both = {"logp": tokens.select(record.logp), "logp_old": tokens.select(record.logp_old)}
     log_ratio = both["logp"] - both["logp_old"]
-    clipped = log_ratio
-    if by_sequence:
-        clipped = sequence_log_ratio(**both, loss_mask=trained, row_offsets=record.row_offsets)
-    advantage = record.advantage[row_of_token(record.row_offsets)]
-    ratio = np.exp(np.minimum(clipped, 50.0))  # above any clip bound, but finite
-    low = (ratio < 1 - clip_low) & (advantage < 0)
-    high = (ratio > 1 + clip_high) & (advantage > 0)
+    num_low = num_high = 0
+    if log_ratio.any():  # a ratio of 1 is inside any clip range
+        clipped = log_ratio
+        if by_sequence:
+            trained = np.ones(tokens.num, np.bool_)
+            clipped = sequence_log_ratio(**both, loss_mask=trained, row_offsets=tokens.row_offsets)
+        advantage = tokens.spread_rows(record.advantage)
+        ratio = np.exp(np.minimum(clipped, 50.0))  # above any clip bound, but finite
+        num_low = np.count_nonzero((ratio < 1 - clip_low) & (advantage < 0))
+        num_high = np.count_nonzero((ratio > 1 + clip_high) & (advantage > 0))
     return {
-        "clip_ratio/low_mean": float(low[trained].mean()),
-        "clip_ratio/high_mean": float(high[trained].mean()),
-        "clip_ratio/region_mean": float((low | high)[trained].mean()),
-        "kl_update": float(-log_ratio[trained].mean()),
+        "clip_ratio/low_mean": float(num_low / tokens.num),
+        "clip_ratio/high_mean": float(num_high / tokens.num),
+        "clip_ratio/region_mean": float((num_low + num_high) / tokens.num),
+        "kl_update": float(-log_ratio.mean()),
     }
 
 
@@ -121,20 +142,20 @@ def update_kl(record: StepRecord) -> float:
 
     k3 of new against old, weighted by the ratio: never negative, and unbiased.
     """
-    trained = record.loss_mask
-    if record.logp is None or record.logp_old is None or not trained.any():
+    if record.logp is None or record.logp_old is None or not record.loss_mask.any():
         return 0.0
-    new, old = _to_float64(record.logp)[trained], _to_float64(record.logp_old)[trained]
+    tokens = TrainedTokens(record)
+    new, old = tokens.select(record.logp), tokens.select(record.logp_old)
     return float((np.exp(new - old) * kl.k3(logp_p=new, logp_q=old)).mean())
 
 
-def _completion_metrics(record: StepRecord) -> dict[str, float]:
+def _completion_metrics(record: StepRecord, tokens: TrainedTokens) -> dict[str, float]:
     lengths = np.diff(record.row_offsets)
     metrics = {
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),
-        "num_tokens": float(record.loss_mask.sum()),
+        "num_tokens": float(tokens.num),
     }
     if record.finish_reason is not None:
         cut = record.finish_reason == "length"
@@ -158,61 +179,51 @@ def _advantage_metrics(record: StepRecord) -> dict[str, float]:
     return metrics
 
 
-def _policy_metrics(record: StepRecord) -> dict[str, float]:
-    metrics = {}
-    trained = record.loss_mask
-    if not trained.any():
-        return {}
-    if record.logp_old is not None:
-        metrics["logp"] = float(_to_float64(record.logp_old)[trained].mean())
-    if record.entropy is not None:
-        metrics["entropy"] = float(_to_float64(record.entropy)[trained].mean())
-    return metrics
+def _policy_metrics(record: StepRecord, tokens: TrainedTokens) -> dict[str, float]:
+    columns = {"logp": record.logp_old, "entropy": record.entropy}
+    return {
+        name: float(tokens.select(values).mean())
+        for name, values in columns.items()
+        if values is not None and tokens.num
+    }
 
 
-def _sampler_metrics(record: StepRecord) -> dict[str, float]:
+def _sampler_metrics(record: StepRecord, tokens: TrainedTokens) -> dict[str, float]:
     if record.logp_sampler is None or record.logp_old is None:
         return {}
-    reported = record.loss_mask & np.isfinite(record.logp_sampler)
-    if not reported.any():
+    reported = tokens.select(record.logp_sampler)
+    is_finite = np.isfinite(reported)
+    if not is_finite.any():
         return {}
-    gap = (_to_float64(record.logp_old) - _to_float64(record.logp_sampler))[reported]
+    gap = tokens.select(record.logp_old) - reported
+    if not is_finite.all():
+        gap = gap[is_finite]
+    size = np.abs(gap)
     return {
-        "sampling/sampling_logp_difference/mean": float(np.abs(gap).mean()),
-        "sampling/sampling_logp_difference/max": float(np.abs(gap).max()),
+        "sampling/sampling_logp_difference/mean": float(size.mean()),
+        "sampling/sampling_logp_difference/max": float(size.max()),
         "sampling/effective_sample_size": float(effective_sample_size(log_weight=gap)),
     }
 
 
-def _kl_distribution(name: str, values: np.ndarray, record: StepRecord) -> dict[str, float]:
+def _kl_distribution(name: str, values: np.ndarray, tokens: TrainedTokens) -> dict[str, float]:
     """Return mean, extremes and tail of a per-token KL, and its mean and max per completion."""
-    trained = record.loss_mask & ~np.isnan(values)
-    if not trained.any():
+    values, row_offsets = drop_nan(values, tokens.row_offsets)
+    if not values.size:
         return {}
-    tokens = values[trained]
-    size = np.sort(np.abs(tokens))
-    tail = size[-max(1, round(TAIL_FRACTION * size.size)) :].sum() / max(size.sum(), 1e-300)
-    rows = row_of_token(record.row_offsets)[trained]
-    sums = segment_sum(tokens, rows, record.num_rows)[np.unique(rows)]
+    found = describe_tokens(
+        values, row_offsets, quantile=0.99, tail_fraction=TAIL_FRACTION, limit=LARGE_TOKEN_KL
+    )
     return {
-        f"{name}/mean": float(tokens.mean()),
-        f"{name}/min": float(tokens.min()),
-        f"{name}/max": float(tokens.max()),
-        f"{name}/p99": float(np.quantile(tokens, 0.99)),
-        f"{name}/top_share": float(tail),
-        f"{name}/share_above": float((np.abs(tokens) > LARGE_TOKEN_KL).mean()),
-        f"{name}/per_sequence": float(sums.mean()),
-        f"{name}/per_sequence_max": float(sums.max()),
+        f"{name}/mean": found.mean,
+        f"{name}/min": found.smallest,
+        f"{name}/max": found.largest,
+        f"{name}/p99": found.quantile,
+        f"{name}/top_share": found.tail_share,
+        f"{name}/share_above": found.share_above,
+        f"{name}/per_sequence": found.row_mean,
+        f"{name}/per_sequence_max": found.row_largest,
     }
-
-
-def _row_sums(values: np.ndarray, record: StepRecord) -> np.ndarray:
-    sums: np.ndarray = segment_sum(values, row_of_token(record.row_offsets), record.num_rows)
-    return sums
-
-
-def _to_float64(values: np.ndarray) -> np.ndarray:
-    return np.asarray(values, dtype=np.float64)
 
 
 def _any_finite(values: np.ndarray) -> bool:
