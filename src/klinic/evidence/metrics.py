@@ -80,28 +80,30 @@ def teacher_metrics(record: StepRecord, tokens: TrainedTokens | None = None) -> 
 
 def mean_k1(record: StepRecord) -> float | None:
     """Return `kl_k1/mean`, the input of KL controllers; None if it was not measured."""
-    if record.logp_ref is None or record.logp_old is None:
-        return None
     tokens = TrainedTokens(record)
-    values, _ = drop_nan(_trained_k1(record, tokens), tokens.row_offsets)
+    k1 = _trained_k1(record, tokens)
+    if k1 is None:
+        return None
+    values, _ = drop_nan(k1, tokens.row_offsets)
     return float(values.mean()) if values.size else None
 
 
-def _trained_k1(record: StepRecord, tokens: TrainedTokens) -> np.ndarray:
-    """Return k1 of policy and reference at the trained tokens."""
-    k1: np.ndarray = kl.k1(
-        logp_p=tokens.select(record.logp_old), logp_q=tokens.select(record.logp_ref)
-    )
+def _trained_k1(record: StepRecord, tokens: TrainedTokens) -> np.ndarray | None:
+    """Return k1 of policy and reference at the trained tokens; None without both."""
+    if record.logp_ref is None or record.logp_old is None:
+        return None
+    both = {"logp_p": tokens.select(record.logp_old), "logp_q": tokens.select(record.logp_ref)}
+    k1: np.ndarray = kl.k1(**both)
     return k1
 
 
 def penalized_reward(record: StepRecord, kl_coef: float) -> dict[str, float]:
     """Return the mean of the reward minus `kl_coef` times the completion's summed k1."""
-    if record.reward is None or record.logp_ref is None or record.logp_old is None:
-        return {}
     tokens = TrainedTokens(record)
-    penalty = kl_coef * sum_rows(_trained_k1(record, tokens), tokens.row_offsets)
-    penalized = record.reward - penalty
+    k1 = _trained_k1(record, tokens)
+    if record.reward is None or k1 is None:
+        return {}
+    penalized = record.reward - kl_coef * sum_rows(k1, tokens.row_offsets)
     return {"reward/penalized": float(np.nanmean(penalized))} if _any_finite(penalized) else {}
 
 
@@ -127,12 +129,12 @@ def clip_metrics(
             clipped = sequence_log_ratio(**both, loss_mask=trained, row_offsets=tokens.row_offsets)
         advantage = tokens.spread_rows(record.advantage)
         ratio = np.exp(np.minimum(clipped, 50.0))  # above any clip bound, but finite
-        num_low = np.count_nonzero((ratio < 1 - clip_low) & (advantage < 0))
-        num_high = np.count_nonzero((ratio > 1 + clip_high) & (advantage > 0))
+        num_low = int(np.count_nonzero((ratio < 1 - clip_low) & (advantage < 0)))
+        num_high = int(np.count_nonzero((ratio > 1 + clip_high) & (advantage > 0)))
     return {
-        "clip_ratio/low_mean": float(num_low / tokens.num),
-        "clip_ratio/high_mean": float(num_high / tokens.num),
-        "clip_ratio/region_mean": float((num_low + num_high) / tokens.num),
+        "clip_ratio/low_mean": num_low / tokens.num,
+        "clip_ratio/high_mean": num_high / tokens.num,
+        "clip_ratio/region_mean": (num_low + num_high) / tokens.num,
         "kl_update": float(-log_ratio.mean()),
     }
 

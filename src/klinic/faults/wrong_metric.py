@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from klinic.evidence import metrics
 from klinic.faults.base import Fault, Severity, patch_attribute
 from klinic.maths import kl
 from klinic.training import step_metrics
@@ -27,8 +26,8 @@ def swap_logged_kl(severity: Severity) -> Iterator[None]:
         if record.logp_ref is None or record.logp_old is None:
             return logged
         both = {
-            "logp_p": metrics._to_float64(record.logp_ref),
-            "logp_q": metrics._to_float64(record.logp_old),
+            "logp_p": record.logp_ref.astype(np.float64),
+            "logp_q": record.logp_old.astype(np.float64),
         }
         wrong = float(kl.k3(**both)[record.loss_mask].mean())
         mixed = (1 - SWAPPED_FRACTION[severity]) * logged["kl"] + SWAPPED_FRACTION[severity] * wrong
