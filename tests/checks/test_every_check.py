@@ -39,6 +39,7 @@ def test_every_file_is_in_the_catalogue_once():
         "measures",
         "other_rows",
         "reference_distance",
+        "repeated_draws",
         "repeated_rows",
         "reward_evidence",
         "reward_order",

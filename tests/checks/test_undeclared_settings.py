@@ -94,6 +94,32 @@ def test_a_distance_that_vanishes_is_the_references_fault_unless_the_weights_are
     assert Verdict.FAIL not in found.values()
 
 
+def renewed(*, restarts, before=0.15):
+    """Return a case whose undeclared reference becomes the policy in this step."""
+    base = record().logp_old
+    noise = np.random.default_rng(0).normal(size=base.size)
+    steps = [scored(n, logp_ref=base + 0.3 * noise * (n < 6)) for n in range(1, 7)]
+    norms = [0.4, *np.linspace(2 * before, before, 4), 0.401 if restarts else before]
+    facts = [{**s.facts, "weights_published": f"w{s.step}"} for s in steps]
+    facts = [
+        {**known, "update_norm": norm, "learning_rate": 2e-3 * n}
+        for n, (known, norm) in enumerate(zip(facts, np.arange(1, 7) * norms, strict=True), start=1)
+    ]
+    *earlier, now = [replace(s, facts=f) for s, f in zip(steps, facts, strict=True)]
+    run = {name: value for name, value in RUN.items() if name != "reference"}
+    return Case(record=now, run=run, earlier=tuple(earlier), start=earlier[0])
+
+
+def test_an_undeclared_reference_is_the_policy_after_a_resume():
+    finding = moved_reference.CHECK(renewed(restarts=True))
+    assert finding.verdict is Verdict.FAIL
+    assert "the optimizer started again" in finding.summary
+    # renewed on purpose
+    assert moved_reference.CHECK(renewed(restarts=False)).verdict is Verdict.NO_DATA
+    # an optimizer whose updates are all as long
+    assert moved_reference.CHECK(renewed(restarts=True, before=0.39)).verdict is Verdict.NO_DATA
+
+
 @pytest.mark.parametrize(
     ("every", "kept", "coef", "expected"),
     [

@@ -14,6 +14,7 @@ from klinic.checks.base import (
 from klinic.checks.copied_samples import find_copies
 from klinic.checks.equal_samples import find_twin_samples, largest_row_logp
 from klinic.checks.measures import equal_completions, num_equal_pairs, row_numbers
+from klinic.checks.repeated_draws import find_repeated_draws
 from klinic.evidence.record import EmittedBy, StepRecord
 
 MIN_DEVIATIONS = 6.0  # standard deviations of the number of equal completions
@@ -27,7 +28,9 @@ def judge_case(case: Case) -> Finding:
         The number of equal completions of one prompt, against the number expected from their
         log-probs; two samples, such as the second and the fourth, that are equal in every group
         of the recent steps; token ids outside the vocabulary; non-finite log-probs of tokens
-        that the policy sampled. Without log-probs, as in texts: copies that no policy explains.
+        that the policy sampled. Prompts that come again in later steps: whether the completion
+        of a place in the group is that of the same place before more often than of another.
+        Without log-probs, as in texts: copies that no policy explains.
     Why it matters
         Engines that start from one seed give every member of a group the same completion: all
         rewards are equal, and nothing is learned though entropy is high.
@@ -35,10 +38,11 @@ def judge_case(case: Case) -> Finding:
         There are more equal pairs than expected by six standard deviations and by eight pairs;
         or two samples are equal in every group, which has a probability below e^-20;
         or a single id is outside the vocabulary; or the engine lost the log-prob of a sampled
-        token. Without log-probs: two prompts have the same three different completions; or
-        nearly all of eight groups are one long completion each, from the first step on or where
-        an equal prompt has another; or two places are equal in every group by a chance below
-        e^-20.
+        token; or completions of later weights repeat those of their place by six standard
+        deviations and eight rows more than those of other places. Without log-probs: two prompts
+        have the same three different completions; or nearly all of eight groups are one long
+        completion each, from the first step on or where an equal prompt has another; or two
+        places are equal in every group by a chance below e^-20.
     Ruled out when
         The number of equal completions matches chance, ids are in the vocabulary, and log-probs
         are finite.
@@ -68,13 +72,28 @@ def judge_case(case: Case) -> Finding:
             "they share a random stream",
             **figures,
         )
+    if not wrong and (repeated := _repeated_draws(case)) is not None:
+        return repeated
     return (failed_finding if wrong else passed_finding)(summary, **figures, lost=float(lost))
 
 
 def confirm_copies(case: Case) -> Finding | None:
     """Confirm the cause from completions alone."""
     copies = find_copies(case)
-    return failed_finding(copies) if copies else None
+    return failed_finding(copies) if copies else _repeated_draws(case)
+
+
+def _repeated_draws(case: Case) -> Finding | None:
+    found = find_repeated_draws(case)
+    if found is None:
+        return None
+    return failed_finding(
+        f"of {found.rows} completions whose prompt came in the step before, {found.equal:.0f} are "
+        f"those that their place in the group had there, {found.expected:.0f} by chance (limit "
+        f"{found.limit:.0f}): later steps draw the same random numbers",
+        repeated=found.equal,
+        expected_repeated=found.expected,
+    )
 
 
 def _num_lost_logps(record: StepRecord) -> int:
@@ -110,8 +129,8 @@ CHECK = Check(
     stage=Stage.ALIGNMENT,
     needs=("record.logp_old", "run.vocabulary_size"),
     fix="Sample, not greedily (do_sample on, temperature above 0), and give every completion its "
-    "own seed (of run, step, prompt and sample); restrict ids to the vocabulary, and treat a "
-    "missing log-prob as an error.",
+    "own seed (of run, step, prompt and sample), set once and not in every step; restrict ids to "
+    "the vocabulary, and treat a missing log-prob as an error.",
     judge=judge_case,
     confirm=confirm_copies,
     explains=("equal-rewards", "imprecise-logp", "unexplained-gap"),
@@ -126,6 +145,8 @@ CHECK = Check(
         "record.logp_sampler",
         "record.emitted_by",
         "record.round_trip",
+        "record.weight_version",
+        "record.reward",
     ),
     not_recorded="the engine's own random state: equal completions of high entropy show it",
 )

@@ -1,6 +1,7 @@
 """moved-reference: the reference follows the policy, or is the policy."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ MIN_TOKENS = 20  # tokens: bit-identical log-probs on all of them are then no co
 MAX_CHANGE = 0.05  # nats, root mean square: bf16 kernels of other shapes leave less
 MIN_KEPT = 0.5  # of a reference that is updated in every step: with less it is the policy's shadow
 
+MAX_FIRST_UPDATE_ERROR = 0.02  # of the first update: rows of unused tokens have no gradient
+MAX_LATER_UPDATE = 0.8  # of it: gradients of two batches differ
+
 
 def judge_case(case: Case) -> Finding:
     """Flag a reference that does not stay fixed.
@@ -47,7 +51,8 @@ def judge_case(case: Case) -> Finding:
         and no trained token differs by a single bit; or their distance vanishes in a step, and
         the policy's weights are not those of the start. And the recipe does not update the
         reference; or it does in every step and keeps less than half of it, with a coefficient
-        above 0.
+        above 0. If no reference is declared: their distance vanishes in the step in which Adam
+        makes its first update again, which moves all weights by the learning rate.
     Ruled out when
         The reference is that of the first step, and the policy differs from it; or the recipe
         updates it slowly.
@@ -90,6 +95,46 @@ def _judge_update(case: Case, reference: Mapping[str, Any]) -> Finding:
     )
 
 
+def confirm_at_restart(case: Case) -> Finding | None:
+    """Confirm the cause where no reference is declared, and it may be renewed on purpose.
+
+    Adam's first update moves every weight by the learning rate, whatever the gradient; later ones
+    average over steps and are shorter. A reference that is renewed on purpose does not restart it.
+    """
+    fault = None if case.run.get("reference") else _return_to_policy(case)
+    if fault is None or (rates := _update_rates(case)) is None:
+        return None
+    first, *before, now = rates
+    is_first = abs(now - first) <= MAX_FIRST_UPDATE_ERROR * first
+    if not is_first or max(before) > MAX_LATER_UPDATE * first:
+        return None
+    return replace(
+        fault,
+        summary=f"{fault.summary}; and the update is {now:.4g} times the learning rate, as the "
+        f"first one was ({first:.4g}, limit +- {MAX_FIRST_UPDATE_ERROR:.0%}) and none since "
+        f"({max(before):.4g}, limit {MAX_LATER_UPDATE:.0%} of it): the optimizer started again "
+        "in the same step, as a resume makes it",
+    )
+
+
+def _update_rates(case: Case) -> list[float] | None:
+    """Return update norm by learning rate of the first step, of recent ones and of this one."""
+    if case.start is None:
+        return None
+    steps = range(case.start.step + 1, case.record.step)
+    before = [record for record in case.earlier if record.step in steps]
+    rates = [_update_rate(record) for record in (case.start, *before, case.record)]
+    known = [rate for rate in rates if rate is not None]
+    return known if len(known) == len(rates) > NUM_STEPS + 1 else None
+
+
+def _update_rate(record: StepRecord) -> float | None:
+    norm, rate = (record.facts.get(name) for name in ("update_norm", "learning_rate"))
+    if not isinstance(norm, int | float) or not isinstance(rate, int | float) or rate <= 0:
+        return None
+    return float(norm) / float(rate) if np.isfinite(norm) else None
+
+
 def _return_to_policy(case: Case) -> Finding | None:
     """Return a finding if their distance vanished in this step by no return to the start."""
     vanished = find_vanished_distance(case)
@@ -129,8 +174,11 @@ CHECK = Check(
     fix="Copy the reference weights instead of sharing them, store their digest with every "
     "checkpoint, and load them before the policy when resuming.",
     judge=judge_case,
+    confirm=confirm_at_restart,
     optional_needs=("facts.weights_published",),
     reads=(
+        "facts.update_norm",
+        "facts.learning_rate",
         "record.loss_mask",
         "record.row_offsets",
         "record.token_ids",
