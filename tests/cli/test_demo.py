@@ -186,7 +186,10 @@ def test_stopped_before_it_began_it_leaves_nothing(tmp_path):
         assert process.poll() is None
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=100)
+    try:
+        _, said = process.communicate(timeout=100)
+    finally:
+        process.kill()
     # Python dies of the signal itself where it came while a dataclass was being made (`exec`), even
     # if it was caught; a shell says 130 for both
     assert process.returncode in {130, -signal.SIGINT}

@@ -31,6 +31,7 @@ from klinic.cli.train import FLAGS, train
 from klinic.cli.verify import verify
 from klinic.cli.watch import watch
 from klinic.errors import KlinicError, error_text
+from klinic.runtime.interrupts import remember_interrupts
 from klinic.runtime.machine_faults import as_machine_error
 from klinic.runtime.terminal_text import escape_for_terminal
 
@@ -96,6 +97,7 @@ def main() -> None:
     """Run a command; print an error as one sentence and exit with its code."""
     if sys.argv[1:2] != ["watch"]:  # its output is its only purpose
         ignore_broken_pipes()
+    remember_interrupts()
     code = _run_safely()
     ignore_write_errors()  # otherwise Python's final flush could change the exit code
     exit_despite_threads(code)

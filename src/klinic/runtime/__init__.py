@@ -3,6 +3,7 @@
 process_tree.py     child processes that die with their parent; adopt and end descendants
 cleanup_process.py  watchdog that removes folders and kills children after its parent's death
 user_code.py        guards the process during a call of a user function
+interrupts.py       Ctrl-C that no library can swallow
 machine_faults.py   classifies errors of the machine, as opposed to bugs
 regular_file.py     opens regular files only, without blocking
 cache.py            cache folders for artifacts that can be rebuilt

@@ -29,6 +29,7 @@ from klinic.model.loading import Policy
 from klinic.model.weights import digest
 from klinic.recipe.recipe import Recipe
 from klinic.runtime.cache import cache_folder
+from klinic.runtime.interrupts import raise_if_interrupted
 from klinic.tasks import catalogue
 from klinic.tasks.base import Task
 
@@ -111,6 +112,7 @@ def _train_supervised(
         total_steps=section.steps,
     )
     for step in range(section.steps):
+        raise_if_interrupted()
         batch = list(islice(examples, section.batch_size))
         loss = _accumulate_gradient(policy, batch)
         torch.nn.utils.clip_grad_norm_(policy.lm.parameters(), 1.0)

@@ -13,6 +13,14 @@ EXCLUDED: Mapping[str, str] = {
     "corrupted-sync": "the demo samples from the learner's own tensors",
     "misplaced-advantage": "klinic's loop has one advantage per completion",
     "ranks-diverge": "the demo runs in one process",
+    **dict.fromkeys(
+        (
+            *("stale-teacher-prompts", "swapped-teacher", "teacher-as-reference"),
+            *("teacher-gradient-wrong", "wrong-tokenizer"),
+        ),
+        "the demo has no teacher",
+    ),
+    "clip-range-wrong": "klinic clips around a ratio of 1 by itself",
     "entropy-term-wrong": "klinic's loss has no entropy bonus",
     "unexplained-gap": "a fault that is known has an explanation",
     # measured: it took two minutes, and the doctor named `step-too-big` first
