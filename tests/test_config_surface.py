@@ -2,7 +2,7 @@
 
 from klinic.recipe.keys import all_fields
 
-BUDGET = 104
+BUDGET = 105
 
 KNOBS = [
     "seed",
@@ -104,6 +104,7 @@ KNOBS = [
     "warm_start.batch_size",
     "warm_start.learning_rate",
     "warm_start.path",
+    "warm_start.seed",
     "output.dir",
     "output.trackers",
     "output.project",

@@ -100,7 +100,7 @@ def test_being_above_a_bad_setting_recommends_nothing():
     verdict = verdict_on(found)
     assert verdict.best is None
     assert verdict.says.startswith("Keep kl.coef=0:")
-    assert "Lower: kl.coef=1. No significant difference: kl.coef=0.1." in verdict.says
+    assert "Lower: kl.coef=1. Undecided at this power: kl.coef=0.1." in verdict.says
 
 
 def test_a_difference_that_only_many_tests_produce_is_noise():

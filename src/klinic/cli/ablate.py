@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from klinic.cli.ablate_power import print_power
 from klinic.cli.printing import Json, print_json, print_line, require_modules
 from klinic.cli.recorded_code import RunCode, announce_code
 from klinic.errors import ConfigError
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from klinic.lab.ablation.plan import Plan
     from klinic.lab.ablation.results import AblationSummary
     from klinic.lab.ablation.trial import TrialFolder
+    from klinic.lab.ablation.verdict import Question
 
 ABLATIONS = Path("ablations")
 
@@ -39,6 +41,23 @@ Vary = Annotated[
     ),
 ]
 Seeds = Annotated[int, typer.Option(min=1, help="Runs of each setting.")]
+Starts = Annotated[
+    str | None,
+    typer.Option(
+        metavar="KEY=A,B,C",
+        help="A key that changes the initial weights, such as warm_start.seed=1,2,3; each start "
+        "has --seeds runs.",
+        show_default=False,
+    ),
+]
+Outcome = Annotated[
+    str | None,
+    typer.Option(help="The measure that is tested, such as accuracy; default: all, and the score."),
+]
+Margin = Annotated[
+    float | None,
+    typer.Option(help="Differences below it count as equal: tests equivalence."),
+]
 Out = Annotated[
     Path | None,
     typer.Option(
@@ -61,6 +80,10 @@ Baseline = Annotated[
 Prompts = Annotated[
     int | None, typer.Option(min=1, help="Held-out prompts per evaluation; default: the recipe's.")
 ]
+Detect = Annotated[
+    float | None,
+    typer.Option(help="Run nothing: print the seeds that show this difference, from folders."),
+]
 Plot = Annotated[bool, typer.Option("--plot", help="Run nothing: redraw from finished folders.")]
 
 
@@ -68,19 +91,28 @@ def ablate(  # noqa: PLR0913, PLR0917 - options of a command line
     what: RecipeAndOverrides = None,
     vary: Vary = None,
     seeds: Seeds = 3,
+    starts: Starts = None,
+    outcome: Outcome = None,
+    margin: Margin = None,
     out: Out = None,
     parallel: Parallel = None,
     address: Address = None,
     baseline: Baseline = None,
     prompts: Prompts = None,
     plot: Plot = False,
+    detect: Detect = None,
     run_code: RunCode = False,
     json: Json = False,
 ) -> None:
     """Run variants of a recipe over seeds; recommend a value and give the evidence."""
+    question = _make_question(outcome, margin)
+    if not what:
+        raise ConfigError("give a recipe, such as recipes/arithmetic.yaml, or --plot and folders.")
+    if detect is not None:
+        print_power(what, baseline, detect, question, None if json else _make_console())
+        return
     require_modules("train", "torch", "transformers", "peft", "safetensors", "datasets")
     require_modules("plot", "matplotlib")
-    from rich.console import Console
 
     from klinic.lab.ablation.results import (
         failed_trials,
@@ -89,28 +121,45 @@ def ablate(  # noqa: PLR0913, PLR0917 - options of a command line
         summarize_runs,
     )
 
-    if not what:
-        raise ConfigError("give a recipe, such as recipes/arithmetic.yaml, or --plot and folders.")
-    console = Console(stderr=json, highlight=False)
+    console = _make_console(stderr=json)
     if plot:
         folders = [Path(name) for name in what]
         folder = out or folders[0]
         _announce_run_code(folders, run_code=run_code)
-        findings = summarize_runs(read_folders(folders, run_code=run_code), [], baseline)
+        runs = read_folders(folders, run_code=run_code)
+        findings = summarize_runs(runs, [], baseline, question)
     else:
         where = TrialPlacement(parallel=parallel, address=address)
-        if where.on_ray:
-            require_modules("ray", "ray", "pandas", "fsspec")
-        plan = _make_plan(what, vary or [], seeds, baseline)
+        where.require_ray()
+        plan = _make_plan(what, vary or [], seeds, baseline, starts)
         folder = out or ABLATIONS / f"{Path(what[0]).stem}-{plan.digest}"
         trials = _run_trials(folder, plan, prompts, where, console)
-        findings = summarize_runs(finished_runs(trials), failed_trials(trials), baseline)
+        runs = finished_runs(trials)
+        findings = summarize_runs(runs, failed_trials(trials), baseline, question)
     _write_results(folder, findings)
     if json:
         print_json("ablate", ok=not findings.failures, **_json_content(folder, findings))
     else:
         _print_results(folder, findings, console)
     raise typer.Exit(1 if findings.failures else 0)
+
+
+def _make_console(*, stderr: bool = False) -> "Console":
+    from rich.console import Console
+
+    return Console(stderr=stderr, highlight=False)
+
+
+def _make_question(outcome: str | None, margin: float | None) -> "Question":
+    """Return what is tested; raise if the outcome is not compared."""
+    from klinic.lab.ablation.verdict import COMPARED, Question
+
+    if outcome is not None and outcome not in COMPARED:
+        names = ", ".join(COMPARED)
+        raise ConfigError(f"--outcome {outcome} is not compared. Name one of {names}.")
+    if margin is not None and not margin > 0:
+        raise ConfigError(f"--margin {margin:g}: name a margin above 0.")
+    return Question(outcome=outcome, margin=margin)
 
 
 def _announce_run_code(folders: list[Path], *, run_code: bool) -> None:
@@ -137,13 +186,20 @@ class TrialPlacement:
         """Whether Ray Tune runs the trials."""
         return self.parallel is not None or self.address is not None
 
+    def require_ray(self) -> None:
+        """Raise if the trials run on Ray and it is not installed."""
+        if self.on_ray:
+            require_modules("ray", "ray", "pandas", "fsspec")
 
-def _make_plan(what: list[str], vary: list[str], seeds: int, baseline: str | None) -> "Plan":
+
+def _make_plan(
+    what: list[str], vary: list[str], seeds: int, baseline: str | None, starts: str | None
+) -> "Plan":
     """Return the plan; raise if the baseline is not one of its settings."""
     from klinic.lab.ablation.plan import make_plan
     from klinic.recipe.loading import flags_to_overrides
 
-    plan = make_plan(Path(what[0]), flags_to_overrides(what[1:]), vary, seeds)
+    plan = make_plan(Path(what[0]), flags_to_overrides(what[1:]), vary, seeds, starts)
     names = [setting.name for setting in plan.settings()]
     if baseline is not None and baseline not in names:
         raise ConfigError(f"--baseline {baseline} is not a setting. Settings: {', '.join(names)}.")
@@ -166,7 +222,9 @@ def _run_trials(
     done = sum(trial.is_finished for trial in trials)
     print_line(
         console,
-        f"{len(plan.settings())} settings x {plan.seeds} {'seed' if plan.seeds == 1 else 'seeds'} "
+        f"{len(plan.settings())} settings x "
+        + (f"{len(plan.starts)} starts x " if plan.starts else "")
+        + f"{plan.seeds} {'seed' if plan.seeds == 1 else 'seeds'} "
         f"in {folder}" + (f": {done} of {len(trials)} trials are already finished" if done else ""),
     )
     try:
@@ -217,6 +275,9 @@ def _json_content(folder: Path, findings: "AblationSummary") -> dict[str, object
         "folder": str(folder),
         "recommended": findings.verdict.best,
         "says": findings.verdict.says,
+        "decisions": findings.verdict.decisions,
+        "outcome": findings.question.outcome,
+        "margin": findings.question.margin,
         "settings": findings.table,
         "trials": findings.results,
         "failures": [{"trial": name, "why": why} for name, why in findings.failures],

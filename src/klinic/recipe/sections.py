@@ -449,3 +449,5 @@ class WarmStartSection(Section):
     """Learning rate of AdamW."""
     path: Text | None = None
     """JSONL file with `prompt` and `completion`; null: the task's own examples."""
+    seed: Annotated[int, within("a seed is a whole number from 0 on", low=0)] = 0
+    """Seed of the examples and their order: different starts for `klinic ablate --starts`."""

@@ -1,7 +1,8 @@
 """Supervised training before GRPO: teaches the policy the format; its result is the reference.
 
-The result depends on the model, the examples and the settings, not on the run's seed: runs that
-differ in seed or KL start from the same point, as from a published checkpoint. It is cached.
+The result depends on the model, the examples and the settings (`warm_start.seed` among them), not
+on the run's seed: runs that differ in seed or KL start from the same point, as from a published
+checkpoint. It is cached.
 """
 
 import hashlib
@@ -28,12 +29,12 @@ from klinic.model.layout import pad_rows
 from klinic.model.loading import Policy
 from klinic.model.weights import digest
 from klinic.recipe.recipe import Recipe
+from klinic.recipe.sections import WarmStartSection
 from klinic.runtime.cache import cache_folder
 from klinic.runtime.interrupts import raise_if_interrupted
 from klinic.tasks import catalogue
 from klinic.tasks.base import Task
 
-SEED = 0
 NUM_MICRO_BATCHES = 2  # micro-batches of a batch, by length
 WARMUP_FRACTION = 0.02  # fraction of the steps with a rising learning rate
 CACHE_FORMAT = 1  # increment when the result of this file changes
@@ -91,7 +92,11 @@ def warm_start(
     rows = None if recipe.warm_start.path is None else _read_examples(recipe.warm_start.path)
     cached = CachedWarmStart(folder=cache_folder(CACHE_NAME) / _cache_key(recipe, policy, rows))
     if not cached.is_valid():
-        examples = _shuffle_forever(rows) if rows is not None else _task_rows(task)
+        examples = (
+            _shuffle_forever(rows, recipe.warm_start.seed)
+            if rows is not None
+            else _task_rows(task, recipe.warm_start.seed)
+        )
         _train_supervised(
             policy, recipe, (_make_example(row, policy) for row in examples), progress
         )
@@ -184,8 +189,8 @@ def _read_examples(path: str) -> list[Mapping[str, Any]]:
     return rows
 
 
-def _shuffle_forever(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    rng = np.random.Generator(np.random.Philox(SEED))
+def _shuffle_forever(rows: Sequence[Mapping[str, Any]], seed: int) -> Iterator[Mapping[str, Any]]:
+    rng = np.random.Generator(np.random.Philox(seed))
     while True:
         yield from (rows[i] for i in rng.permutation(len(rows)))
 
@@ -193,12 +198,13 @@ def _shuffle_forever(rows: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str,
 def _first_examples(recipe: Recipe) -> list[Mapping[str, Any]]:
     """Return the first examples of a task; those of chess depend on the engine."""
     assert recipe.data.task is not None  # noqa: S101 - as below
-    return list(islice(_task_rows(catalogue.find_task(recipe.data.task)), NUM_KEY_EXAMPLES))
+    seed = 0 if recipe.warm_start is None else recipe.warm_start.seed
+    return list(islice(_task_rows(catalogue.find_task(recipe.data.task), seed), NUM_KEY_EXAMPLES))
 
 
-def _task_rows(task: Task | None) -> Iterator[Mapping[str, Any]]:
+def _task_rows(task: Task | None, seed: int) -> Iterator[Mapping[str, Any]]:
     assert task is not None  # noqa: S101 - a recipe without rows and task is refused
-    return task.warm_start_rows(SEED)
+    return task.warm_start_rows(seed)
 
 
 def _cache_key(recipe: Recipe, policy: Policy, rows: Sequence[Mapping[str, Any]] | None) -> str:
@@ -210,10 +216,16 @@ def _cache_key(recipe: Recipe, policy: Policy, rows: Sequence[Mapping[str, Any]]
         "start": digest(policy.lm.state_dict()),
         "task": recipe.data.task,
         "examples": None if rows is not None else _first_examples(recipe),
-        "warm_start": None if recipe.warm_start is None else recipe.warm_start.model_dump(),
+        "warm_start": None if recipe.warm_start is None else _settings_of_key(recipe.warm_start),
         "rows": None if rows is None else [dict(row) for row in rows],
     }
     if policy.scorer.device.type != "cpu":
         inputs["device"] = policy.scorer.device.type
     text = json.dumps(inputs, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def _settings_of_key(section: WarmStartSection) -> dict[str, Any]:
+    """Return the settings; seed 0 is left out, so that results cached without the key hold."""
+    settings = section.model_dump()
+    return settings if settings["seed"] else {k: v for k, v in settings.items() if k != "seed"}

@@ -44,7 +44,10 @@ class Difference(Interval):
     p_value: float
     """Of this test alone; NaN for a single pair."""
     p_corrected: float
-    """After Holm's correction for all tests of the page."""
+    """After the correction for all tests of the page."""
+    p_outside: float = math.nan
+    """Of the test of equivalence alone; NaN without a margin."""
+    p_outside_corrected: float = math.nan
 
     @property
     def is_significant(self) -> bool:
@@ -114,7 +117,12 @@ def grid_step(values: Sequence[float]) -> float:
     >>> grid_step([0.8213077, 0.8354211, 0.8123987])
     0.0
     """
-    if len(set(values)) < MIN_GRID_VALUES:
+    return _find_step(frozenset(values))
+
+
+@cache
+def _find_step(values: frozenset[float]) -> float:
+    if len(values) < MIN_GRID_VALUES:
         return 0.0
     for num in range(1, round(1 / MIN_GRID_STEP) + 1):
         if all(abs(value * num - round(value * num)) < 1e-9 * num for value in values):

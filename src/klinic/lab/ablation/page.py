@@ -10,7 +10,7 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from klinic.evidence.writing import write_atomically
-from klinic.lab.ablation.intervals import Difference, Interval
+from klinic.lab.ablation.intervals import CONFIDENCE, Difference, Interval
 from klinic.lab.ablation.measures import MEASURES, SCORE
 from klinic.lab.ablation.verdict import COMPARED, SettingRow, Verdict, num_tests
 
@@ -18,7 +18,8 @@ PAGE = "index.html"
 CONDITION = (
     "A warm start or a named model gives the same initial weights to every seed, and all trials "
     "have the same held-out questions: the intervals hold for this start and these questions, and "
-    "contain no noise of others."
+    "contain no noise of others. With several starts (--starts) they are intervals over starts, "
+    "from the means of each."
 )
 
 
@@ -97,8 +98,12 @@ def classify_noise(value: Difference) -> str:
     """
     if not value.num:
         return "no pair of seeds"
+    if value.num > 1 and math.isnan(value.p_value):
+        return "not tested"
     if value.num == 1:
         return "(one seed)"
+    if value.p_outside_corrected < 1 - CONFIDENCE:
+        return "equivalent"
     return "beyond noise" if value.is_significant else "within noise"
 
 

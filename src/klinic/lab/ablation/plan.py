@@ -43,10 +43,12 @@ class Setting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """A setting with a seed."""
+    """A setting with a seed, from a start if there are several."""
 
     setting: Setting
     seed: int
+    start: str | None = None
+    """Override of the start, such as warm_start.seed=2."""
 
     @property
     def folder(self) -> str:
@@ -57,13 +59,15 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """A recipe, the varied keys with their values, and the number of seeds."""
+    """A recipe, the varied keys with their values, the starts and the number of seeds of each."""
 
     recipe: str
     """Text of the recipe file."""
     overrides: tuple[str, ...]
     vary: tuple[tuple[str, tuple[str, ...]], ...]
     seeds: int
+    starts: tuple[str, ...] = ()
+    """Overrides that change the initial weights, such as warm_start.seed=2."""
 
     def settings(self) -> list[Setting]:
         """Return all combinations, the last key fastest; the first one is the baseline."""
@@ -71,14 +75,21 @@ class Plan:
         return [Setting(values=values) for values in itertools.product(*choices)]
 
     def trials(self) -> list[Trial]:
-        """Return all trials, ordered by seed, then by setting."""
-        seeds = range(1, self.seeds + 1)
-        return [Trial(setting=s, seed=seed) for seed in seeds for s in self.settings()]
+        """Return all trials, ordered by seed, then by setting.
+
+        Each start has seeds of its own: shared ones would make starts depend on one another.
+        """
+        return [
+            Trial(setting=setting, seed=number * self.seeds + seed, start=start)
+            for number, start in enumerate(self.starts or (None,))
+            for seed in range(1, self.seeds + 1)
+            for setting in self.settings()
+        ]
 
     @property
     def digest(self) -> str:
         """A short hash of the plan."""
-        text = json.dumps(asdict(self), sort_keys=True)
+        text = json.dumps(_plan_json(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
@@ -109,28 +120,53 @@ def parse_vary(texts: Sequence[str]) -> tuple[tuple[str, tuple[str, ...]], ...]:
     return tuple(varied.items())
 
 
-def make_plan(recipe: Path, overrides: Sequence[str], vary: Sequence[str], seeds: int) -> Plan:
+def parse_starts(text: str | None, varied: Sequence[str]) -> tuple[str, ...]:
+    """Parse `key=a,b` to the overrides of the starts.
+
+    >>> parse_starts("warm_start.seed=1,2", ["kl.coef"])
+    ('warm_start.seed=1', 'warm_start.seed=2')
+    """
+    if text is None:
+        return ()
+    ((key, values),) = parse_vary([text])
+    if key in varied:
+        raise ConfigError(f"--starts {text}: {key} is varied. Name it in --vary or in --starts.")
+    return tuple(f"{key}={value}" for value in values)
+
+
+def make_plan(
+    recipe: Path,
+    overrides: Sequence[str],
+    vary: Sequence[str],
+    seeds: int,
+    starts: str | None = None,
+) -> Plan:
     """Build the plan of an ablation and validate all its recipes."""
+    varied = parse_vary(vary)
     plan = Plan(
-        recipe=read_text(recipe), overrides=tuple(overrides), vary=parse_vary(vary), seeds=seeds
+        recipe=read_text(recipe),
+        overrides=tuple(overrides),
+        vary=varied,
+        seeds=seeds,
+        starts=parse_starts(starts, [key for key, _ in varied]),
     )
     problems: dict[str, str] = {}
-    for setting in plan.settings():
+    for setting, start in itertools.product(plan.settings(), plan.starts or (None,)):
         try:
-            load_recipe(recipe, setting_overrides(plan, setting))
+            load_recipe(recipe, setting_overrides(plan, setting, start))
         except ConfigError as error:
-            problems[setting.name] = str(error)
+            problems[" ".join((setting.name, start or "")).strip()] = str(error)
     if problems:
         lines = "\n".join(f"{name}: {problem}" for name, problem in problems.items())
-        raise ConfigError(
-            f"{len(problems)} of {len(plan.settings())} settings are not valid:\n{lines}"
-        )
+        num = len(plan.settings()) * max(1, len(plan.starts))
+        raise ConfigError(f"{len(problems)} of {num} settings are not valid:\n{lines}")
     return plan
 
 
-def setting_overrides(plan: Plan, setting: Setting) -> list[str]:
-    """Return the recipe overrides of a setting."""
-    return [*plan.overrides, *(f"{key}={value}" for key, value in setting.values)]
+def setting_overrides(plan: Plan, setting: Setting, start: str | None = None) -> list[str]:
+    """Return the recipe overrides of a setting and a start."""
+    of_start = () if start is None else (start,)
+    return [*plan.overrides, *(f"{key}={value}" for key, value in setting.values), *of_start]
 
 
 def open_ablation(folder: Path, plan: Plan) -> None:
@@ -161,9 +197,12 @@ def read_plan(folder: Path) -> Plan:
         overrides=tuple(content["overrides"]),
         vary=tuple((key, tuple(values)) for key, values in content["vary"]),
         seeds=content["seeds"],
+        starts=tuple(content.get("starts", ())),
     )
 
 
 def _plan_json(plan: Plan) -> dict[str, Any]:
     plain: dict[str, Any] = json.loads(json_bytes(asdict(plan)))
+    if not plan.starts:
+        del plain["starts"]  # as in plans that were written without starts
     return plain

@@ -14,8 +14,11 @@ from klinic.evidence.run_facts import RECIPE
 from klinic.evidence.writing import write_atomically
 from klinic.lab.ablation.measures import measure_run, read_curves
 from klinic.lab.ablation.plan import PLAN, read_plan
+from klinic.lab.ablation.starts import describe_sample
 from klinic.lab.ablation.trial import RESULT, RUN, TrialFolder
 from klinic.lab.ablation.verdict import (
+    ALL_MEASURES,
+    Question,
     Result,
     SettingRow,
     Verdict,
@@ -25,6 +28,7 @@ from klinic.lab.ablation.verdict import (
 )
 from klinic.recipe.keys import flatten_settings
 
+TRIALS = "trials.parquet"
 NOT_VARIED = ("seed", "output.", "threads")
 
 
@@ -40,6 +44,7 @@ class AblationSummary:
     verdict: Verdict
     failures: list[tuple[str, str]]
     baseline: str
+    question: Question
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +56,10 @@ class FinishedRun:
 
 
 def summarize_runs(
-    runs: Sequence[FinishedRun], failures: Sequence[tuple[str, str]], baseline: str | None
+    runs: Sequence[FinishedRun],
+    failures: Sequence[tuple[str, str]],
+    baseline: str | None,
+    question: Question = ALL_MEASURES,
 ) -> AblationSummary:
     """Summarise finished trials; the baseline defaults to the first setting."""
     settings = list(dict.fromkeys(one.result["setting"] for one in runs))
@@ -60,14 +68,16 @@ def summarize_runs(
     for one in runs:
         by_setting[one.result["setting"]].append(read_curves(one.run))
     against = baseline or (settings[0] if settings else "")
-    table, skill = setting_rows(results, settings, against), skill_measure_name(results)
+    table = setting_rows(results, settings, against, question)
+    skill = skill_measure_name(results)
     return AblationSummary(
         results=results,
         curves=by_setting,
         baseline=against,
         table=table,
         learnt=skill,
-        verdict=recommend_setting(table, skill),
+        verdict=recommend_setting(table, skill, question, describe_sample(results)),
+        question=question,
         failures=list(failures),
     )
 
@@ -120,9 +130,7 @@ def read_folders(folders: Sequence[Path], *, run_code: bool = False) -> list[Fin
 
 def write_parquet(folder: Path, summary: AblationSummary) -> None:
     """Write trials.parquet and steps.parquet."""
-    _write_table(
-        folder / "trials.parquet", pa.Table.from_pylist([dict(r) for r in summary.results])
-    )
+    _write_table(folder / TRIALS, pa.Table.from_pylist([dict(r) for r in summary.results]))
     seeds = {s: [r["seed"] for r in summary.results if r["setting"] == s] for s in summary.curves}
     steps = [
         {"setting": setting, "seed": seed, **step}

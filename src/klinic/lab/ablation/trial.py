@@ -57,9 +57,13 @@ def create_trial_folders(folder: Path, plan: Plan, num_prompts: int | None) -> l
         trial_folder.path.mkdir(parents=True, exist_ok=True)
         spec = {
             "recipe": str((folder / RECIPE).resolve()),
-            "overrides": [*setting_overrides(plan, trial.setting), f"seed={trial.seed}"],
+            "overrides": [
+                *setting_overrides(plan, trial.setting, trial.start),
+                f"seed={trial.seed}",
+            ],
             "setting": trial.setting.name,
             "seed": trial.seed,
+            "start": trial.start,
             "num_prompts": num_prompts,
         }
         write_atomically(trial_folder.path / SPEC, json_bytes(spec))
@@ -125,6 +129,7 @@ def run_trial(folder: Path) -> None:
     result = {
         "setting": spec["setting"],
         "seed": spec["seed"],
+        **({} if spec["start"] is None else {"start": spec["start"]}),
         "steps": done.step,
         **measure_run(run, evaluation),
     }
