@@ -164,10 +164,6 @@ CHECK = Check(
         "unexplained-gap",
     ),
     reads=(
-        "record.loss_mask",
-        "record.logp_sampler",
-        "record.logp_ref",
-        "record.row_offsets",
         "record.prompt_ids",
         "record.prompt_offsets",
         "record.token_ids",
@@ -178,6 +174,6 @@ CHECK = Check(
         "run.sampler",
         "facts.kl_coef",
         "run.estimator",
-        *LOSS_FIELDS,
+        *(name for name in LOSS_FIELDS if name not in {"record.logp", "record.logp_old"}),
     ),
 )

@@ -7,7 +7,10 @@ ANSWER_COLUMNS = (
     *("final_answer", "gold_answer", "correct_answer", "reference_answer", "golden_answer"),
 )
 """Names of columns with the answer of a dataset."""
-FINAL_ANSWER = re.compile(r"\\boxed\{([^{}]*)\}|<answer>(.*?)</answer>|####\s*([^\n]+)", re.DOTALL)
+# no answer holds another start, so that many starts without an end are read in one pass
+FINAL_ANSWER = re.compile(
+    r"\\boxed\{([^{}]*)\}|<answer>((?:(?!<answer>).)*?)</answer>|####\s*([^\n]+)", re.DOTALL
+)
 AROUND = " \t\r\n$.,"
 NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
@@ -26,6 +29,8 @@ def marked_number(text: str) -> float | None:
 
     >>> marked_number("<answer> 1,200 </answer>"), marked_number("so \\boxed{x}")
     (1200.0, None)
+    >>> marked_number("<answer>" * 20_000 + "7</answer>")
+    7.0
     """
     return _number(_last_marked(text))
 

@@ -1,7 +1,7 @@
 """The `Recipe` model: all sections of a run, and the checks across sections."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
 from pydantic import model_validator
 
@@ -10,7 +10,7 @@ from klinic.maths.importance import Mode
 from klinic.maths.kl_estimators import ESTIMATORS, Gradient
 from klinic.maths.surrogate import SURROGATES
 from klinic.recipe.rewards import Rewards
-from klinic.recipe.section import Count, Section, within
+from klinic.recipe.section import Count, Section, Seed
 from klinic.recipe.sections import (
     ClusterSection,
     DataSection,
@@ -29,13 +29,11 @@ from klinic.recipe.sections import (
     WarmStartSection,
 )
 
-MAX_SEED = 2**63 - 1  # largest seed of a 64-bit random generator
-
 
 class Recipe(Section):
     """All settings of a run, validated section by section and together."""
 
-    seed: Annotated[int, within("it seeds random generators", low=0, high=MAX_SEED)] = 0
+    seed: Seed = 0
     """Seed of all random generators; the same recipe and seed give the same run."""
     threads: Count | None = None
     """CPU threads of torch; null: all cores, and one for the tiny model."""

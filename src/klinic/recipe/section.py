@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from klinic.recipe.secret import refuse_secret
 
 MAX_COUNT = 10**9  # turns a mistyped digit into an error message instead of a crash
+MAX_SEED = 2**63 - 1  # largest seed of a 64-bit random generator
 MAX_TEXT_LENGTH = 4096  # longest path on Linux
 
 Number = int | float
@@ -68,3 +69,4 @@ def _check_text(value: str) -> str:
 Text = Annotated[str, AfterValidator(_check_text)]
 Count = Annotated[int, within("it is a count", low=1, high=MAX_COUNT)]
 CountOrZero = Annotated[int, within("it is a count", low=0, high=MAX_COUNT)]
+Seed = Annotated[int, within("it seeds random generators", low=0, high=MAX_SEED)]

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from klinic.maths.kl_coef import Rule
 from klinic.recipe.rewards import Rewards
-from klinic.recipe.section import MAX_COUNT, Count, CountOrZero, Section, Text, within
+from klinic.recipe.section import MAX_COUNT, Count, CountOrZero, Section, Seed, Text, within
 
 # literal, for editors and type checkers; a test compares it with the registry
 EstimatorName = Literal[
@@ -449,5 +449,5 @@ class WarmStartSection(Section):
     """Learning rate of AdamW."""
     path: Text | None = None
     """JSONL file with `prompt` and `completion`; null: the task's own examples."""
-    seed: Annotated[int, within("a seed is a whole number from 0 on", low=0)] = 0
+    seed: Seed = 0
     """Seed of the examples and their order: different starts for `klinic ablate --starts`."""

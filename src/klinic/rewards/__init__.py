@@ -14,6 +14,7 @@ json_values.py        conversion of columns to JSON values
 concurrency.py        per-completion functions: concurrency, retries, back-off
 http_judge.py         a judge behind a URL
 levels.py             graduated rewards
+answer_pay.py         pay of completions that state the dataset's answer
 """
 
 from importlib import import_module

@@ -24,6 +24,7 @@ from klinic.evidence import store
 from klinic.evidence.record import ProbeResult, StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, flatten_rollouts
 from klinic.learner.protocol import RecordSink
+from klinic.rewards.answer_pay import count_paid_answers
 from klinic.rewards.runner import score
 from klinic.rewards.scores import (
     StepRewards,
@@ -206,8 +207,20 @@ class Run:
         if self.doctor.is_probe_due(step):
             round_trips = probes.check_round_trips(self.parts.policy.tokenizer, rollouts)
             record = replace(record, round_trip=round_trips)
+        record = replace(record, facts={**record.facts, **self._count_answers(batch, record)})
         scores = remove_rewards(batch.chosen_scores, batch.kl_only)
         return with_rewards(record, scores, advantage=self.recipe.learner.advantage)
+
+    def _count_answers(self, batch: RolloutBatch, record: StepRecord) -> dict[str, int]:
+        """Return the counts of completions that state the dataset's answer, by their pay."""
+        rollouts = [batch.rollouts[row] for row in batch.chosen]
+        return count_paid_answers(
+            [probes.dataset_row(rollout) for rollout in rollouts],
+            [rollout.text for rollout in rollouts],
+            np.stack(list(batch.chosen_scores.parts.values()), axis=1),
+            [reward.function for reward in self.parts.task_data.rewards],
+            record.group,
+        )
 
     def record_sync(self, sync_gaps: Mapping[str, float], step: int) -> None:
         """Record the sync probe, and report a faulty sync before sampling or training on it."""

@@ -8,7 +8,6 @@ hooks.py             wrapped trainer methods and the data taken from each
 sampled_logprobs.py  tokens and log-probs of transformers' `generate`, of any model
 rollouts.py          completions and rewards of one generation, by row
 tool_suffixes.py     tokens of tools and of the template in what TRL appends to a row
-answer_pay.py        pay of completions that state the dataset's answer
 trained_rows.py      joins the rows of micro-batches to those of the generation, by their ids
 records.py           the record and the metrics of a step, from TRL's padded micro-batches
 run_log.py           run log: folder, live doctor and console

@@ -27,7 +27,6 @@ from typing import Any
 import torch
 
 from klinic.evidence.processes import Processes
-from klinic.integrations.trl.answer_pay import count_paid_answers
 from klinic.integrations.trl.capabilities import has_method
 from klinic.integrations.trl.kl_term import KlinicKLTerm
 from klinic.integrations.trl.reference import TRLReference, unwrap_policy
@@ -46,6 +45,7 @@ from klinic.integrations.trl.tool_suffixes import ToolSuffixes
 from klinic.integrations.trl.trained_rows import ROW_COLUMN, MicroBatch
 from klinic.model.adapters import has_adapter
 from klinic.model.weights import fingerprint, sampled_digest, trainable_tensors
+from klinic.rewards.answer_pay import count_paid_answers
 
 
 class MethodWrappers:

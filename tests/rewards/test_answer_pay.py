@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from klinic.integrations.trl.answer_pay import count_paid_answers
+from klinic.rewards.answer_pay import count_paid_answers
 
 GROUP = np.repeat([0, 1, 2], 4)
 TEXTS = ["7", "8", "so \\boxed{7}", "<answer>6</answer>"] * 2 + ["1", "2", "3", "4"]
