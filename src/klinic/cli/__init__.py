@@ -8,7 +8,7 @@ step_cost.py      compute, data movement and disk use of a step
 supervisor.py     parent process that restarts a lost run
 eval.py           `klinic eval`
 ablate.py         `klinic ablate`
-- ablate_power: the seeds that a difference needs
+ablate_power.py   the seeds that a difference needs
 export.py         `klinic export`
 check.py          `klinic check`
 verify.py         `klinic verify`

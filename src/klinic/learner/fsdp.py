@@ -99,6 +99,15 @@ def shard_scorer(scorer: TokenScorer, mesh: DeviceMesh) -> None:
             module.set_force_sum_reduction_for_comms(True)
     for name in FORWARD_METHODS:
         register_fsdp_forward_method(scorer, name)
+    sum_head_gradient(scorer)
+
+
+def sum_head_gradient(scorer: TokenScorer) -> None:
+    """Let the head add its gradient to the shards of its weight as it is now.
+
+    To be called again after the weight was replaced. It cannot be looked up in the backward pass,
+    where the module holds the gathered weight.
+    """
     scorer.head.add_gradient = partial(_add_to_shards, scorer.lm.get_output_embeddings().weight)
 
 

@@ -18,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from klinic.learner.fsdp import release_gathered, shard_scorer
+from klinic.learner.fsdp import release_gathered, shard_scorer, sum_head_gradient
 from klinic.model.adapter_files import base_model_name, is_adapter, is_independent_of_base
 from klinic.model.adapters import add_frozen_copy, load_adapter, starts_at_zero
 from klinic.model.attention import refuse_missing_kernel, select_attention
@@ -122,6 +122,7 @@ def _shard_and_fill(scorer: TokenScorer, skeleton: Skeleton, mesh: DeviceMesh) -
         for name, p in list(module._parameters.items()):
             if p in loaded:
                 setattr(module, name, loaded[p])
+    sum_head_gradient(scorer)
 
 
 def _load_shard(like: Any, skeleton: Skeleton, file_name: str) -> DTensor:
