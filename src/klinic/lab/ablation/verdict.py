@@ -263,12 +263,12 @@ def _format_spread(value: Interval) -> str:
 
 
 def _present_values(results: Sequence[Result], name: str) -> list[float]:
-    return [result[name] for result in results if result.get(name) is not None]
+    return [float(result[name]) for result in results if result.get(name) is not None]
 
 
 def _by_trial(results: Sequence[Result], setting: str, name: str) -> dict[TrialKey, float]:
     own = (result for result in results if result["setting"] == setting)
-    return {trial_key(r): r[name] for r in own if r.get(name) is not None}
+    return {trial_key(r): float(r[name]) for r in own if r.get(name) is not None}
 
 
 def _measure_mean(results: Sequence[Result], setting: str, name: str) -> Interval:
