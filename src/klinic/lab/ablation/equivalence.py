@@ -44,7 +44,7 @@ def correct_jointly(tests: Sequence[Sequence[float]]) -> list[list[float]]:
     >>> correct_jointly([[0.01], [0.04], [0.03]])
     [[0.03], [0.06], [0.06]]
     >>> correct_jointly([[0.01, 0.9], [0.6, 0.02]])
-    [[0.02, 0.9], [0.9, 0.04]]
+    [[0.02, 1.0], [1.0, 0.04]]
     """
     corrected = [[math.nan] * len(item) for item in tests]
     num_left = [len(item) for item in tests]

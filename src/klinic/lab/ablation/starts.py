@@ -25,10 +25,10 @@ def trial_key(result: Mapping[str, Any]) -> TrialKey:
 def independent_values(values: Mapping[TrialKey, float]) -> list[float]:
     """Return the means of starts; the values themselves if there is one start.
 
-    >>> independent_values({("a", 1): 0.2, ("a", 2): 0.4, ("b", 3): 0.5})
-    [0.3, 0.5]
-    >>> independent_values({("a", 1): 0.2, ("a", 2): 0.4})
-    [0.2, 0.4]
+    >>> independent_values({("a", 1): 0.25, ("a", 2): 0.75, ("b", 3): 0.5})
+    [0.5, 0.5]
+    >>> independent_values({("a", 1): 0.25, ("a", 2): 0.75})
+    [0.25, 0.75]
     """
     by_start = _group_by_start(values)
     if len(by_start) == 1:
