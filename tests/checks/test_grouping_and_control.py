@@ -14,6 +14,8 @@ from klinic.checks import (
     retokenised,
     wrong_groups,
 )
+from klinic.checks.folded_ids import find_folded_ids
+from klinic.evidence.redaction import Redaction
 from klinic.maths import advantage as estimators
 
 PASS, FAIL, NO_DATA = Verdict.PASS, Verdict.FAIL, Verdict.NO_DATA
@@ -131,6 +133,15 @@ def folded(*, after=1.0, surprise=4.0, genuine=False):
 def test_rows_that_agree_up_to_a_foreign_id_were_encoded_again(round_trip):
     given = replace(folded(), round_trip=round_trip)
     assert judged(retokenised, given) is FAIL
+
+
+def test_folded_ids_are_found_where_ids_are_renumbered_by_prompt():
+    given = folded()
+    redacted = Redaction({}).record(given)
+    assert not np.array_equal(redacted.token_ids, given.token_ids)
+    found = find_folded_ids(given)
+    assert found is not None
+    assert find_folded_ids(redacted) == found
 
 
 @pytest.mark.parametrize(

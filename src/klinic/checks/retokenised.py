@@ -36,8 +36,8 @@ def judge_case(case: Case) -> Finding:
         1% of the rows have other ids than were sampled; or rows that would be encoded otherwise
         have a mean gap above 0.3 nats and five times that of the others, and no other
         explanation of the gap explains more; or the gap of each of eight rows begins at one of
-        few ids that no row without a gap has, the learner gives these two nats less than the
-        sampler, and differs by 0.3 nats after them.
+        few ids that no row of its prompt without a gap has, the learner gives these two nats less
+        than the sampler, and differs by 0.3 nats after them.
     Ruled out when
         All rows have the sampled ids; every row survives; or the rows that do not have the same
         gap as the others: then the sampled ids are the scored ids.
@@ -92,9 +92,9 @@ def confirm_folded_ids(case: Case) -> Finding | None:
     if found is None:
         return None
     return failed_finding(
-        f"the gap of {found.rows} rows begins at one of {len(found.ids)} ids, which none of "
-        f"{found.surviving} rows without a gap has; the learner gives them {found.surprise:.3g} "
-        "nats less than the sampler: they are not the ids that were sampled",
+        f"the gap of {found.rows} rows begins at an id that none of the {found.surviving} rows "
+        f"without a gap has for the same prompt; the learner gives it {found.surprise:.3g} nats "
+        "less than the sampler: it is not the id that was sampled",
         rows=float(found.rows),
     )
 
@@ -119,6 +119,7 @@ CHECK = Check(
         "record.loss_mask",
         "record.row_offsets",
         "record.token_ids",
+        "record.group",
         "record.emitted_by",
         "facts.num_changed_rows",
         "facts.num_reencoded_rows",
