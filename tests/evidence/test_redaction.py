@@ -107,6 +107,29 @@ def test_different_prompts_stay_different_in_a_small_vocabulary(length):
     assert len(renumbered) == len({prompt.tobytes() for prompt in prompts})
 
 
+def prompted_record(prompt, completions, step=1):
+    """Return a record of one group for each row, all with the same prompt."""
+    num = len(completions)
+    return replace(
+        full_record(step=step, lengths=(len(completions[0]),) * num),
+        token_ids=np.concatenate(completions),
+        group=np.arange(num),
+        prompt_ids=np.tile(prompt, num),
+        prompt_offsets=np.arange(num + 1) * len(prompt),
+    )
+
+
+@pytest.mark.parametrize("size", [None, 99])
+def test_one_prompt_stays_one_in_all_groups_and_steps_and_so_do_its_completions(size):
+    redaction = Redaction({"eos_ids": [1], "vocabulary_size": size})
+    first = redaction.record(prompted_record([5, 6, 7], [[9, 8, 1], [5, 5, 2]]))
+    later = redaction.record(prompted_record([5, 6, 7], [[9, 9, 9], [9, 8, 1]], step=2))
+    prompts = {r.prompt_ids.reshape(2, 3)[row].tobytes() for r in (first, later) for row in (0, 1)}
+    assert len(prompts) == 1
+    np.testing.assert_array_equal(first.token_ids[:3], later.token_ids[3:])
+    assert first.token_ids[3] == first.prompt_ids[0]
+
+
 def test_a_batch_that_is_trained_on_again_stays_the_same_batch():
     redaction = Redaction(FACTS_OF_RUN)
     first, again, other = (
