@@ -22,7 +22,10 @@ from xdist.scheduler import LoadScopeScheduling
 
 sys.path.insert(0, str(Path(__file__).parent / "tests"))
 
+import annotation_checks
 from commands import klinic
+
+annotation_checks.install()  # before the first import of klinic
 
 HAS_TORCH = find_spec("torch") is not None
 NEED_TORCH = (
