@@ -24,16 +24,15 @@ from klinic.doctor.recorder import Recorder
 from klinic.doctor.recorder_settings import RecorderSettings
 from klinic.doctor.scalars.examine import SIGNS
 from klinic.evidence.readers.names import KLINIC, TRAINERS
-from klinic.lab.ablation.intervals import Difference, Interval
-from klinic.lab.ablation.verdict import (
+from klinic.lab.ablation.comparison import (
     Result,
     SettingRow,
     correct_p_values,
     num_tests,
-    recommend_setting,
     setting_rows,
-    summary_lines,
 )
+from klinic.lab.ablation.intervals import Difference, Interval
+from klinic.lab.ablation.verdict import recommend_setting, summary_lines
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.recipe.aliases import ALIASES, REFUSED, resolve_alias
 from klinic.recipe.section import Section

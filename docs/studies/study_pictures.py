@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
+from klinic.lab.ablation.comparison import setting_rows, skill_measure_name
 from klinic.lab.ablation.plots import write_plots
-from klinic.lab.ablation.verdict import setting_rows, skill_measure_name
 
 HERE = Path(__file__).parent
 

@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from klinic.errors import ConfigError
+from klinic.lab.ablation.comparison import Question, setting_rows
 from klinic.lab.ablation.coverage import interval_bounds, start_draws
 from klinic.lab.ablation.plan import make_plan, open_ablation, read_plan
 from klinic.lab.ablation.starts import independent_values
-from klinic.lab.ablation.verdict import Question, recommend_setting, setting_rows
+from klinic.lab.ablation.verdict import recommend_setting
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "arithmetic.yaml"
 COEFS = ["kl.coef=0,0.1"]

@@ -4,17 +4,10 @@ import math
 
 import pytest
 
+from klinic.lab.ablation.comparison import num_tests, setting_rows, skill_measure_name
 from klinic.lab.ablation.intervals import mean_interval, paired_difference
 from klinic.lab.ablation.page import CONDITION, PageContent, write_page
-from klinic.lab.ablation.verdict import (
-    Verdict,
-    num_tests,
-    pareto_front,
-    recommend_setting,
-    setting_rows,
-    skill_measure_name,
-    summary_lines,
-)
+from klinic.lab.ablation.verdict import Verdict, pareto_front, recommend_setting, summary_lines
 
 
 def result(setting, seed, accuracy, retention=1.0, kl=0.05):

@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 
+from klinic.lab.ablation.comparison import Question, setting_rows
 from klinic.lab.ablation.equivalence import correct_jointly, decide, outside_margin_p_value
 from klinic.lab.ablation.intervals import correct_by_holm, paired_difference, student_quantile
-from klinic.lab.ablation.verdict import Question, recommend_setting, setting_rows
+from klinic.lab.ablation.verdict import recommend_setting
 
 RNG = np.random.default_rng(0)
 

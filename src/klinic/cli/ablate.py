@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from klinic.lab.ablation.comparison import Question
     from klinic.lab.ablation.plan import Plan
     from klinic.lab.ablation.results import AblationSummary
     from klinic.lab.ablation.trial import TrialFolder
-    from klinic.lab.ablation.verdict import Question
 
 ABLATIONS = Path("ablations")
 
@@ -152,7 +152,7 @@ def _make_console(*, stderr: bool = False) -> "Console":
 
 def _make_question(outcome: str | None, margin: float | None) -> "Question":
     """Return what is tested; raise if the outcome is not compared."""
-    from klinic.lab.ablation.verdict import COMPARED, Question
+    from klinic.lab.ablation.comparison import COMPARED, Question
 
     if outcome is not None and outcome not in COMPARED:
         names = ", ".join(COMPARED)

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
+    from klinic.lab.ablation.comparison import Question
     from klinic.lab.ablation.pilot import PowerRow
-    from klinic.lab.ablation.verdict import Question
 
 
 def print_power(

@@ -11,7 +11,8 @@ starts.py      warm starts as a second factor: which values are independent
 equivalence.py tests of equivalence within a margin, and the correction for many tests
 power.py       power of a comparison, before the runs
 pilot.py       the seeds that a study needs, from the spread of a pilot
-verdict.py     compares with the baseline; recommends a setting or reports that none is better
+comparison.py  compares settings with the baseline: paired differences, corrected tests
+verdict.py     recommends a setting or reports that none is better
 plots.py       curves, accuracy and retention against KL, the Pareto front
 results.py     reads the results of trials, writes them as Parquet
 page.py        the HTML page

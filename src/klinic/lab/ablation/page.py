@@ -10,9 +10,10 @@ from pathlib import Path
 from jinja2 import Environment, StrictUndefined
 
 from klinic.evidence.writing import write_atomically
+from klinic.lab.ablation.comparison import COMPARED, SettingRow, num_tests
 from klinic.lab.ablation.intervals import CONFIDENCE, Difference, Interval
 from klinic.lab.ablation.measures import MEASURES, SCORE
-from klinic.lab.ablation.verdict import COMPARED, SettingRow, Verdict, num_tests
+from klinic.lab.ablation.verdict import Verdict
 
 PAGE = "index.html"
 CONDITION = (

@@ -13,15 +13,15 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from klinic.errors import ConfigError
-from klinic.lab.ablation.power import LEVEL, num_for_equivalence, num_needed, spread_limit
-from klinic.lab.ablation.results import TRIALS
-from klinic.lab.ablation.verdict import (
+from klinic.lab.ablation.comparison import (
     COMPARED,
     Question,
     Result,
     add_scores,
     measure_difference,
 )
+from klinic.lab.ablation.power import LEVEL, num_for_equivalence, num_needed, spread_limit
+from klinic.lab.ablation.results import TRIALS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from klinic.evidence.writing import write_atomically
-from klinic.lab.ablation.verdict import SettingRow, pareto_front
+from klinic.lab.ablation.comparison import SettingRow
+from klinic.lab.ablation.verdict import pareto_front
 
 CURVES = {
     "reward": "reward",

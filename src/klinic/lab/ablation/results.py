@@ -12,20 +12,19 @@ from klinic.errors import ConfigError
 from klinic.evidence.files import read_json
 from klinic.evidence.run_facts import RECIPE
 from klinic.evidence.writing import write_atomically
-from klinic.lab.ablation.measures import measure_run, read_curves
-from klinic.lab.ablation.plan import PLAN, read_plan
-from klinic.lab.ablation.starts import describe_sample
-from klinic.lab.ablation.trial import RESULT, RUN, TrialFolder
-from klinic.lab.ablation.verdict import (
+from klinic.lab.ablation.comparison import (
     ALL_MEASURES,
     Question,
     Result,
     SettingRow,
-    Verdict,
-    recommend_setting,
     setting_rows,
     skill_measure_name,
 )
+from klinic.lab.ablation.measures import measure_run, read_curves
+from klinic.lab.ablation.plan import PLAN, read_plan
+from klinic.lab.ablation.starts import describe_sample
+from klinic.lab.ablation.trial import RESULT, RUN, TrialFolder
+from klinic.lab.ablation.verdict import Verdict, recommend_setting
 from klinic.recipe.keys import flatten_settings
 
 TRIALS = "trials.parquet"
