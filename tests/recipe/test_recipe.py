@@ -281,3 +281,16 @@ def test_a_teacher_is_a_section_of_its_own_and_its_path_is_enough():
 def test_impossible_settings_of_a_teacher_are_refused(values, message):
     with pytest.raises(ConfigError, match=message):
         recipe(**{"teacher.path": "m", **values})
+
+
+def test_a_reference_that_is_the_policy_in_every_update_is_refused():
+    every_step = {"kl.coef": 0.01, "reference.reset_every": 1}
+    with pytest.raises(ConfigError, match=r"the KL and its gradient are 0 whatever kl\.coef is"):
+        recipe(**every_step)
+    for makes_sense in (
+        {"learner.updates_per_batch": 2},
+        {"reference.reset_every": 2},
+        {"reference.on_plateau": True},
+        {"kl.coef": 0.0},
+    ):
+        recipe(**every_step | makes_sense)

@@ -80,7 +80,7 @@ RUN_KEYS = {
     "if the recipe starts from random weights on purpose)",
     "reference": "`kind` (copy, adapter_off, adapter_frozen or none), `source`, `digest`, "
     "`wanted` (start: the policy at the start; path: a model that the recipe names), `sync_every` "
-    "(steps between resets, or null), `ema` (fraction retained per step, or null)",
+    "(updates between resets, or null), `ema` (fraction retained per step, or null)",
     "teacher": "`kind`, `source` and `digest` of the model that the policy is distilled from, "
     "`estimator`, `coef`, `alone` (true if it replaces the rewards in the loss); null without one",
     "sampler": "`kind`, `dtype`, `max_version_lag` (largest number of updates between the weights "

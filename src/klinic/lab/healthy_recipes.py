@@ -110,7 +110,10 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "cosine schedule to 0": {"learner.schedule": "cosine", "loop.max_steps": 12},
     "weight decay": {"learner.weight_decay": 0.1},
     "gradients clipped hard": {"learner.max_grad_norm": 0.01},
-    "reference resets in every step": {"reference.reset_every": 1},
+    "updates tied to the first of their batch": {
+        "reference.reset_every": 1,
+        "learner.updates_per_batch": 3,
+    },
     "rough start": {"warm_start.steps": 100},
 }
 """Settings by name, on top of those of a trial."""

@@ -227,6 +227,15 @@ def _check_reference(recipe: Recipe) -> Iterator[str]:
             "reference is set, but kl is not: without a KL the reference is not used. Add kl (coef "
             "0 with monitor_every only measures it), or remove reference."
         )
+    is_policy = recipe.reference.reset_every == 1 and not recipe.reference.on_plateau
+    has_kl = recipe.kl is not None and recipe.kl.coef > 0
+    if is_policy and has_kl and recipe.learner.updates_per_batch == 1:
+        yield (
+            "reference.reset_every is 1 with one update a batch: the reference is the policy in "
+            "every update, so the KL and its gradient are 0 whatever kl.coef is. Set "
+            "reference.reset_every to 2 or more, learner.updates_per_batch to 2 or more (later "
+            "updates of a batch are then tied to its first), or kl: null."
+        )
 
 
 def _check_server(recipe: Recipe) -> Iterator[str]:

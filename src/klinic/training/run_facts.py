@@ -53,7 +53,7 @@ def run_facts(parts: RunParts) -> dict[str, Any]:
         "reference": {
             **parts.reference,
             "wanted": _requested_reference(recipe),
-            "sync_every": recipe.reference.reset_every or None,
+            "sync_every": recipe.reference.reset_every * learner.updates_per_batch or None,
             "ema": recipe.reference.ema or None,
         },
         "teacher": _teacher_facts(parts),
