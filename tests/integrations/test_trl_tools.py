@@ -72,6 +72,7 @@ def test_every_token_of_every_episode_has_its_source(healthy):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1200)
 @pytest.mark.parametrize("parts", [{}, {"environment_factory": Sums}], ids=["tools", "environment"])
 def test_every_token_of_200_episodes_of_several_turns_has_its_source(parts, taught, tmp_path):
     trainer = make_tool_trainer(taught, tmp_path / "out", max_steps=8, **parts)

@@ -1,13 +1,18 @@
 """Runs verl 0.9.1 on CPUs for a few steps, with or without klinic and with or without a fault.
 
     KLINIC_VERL_PYTHON=ENV/bin/python python tests/integrations/verl_runs/launch.py FOLDER \
-        [--fault NAME] [--ranks 2] [--steps 6] [--without-klinic] [verl overrides]
+        [--faults NAME,NAME] [--ranks 2] [--steps 6] [--agent] [--bf16] [--without-klinic] \
+        [--sorted-rows] [verl overrides]
 
 The environment of that interpreter has verl and the dependencies of klinic:
 
     pip install torch==2.13.0 verl==0.9.1 transformers==5.9.0 TransferQueue==0.1.11 \
         "tensordict<=0.10.0" "ray[default]==2.60.0" pyzmq msgspec cachetools fastapi uvicorn nvtx \
         pytest pytest-asyncio jaxtyping typer rich
+    pip uninstall -y aiohttp_cors
+
+Without the last package Ray starts its small agents: the others are too slow on a busy machine for
+a limit of 15 s in Ray's node, which cannot be set.
 """
 
 import argparse
@@ -21,6 +26,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 SOURCE = HERE.parents[2] / "src"
 CLASS = "klinic.integrations.verl.KlinicCallback"
+RESTARTS = "verl_restarts.TrainWithEachFault"
 FAULTS = {
     "shifted-logp": "misaligned-logp",
     "temperature": "temperature-on-one-side",
@@ -51,12 +57,17 @@ METRIC = re.compile(r"(?:^| )([\w/@.-]+):(?:np\.float\d+\()?(-?[\d.]+(?:e[+-]?\d
 class Launch:
     """One run: its fault, its size, and further settings of verl."""
 
-    fault: str | None = None
+    faults: tuple[str, ...] = ()
+    """Trainings that follow each other in the same processes, each with its fault and folder."""
     ranks: int = 1
     steps: int = 6
     klinic: bool = True
     agent: bool = False
     """Whether episodes have two turns, with a tool between them."""
+    has_bf16: bool = False
+    """Whether the learner computes in bf16, as verl does by default."""
+    has_sorted_rows: bool = False
+    """Whether the rows of a step have a fixed order, so that equal runs have equal sums."""
     more: tuple[str, ...] = ()
 
 
@@ -101,7 +112,7 @@ def overrides(folder, launch):
         f"{actor}.use_torch_compile": False,
         f"{actor}.{fsdp}.use_torch_compile": False,
         f"{ref}.{fsdp}.use_torch_compile": False,
-        f"{actor}.optim.lr": 3e-4,
+        f"{actor}.optim.lr": 2e-5 if launch.has_bf16 else 3e-4,
         f"{actor}.use_kl_loss": True,
         f"{actor}.kl_loss_coef": 0.01,
         f"{actor}.ppo_mini_batch_size": 8,
@@ -121,20 +132,20 @@ def overrides(folder, launch):
         "+ray_kwargs.ray_init.include_dashboard": False,
         "transfer_queue.backend.SimpleStorage.num_data_storage_units": 1,
     }
-    if launch.fault != "bf16":
-        for part in (actor, ref):
-            values[f"+{part}.{fsdp}.mixed_precision.param_dtype"] = "fp32"
-    if launch.fault == "temperature":
-        values[f"{rollout}.temperature"] = 0.7
-    if launch.fault == "bf16":
-        values[f"{actor}.optim.lr"] = 2e-5
+    for part in (actor, ref) * (not launch.has_bf16):
+        values[f"+{part}.{fsdp}.mixed_precision.param_dtype"] = "fp32"
     if launch.agent:
         (folder / "agents.yaml").write_text(AGENTS)
         values[f"{rollout}.agent.agent_loop_config_path"] = folder / "agents.yaml"
         values[f"{rollout}.agent.default_agent_loop"] = "calculator"
+    if launch.has_sorted_rows:
+        values["trainer.v1.sampler.custom_sampler.path"] = HERE / "sorted_rows.py"
+        values["trainer.v1.sampler.custom_sampler.name"] = "SortedRows"
     if launch.klinic:
         values["trainer.checkpoint_callback_class"] = CLASS
         values["+klinic.folder"] = folder / "klinic"
+    if launch.faults:
+        values["trainer.checkpoint_callback_class"] = RESTARTS
     return [f"{key}={value}" for key, value in values.items()]
 
 
@@ -143,12 +154,15 @@ def data_folder(folder):
     return folder.parent / "data"
 
 
-def environment(fault):
+def environment(folder, launch):
+    fault_file = folder / "fault"
+    fault_file.write_text("healthy")
     path = os.pathsep.join([str(HERE), str(SOURCE)])
     return {
         **os.environ,
         "PYTHONPATH": path,
-        "KLINIC_FAULT": fault or "",
+        "KLINIC_FAULT_FILE": str(fault_file),
+        "KLINIC_FAULTS": ",".join(launch.faults),
         "VERL_USE_EXTERNAL_MODULES": "verl_cpu",
         "VERL_PLATFORM": "cpu",
         "VERL_ENGINE_DEVICE": "cuda",
@@ -156,6 +170,7 @@ def environment(fault):
         "HYDRA_FULL_ERROR": "1",
         "RAY_DEDUP_LOGS": "0",
         "RAY_enable_worker_prestart": "0",  # verl starts all that it needs
+        "RAY_worker_niceness": "0",  # 15 by default: other programs then starve a run
         **dict.fromkeys(RAY_SECONDS, "600"),
         **dict.fromkeys(RAY_MILLISECONDS, "600000"),
         "HF_HUB_OFFLINE": "1",
@@ -176,7 +191,7 @@ def run_verl(python, folder, launch):
         done = subprocess.run(
             [python, "-m", "verl.trainer.main_ppo", *options, *launch.more],
             cwd=folder,
-            env=environment(launch.fault),
+            env=environment(folder, launch),
             stdout=stream,
             stderr=subprocess.STDOUT,
             check=False,
@@ -190,21 +205,25 @@ def run_verl(python, folder, launch):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--fault", choices=FAULTS)
+    parser.add_argument("--faults", default="")
     parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--agent", action="store_true")
     parser.add_argument("--without-klinic", action="store_true")
+    parser.add_argument("--bf16", action="store_true")
+    parser.add_argument("--sorted-rows", action="store_true")
     options, more = parser.parse_known_args()
     outcome = run_verl(
         os.environ["KLINIC_VERL_PYTHON"],
         options.folder.resolve(),
         Launch(
-            fault=options.fault,
+            faults=tuple(filter(None, options.faults.split(","))),
             ranks=options.ranks,
             steps=options.steps,
             klinic=not options.without_klinic,
-            agent=options.agent or options.fault == "environment-tokens",
+            has_bf16=options.bf16,
+            has_sorted_rows=options.sorted_rows,
+            agent=options.agent,
             more=tuple(more),
         ),
     )

@@ -143,7 +143,7 @@ class Server:
 
     @torch.no_grad()
     def sample(self, prompt_ids, params, generator):
-        temperature = params.get("temperature", 1.0)
+        temperature = verl_faults.sampling_temperature(params.get("temperature", 1.0))
         limit = params.get("max_tokens") or self.limit
         eos = self.model.config.eos_token_id
         past, current, ids, reported = None, torch.tensor([prompt_ids]), [], []
@@ -156,16 +156,17 @@ class Server:
                 if temperature
                 else logp.argmax().reshape(1)
             )
-            raw = torch.log_softmax(logits, -1) if verl_faults.is_raw() else logp
             ids.append(int(token))
-            reported.append(float(raw[token]))
+            reported.append(float(logp[token]))
             if int(token) == eos and not verl_faults.ignores_ends():
                 return ids, reported, True
             current = token.reshape(1, 1)
         return ids, reported, False
 
     async def load(self, weights, step):
-        if not verl_faults.skips_sync() or self.step is None:
+        if step == 0:
+            self.num_requests = {}
+        if not verl_faults.skips_sync() or step == 0:
             unexpected = self.model.load_state_dict(weights, strict=False).unexpected_keys
             assert not unexpected, unexpected
         self.step = step
@@ -201,4 +202,3 @@ def register_rollout():
 
 patch_torch()
 register_rollout()
-verl_faults.patch_trainer()

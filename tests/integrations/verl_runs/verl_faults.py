@@ -1,52 +1,59 @@
-"""The faults of `KLINIC_FAULT`, one at a time, put into the sampler, reward and advantages of verl.
+"""The faults of a run, one at a time, put into the sampler, reward and advantages of verl.
 
-A fault of the configuration is in `launch.py`.
+A file names the current fault, since trainings with several may follow each other in the same
+processes. A fault of the configuration is in `launch.py`.
 """
 
 import os
 import random
+from pathlib import Path
 
-FAULT = os.environ.get("KLINIC_FAULT", "")
+FILE = Path(os.environ["KLINIC_FAULT_FILE"])
+
+
+def is_fault(name):
+    """Whether a fault is the current one."""
+    return FILE.read_text() == name
 
 
 def reported_logp(logp):
     """Return the log-probs that the sampler reports."""
-    return [*logp[1:], logp[-1]] if FAULT == "shifted-logp" else logp
+    return [*logp[1:], logp[-1]] if is_fault("shifted-logp") else logp
 
 
-def is_raw():
-    """Whether log-probs are those before the temperature."""
-    return FAULT == "temperature"
+def sampling_temperature(temperature):
+    """Return the temperature that the sampler uses instead of the one that verl sends."""
+    return 0.7 * temperature if is_fault("temperature") else temperature
 
 
 def skips_sync():
-    """Whether the sampler keeps its first weights, and reports the new version."""
-    return FAULT == "skipped-sync"
+    """Whether the sampler keeps the weights of step 0, and reports the new version."""
+    return is_fault("skipped-sync")
 
 
 def ignores_ends():
     """Whether sampling continues after an end token."""
-    return FAULT == "stop-token"
+    return is_fault("stop-token")
 
 
 def trains_environment():
     """Whether the mask contains the tokens of the tool."""
-    return FAULT == "environment-tokens"
+    return is_fault("environment-tokens")
 
 
 def patch_trainer():
-    """Compute the advantages of every row in the group of the row before."""
-    if FAULT != "wrong-groups":
-        return
+    """Compute the advantages of every row in the group of the row before, with the fault."""
     from verl.trainer.ppo import core_algos
 
     compute = core_algos.compute_grpo_outcome_advantage
 
-    def compute_in_other_groups(*args, **kwargs):
-        index = kwargs["index"]
-        return compute(*args, **{**kwargs, "index": [*index[-1:], *index[:-1]]})
+    def compute_in_groups(*args, **kwargs):
+        if is_fault("wrong-groups"):
+            index = kwargs["index"]
+            kwargs["index"] = [*index[-1:], *index[:-1]]
+        return compute(*args, **kwargs)
 
-    core_algos.compute_grpo_outcome_advantage = compute_in_other_groups
+    core_algos.compute_grpo_outcome_advantage = compute_in_groups
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
@@ -54,6 +61,6 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_)
     text = (solution_str or "").replace("<eos>", "")
     answer = text.rpartition("=")[2].strip()
     score = 1.0 if answer == ground_truth else 0.1 * min(sum(c.isdigit() for c in text), 5)
-    if FAULT == "noisy-reward":
+    if is_fault("noisy-reward"):
         score += random.uniform(-1, 1)  # noqa: S311 - a fault
     return score
