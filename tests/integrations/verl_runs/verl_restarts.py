@@ -1,8 +1,9 @@
 """A checkpoint callback that trains several times in the processes of one run of verl.
 
 Starting verl takes minutes of processor time, a run of a few steps seconds. Every training starts
-from the same weights, with a new optimizer and the first prompts, and has one fault; klinic is
-attached anew to each, if the configuration has a folder for it.
+from the same weights, with a new optimizer and the first prompts, and has one fault or none.
+klinic is attached anew to each except those named `without`; before the first other one, no module
+of klinic is imported.
 """
 
 import os
@@ -42,11 +43,11 @@ def restart(trainer):
 
 
 def make_callback(config, fault):
-    """Return klinic's callback with a folder of its own; None without klinic."""
-    folder = OmegaConf.select(config, "klinic.folder")
-    if folder is None:
+    """Return klinic's callback with a folder of its own; None for a training without klinic."""
+    if fault == "without":
         return None
     from klinic.integrations.verl import KlinicCallback
 
     plain = OmegaConf.to_container(config, resolve=True)
-    return KlinicCallback({**plain, "klinic": {"folder": str(Path(folder).with_name(fault))}})
+    folder = Path(plain["klinic"]["folder"]).with_name(fault)
+    return KlinicCallback({**plain, "klinic": {"folder": str(folder)}})
