@@ -150,16 +150,7 @@ def test_a_failing_identity_is_exit_code_1(monkeypatch, capsys):
     assert "FAILS two and two are five" in capsys.readouterr().out
 
 
-@pytest.mark.torch
-def test_the_table_fits_eighty_columns():
-    result = run("verify")
-    assert result.returncode == 0
-    assert max(len(line) for line in result.stdout.splitlines()) <= 80
-    assert "…" not in result.stdout
-    assert "identities hold" in result.stdout
-
-
-@pytest.mark.slow  # verify is proved in process, and printed whole by the next test
+@pytest.mark.slow  # verify is proved, and printed for people, by tests/verify/test_proof.py
 @pytest.mark.torch
 def test_the_named_sections_print_for_people_and_machines():
     people = run("verify", "importance-sampling")

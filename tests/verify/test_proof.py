@@ -5,6 +5,7 @@ from math import isnan, nan
 
 import pytest
 
+from klinic.cli.verify import verify
 from klinic.maths.kl_estimators import ESTIMATORS, Gradient
 from klinic.verify.estimators import WorldSet, promise_error
 from klinic.verify.identify import identify_gradient, worst_error
@@ -29,6 +30,15 @@ def test_everything_holds_to_nine_digits(proof):
     assert [check.statement for check in proof.checks if not check.ok] == []
     assert proof.ok
     assert proof.worst_identity_error < 1e-12
+
+
+def test_the_table_fits_eighty_columns(proof, monkeypatch, capsys):
+    monkeypatch.setattr("klinic.verify.proof.prove", lambda _: proof)
+    verify()
+    printed = capsys.readouterr().out
+    assert max(len(line) for line in printed.splitlines()) == 80
+    assert "…" not in printed
+    assert "identities hold" in printed
 
 
 def test_one_nan_anywhere_is_not_passed_over():
