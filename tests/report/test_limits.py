@@ -110,6 +110,14 @@ def test_an_event_without_fields_has_a_line():
     assert event_line({"step": LONG, "says": ["x" * 9000]}) == ("?: ['" + "x" * 9000)[:2000]
 
 
+def test_an_event_is_named_once():
+    reference = {"step": 0, "event": "reference", "says": "Reference: copy of a model."}
+    assert event_line(reference) == "step 0: Reference: copy of a model."
+    ended = {"step": 6, "event": "ended", "says": "Training ended after 6 steps."}
+    assert event_line(ended) == "step 6: Training ended after 6 steps."
+    assert event_line({"event": "resumed", "step": 6}) == "step 6: resumed"
+
+
 def test_a_run_of_another_trainer_ends_when_it_says_so(run):
     assert look(run).phase is Phase.GOING
     Journal(run / "events.jsonl").append({"step": 3, "event": "ended", "says": "3 steps."})

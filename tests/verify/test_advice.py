@@ -150,3 +150,13 @@ def test_the_rest_from_log_probs():
     text = verdict(subtracted, {"logits": "logits", "logits_ref": "logits_ref"})[1]
     assert "compute the rest from log-probs" in text
     assert "NaN" not in advice(load("top_1_and_rest"))
+
+
+def test_the_distance_d_is_defined_where_it_is_first_named():
+    def ratio_minus_log(logp, logp_ref):  # overflows, but has no dead zone
+        return torch.exp(logp - logp_ref) - 1 - (logp - logp_ref)
+
+    _, text = verdict(ratio_minus_log, LOG_PROB_ROLES)
+    assert "overflows for d < -88.72 (d = logp_ref - logp)." in text
+    assert text.count("d = logp_ref - logp") == 1
+    assert text.index("d <") < text.index("|d|")

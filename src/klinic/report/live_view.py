@@ -4,6 +4,7 @@ Content that does not fit is dropped, least urgent first. All quoted text is esc
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -96,14 +97,24 @@ def step_line(metrics: Mapping[str, Any], max_steps: int | None) -> str:
 def event_line(event: Mapping[str, Any]) -> str:
     """Return an event as one line.
 
-    >>> event_line({"step": 3, "event": "reference", "says": "moved."})
-    'step 3: reference: moved.'
+    The name of the event is left out where its sentence has the same words.
+
+    >>> event_line({"step": 3, "event": "reference", "says": "Reference: moved."})
+    'step 3: Reference: moved.'
+    >>> event_line({"step": 3, "event": "trouble", "says": "The loss is NaN."})
+    'step 3: trouble: The loss is NaN.'
     """
     step = as_step(event.get("step"))
     where = f"step {step}: " if step is not None else ""
-    says = event.get("says", event.get("problem", ""))
-    text = f"{where}{event.get('event', '?')}{f': {says}' if says else ''}"
+    says = str(event.get("says", event.get("problem", "")))
+    name = str(event.get("event", "?"))
+    shown = [says] if _has_words(says, name) else [name, *([says] if says else [])]
+    text = where + ": ".join(shown)
     return escape_for_terminal(text[:LONGEST_EVENT])[:LONGEST_EVENT]
+
+
+def _has_words(sentence: str, name: str) -> bool:
+    return set(name.lower().split()) <= set(re.findall(r"\w+", sentence.lower()))
 
 
 def phase_line(snapshot: RunSnapshot) -> str:

@@ -4,6 +4,8 @@ Distances, rare tokens, float32, length, mask, batch, vocabulary, and completion
 policy.
 """
 
+import re
+
 from klinic.verify.extremes import Extremes, SideLimits
 from klinic.verify.function import FailedCheck, FunctionMeasurement
 from klinic.verify.gradient_range import REACHABLE_DISTANCE, Departure
@@ -12,6 +14,9 @@ from klinic.verify.recommendation import has_reverse_kl_gradient
 from klinic.verify.vocabulary import MAX_GRADIENT_ERROR, VOCAB_SIZES, VocabularyMeasurement
 
 MAX_LENGTH_ERROR, MAX_LENGTH_ERROR_IN_FLOAT32 = 1e-6, 1e-3
+DISTANCE = re.compile(
+    r"d [<>] -?\d+\.\d+(?: and d < -?\d+\.\d+)?|\|d\| below \d[\de.-]*\d"
+)
 HALF_DTYPES = {"float16", "bfloat16"}
 FAILED_CHECK_SENTENCES: dict[FailedCheck, str] = {
     "far_reference": "On tokens that the policy samples and the reference finds up to 60 nats less "
@@ -152,6 +157,19 @@ def _describe_ratios(ratio_range: RatioRange) -> list[str]:
 
 
 def _describe_distances(measured: FunctionMeasurement) -> list[str]:
+    return _define_distance(_distance_sentences(measured))
+
+
+def _define_distance(sentences: list[str]) -> list[str]:
+    """Say what d is where it occurs first."""
+    for index, sentence in enumerate(sentences):
+        defined, was_found = DISTANCE.subn(r"\g<0> (d = logp_ref - logp)", sentence, count=1)
+        if was_found:
+            return [*sentences[:index], defined, *sentences[index + 1 :]]
+    return sentences
+
+
+def _distance_sentences(measured: FunctionMeasurement) -> list[str]:
     extremes, departure = measured.extremes, measured.departure
     if extremes is None:
         has_limit = departure is not None and departure.departs_at
@@ -159,7 +177,7 @@ def _describe_distances(measured: FunctionMeasurement) -> list[str]:
     sentences = []
     if extremes.saturates_at:
         sentences.append(
-            f"It has a dead zone: no gradient for {extremes.saturates_at} (d = logp_ref - logp). "
+            f"It has a dead zone: no gradient for {extremes.saturates_at}. "
             "The tokens farthest from the reference get no gradient."
         )
     if measured.departure is not None and _is_departure_new(
