@@ -51,8 +51,9 @@ def judge_case(case: Case) -> Finding:
         return no_data_finding("no rewards, groups of size 1, or no group with all of its rows")
     least = min(fraction for fraction in fractions if fraction is not None)
     rewards = np.concatenate([r.reward for r in last if r.reward is not None])
+    which_groups = "all groups" if least == 1 else f"at least {least:.0%} of the groups"
     summary = (
-        f"{least:.0%} or more of the groups had equal rewards in {NUM_STEPS} steps (limit "
+        f"{which_groups} had equal rewards in {NUM_STEPS} steps (limit "
         f"{MAX_EQUAL_FRACTION:.0%}); the mean reward is {np.nanmean(rewards):.3g}"
     )
     if least <= MAX_EQUAL_FRACTION:

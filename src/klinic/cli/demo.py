@@ -8,7 +8,7 @@ import typer
 
 from klinic.cli.printing import Json, print_json, print_line, require_modules
 from klinic.cli.proof import ProofAttempt, attempt_proof
-from klinic.cli.text_layout import print_commands
+from klinic.cli.text_layout import print_commands, print_text
 from klinic.cli.train import report_command
 from klinic.errors import ConfigError
 
@@ -165,7 +165,8 @@ def _print_introduction(fault: "Fault | None", console: "Console") -> None:
         )
     else:
         print_line(console, "A model of 0.8M weights learns sums, with GRPO and a KL.")
-        print_line(console, f"Injected fault: {fault.cause}\n  {fault.mechanism}")
+        print_line(console, f"Injected fault: {fault.cause}")
+        print_text(console, fault.mechanism, indent=(2, 2))
     print_line(console)
 
 

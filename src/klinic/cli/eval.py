@@ -98,14 +98,14 @@ def _print_evaluation(evaluation: "Evaluation", console: "Console") -> None:
     if evaluation.reward is not None:
         start = evaluation.reference_reward
         was = "" if start is None else f" (reference {start:.4f})"
-        console.print(f"Mean reward, greedy: {evaluation.reward:.4f}{was}", soft_wrap=True)
+        print_line(console, f"Mean reward, greedy: {evaluation.reward:.4f}{was}")
     if evaluation.retention is not None:
         console.print(f"Retention of untrained skills: {evaluation.retention:.3f}")
     if evaluation.kl is not None:
-        console.print(
+        print_line(
+            console,
             f"KL(model || reference): {evaluation.kl.per_token:.4f} nats per token, "
             f"{evaluation.kl.per_sequence:.4f} per completion, at "
             f"most {evaluation.kl.max_token:.2f} at a "
             f"token (exact over the vocabulary, {evaluation.kl.num_completions} completions)",
-            soft_wrap=True,
         )

@@ -171,7 +171,7 @@ class ForeignRunLog:
         if not self.is_writer:
             return
         line = Text(f"klinic | {sentence}", style=style)
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._console.print(line, highlight=False, soft_wrap=not self._console.is_terminal)
 
     def end_run(self, step: int, error: BaseException | None = None) -> None:
         """Report the diagnosis of the last step, close the log and print a summary.

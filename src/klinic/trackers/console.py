@@ -39,7 +39,7 @@ class ConsoleTracker:
 
     def __rich__(self) -> Group:
         width = self._console.width
-        return Group(self._bar, fit_parts(self._metrics, width), *self._held_out.lines(width))
+        return Group(self._bar, *wrap_parts(self._metrics, width), *self._held_out.lines(width))
 
     def begin(self, *, step: int) -> None:
         """Show the display, starting after `step`."""
@@ -161,15 +161,20 @@ def step_parts(step: int, metrics: Mapping[str, float]) -> list[str]:
     return [f"Step {step}", *values]
 
 
-def fit_parts(parts: Sequence[str], width: int) -> Text:
-    """Return as many whole parts as fit into a line.
+def wrap_parts(parts: Sequence[str], width: int) -> list[Text]:
+    """Return the parts in as many lines as they need; no part is broken.
 
-    >>> str(fit_parts(["Step 1", "Loss: 0.1234", "Reward: 0.5"], 25))
-    'Step 1 | Loss: 0.1234'
+    >>> [str(line) for line in wrap_parts(["Step 1", "Loss: 0.1234", "Reward: 0.5"], 25)]
+    ['Step 1 | Loss: 0.1234', 'Reward: 0.5']
     """
-    fitting = [" | ".join(parts[: number + 1]) for number in range(len(parts))]
-    line = next((line for line in reversed(fitting) if len(line) <= width), "")
-    return Text(line, no_wrap=True, overflow="crop")
+    lines: list[str] = []
+    for part in parts:
+        longer = f"{lines[-1]} | {part}" if lines else part
+        if lines and len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(part)
+    return [Text(line, no_wrap=True, overflow="crop") for line in lines]
 
 
 def short_labels(evaluation: Mapping[str, float]) -> dict[str, float]:

@@ -39,7 +39,9 @@ def make_trackers(
     recipe: Recipe, folder: Path, console: Console, view: Tracker | None = None
 ) -> list[Tracker]:
     """Return the console tracker, or `view` in its place, and the recipe's other trackers."""
-    print_line = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    print_line = partial(
+        console.print, markup=False, highlight=False, soft_wrap=not console.is_terminal
+    )
     events = Journal(folder / EVENTS)
     optional_trackers = _optional_trackers(recipe, folder, print_line)
     return [

@@ -82,7 +82,7 @@ def _run(call: TrainCall, start: StartMode) -> Result:
     loaded = call.resolve()
     console = Console(highlight=False, force_jupyter=False)
     for line in call.describe(loaded):
-        console.print(line, markup=False, soft_wrap=True)
+        console.print(line, markup=False, soft_wrap=not console.is_terminal)
     max_steps = loaded.recipe.loop.max_steps
     return train_recipe(
         loaded.recipe,

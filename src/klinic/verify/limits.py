@@ -14,9 +14,7 @@ from klinic.verify.recommendation import has_reverse_kl_gradient
 from klinic.verify.vocabulary import MAX_GRADIENT_ERROR, VOCAB_SIZES, VocabularyMeasurement
 
 MAX_LENGTH_ERROR, MAX_LENGTH_ERROR_IN_FLOAT32 = 1e-6, 1e-3
-DISTANCE = re.compile(
-    r"d [<>] -?\d+\.\d+(?: and d < -?\d+\.\d+)?|\|d\| below \d[\de.-]*\d"
-)
+DISTANCE = re.compile(r"d [<>] -?\d+\.\d+(?: and d < -?\d+\.\d+)?|\|d\| below \d[\de.-]*\d")
 HALF_DTYPES = {"float16", "bfloat16"}
 FAILED_CHECK_SENTENCES: dict[FailedCheck, str] = {
     "far_reference": "On tokens that the policy samples and the reference finds up to 60 nats less "

@@ -63,8 +63,12 @@ class DemoView:
 
     def __rich__(self) -> Group:
         table = Table.grid(padding=(0, 2))
-        for curve in self._curves:
-            table.add_row(*_curve_row(curve, self._max_steps))
+        rows = [_curve_label(curve) for curve in self._curves]
+        taken = sum(max(map(len, column)) + 2 for column in zip(*rows, strict=True))
+        width = max(1, min(WIDTH, self._console.width - taken))
+        for curve, row in zip(self._curves, rows, strict=True):
+            drawn = draw_curve(curve.values, self._max_steps, width) if curve.values else ""
+            table.add_row(*row, drawn)
         return Group(self._bar, table)
 
     def begin(self, *, step: int) -> None:
@@ -105,12 +109,12 @@ class DemoView:
             self._live = None
 
 
-def _curve_row(curve: Curve, max_steps: int) -> tuple[str, str, str]:
+def _curve_label(curve: Curve) -> tuple[str, str]:
+    """Return the label of a curve, and its first and last value."""
     if not curve.values:
-        return curve.label, "", ""
+        return curve.label, ""
     values = [*curve.values.values()]
-    change = f"{values[0]:.{curve.digits}f} -> {values[-1]:.{curve.digits}f}"
-    return curve.label, change, draw_curve(curve.values, max_steps)
+    return curve.label, f"{values[0]:.{curve.digits}f} -> {values[-1]:.{curve.digits}f}"
 
 
 def draw_curve(values: Mapping[int, float], max_steps: int, width: int = WIDTH) -> str:
