@@ -240,3 +240,31 @@ def test_a_value_without_a_digest_is_refused(value, says):
     rows = [{"prompt": "a", "answer": 1}, {"prompt": "b", "answer": value}]
     with pytest.raises(DataError, match=says):
         _ = prompts(per_step=1, rows=rows).digest
+
+
+class WholeBatches(Characters):
+    """A tokenizer that counts how often it is called."""
+
+    num_calls = 0
+
+    def __call__(self, texts):
+        self.num_calls += 1
+        return {"input_ids": [self.encode(text) for text in texts]}
+
+
+def test_long_prompts_are_found_without_a_call_for_each_row():
+    rows = [{"prompt": "1+1="}] * 2_500 + [{"prompt": "a long prompt"}]
+    tokenizer = WholeBatches()
+    encode = PromptEncoder(tokenizer, "a model of characters")
+    dealt = PromptDataset(rows, encode=encode, prompts_per_step=1, seed=0)
+    dealt.refuse_long_prompts(window=14, max_new_tokens=1)
+    assert tokenizer.num_calls == 3
+    with pytest.raises(DataError, match=r"row 2501: .* come to 14 tokens, and the model takes 13"):
+        dealt.refuse_long_prompts(window=13, max_new_tokens=1)
+
+
+def test_an_empty_prompt_among_texts_has_its_row():
+    encode = PromptEncoder(WholeBatches(), "a model of characters")
+    dealt = PromptDataset([*ROWS, {"prompt": ""}], encode=encode, prompts_per_step=1, seed=0)
+    with pytest.raises(DataError, match="row 11: `prompt` is '', which has no tokens"):
+        dealt.refuse_long_prompts(window=13, max_new_tokens=1)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -14,6 +14,7 @@ from klinic.evidence.rollout import Prompt
 from klinic.model.chat import PromptEncoder
 
 TOOLS_COLUMN = "tools"  # the column with tool descriptions for the chat template
+NUM_COUNTED = 1_000  # texts encoded at a time
 ORDER_STREAM = 0x0DA7A  # separates the RNG stream of the row order from those of sampling
 
 
@@ -54,14 +55,23 @@ class PromptDataset:
         """Refuse rows that exceed the context window, before the first step."""
         if window is None:
             return
-        for index in range(len(self._rows)):
-            longest = len(self.prompt_at(index).token_ids) + max_new_tokens
+        for index, num_tokens in enumerate(self._prompt_lengths()):
+            longest = num_tokens + max_new_tokens
             if longest > window:
                 raise DataError(
                     f"row {index + 1}: its prompt and completions of sampling.max_new_tokens = "
                     f"{max_new_tokens} come to {longest} tokens, and the model takes {window}. "
                     "Shorten the prompt, lower the limit, or remove the row."
                 )
+
+    def _prompt_lengths(self) -> Iterator[int]:
+        """Yield the tokens of each prompt; texts are encoded many at a time."""
+        for start in range(0, len(self._rows), NUM_COUNTED):
+            prompts = [row[PROMPT_COLUMN] for row in self._rows[start : start + NUM_COUNTED]]
+            are_texts = all(isinstance(prompt, str) for prompt in prompts)
+            counts = self._encode.count_tokens(prompts) if are_texts else [0] * len(prompts)
+            for index, count in enumerate(counts, start):
+                yield count or len(self.prompt_at(index).token_ids)  # which refuses an empty one
 
     @cached_property
     def digest(self) -> str:
