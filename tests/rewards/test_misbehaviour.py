@@ -90,7 +90,7 @@ GOES_ON_APART = {
 STOPS = {
     "text": r"returned '1\.0' \(str\)",
     "dictionary": r"returned \{'reward': 1\.0\} \(dict\)",
-    "short": "returned 0 values for 1 completions",
+    "short": "returned 0 values for 1 completion",
     "no_list": r"returned 1\.0 \(float\), not a list",
     "raises": "raised KeyError: 'gold'",
     "leaves": "raised SystemExit: 3",

@@ -62,7 +62,7 @@ def test_what_has_no_order_or_no_entries_is_refused(result):
 
 @pytest.mark.parametrize("result", [[], [1.0], [1.0, 2.0, 3.0]])
 def test_the_wrong_number_of_values_is_refused_with_both_numbers(result):
-    with pytest.raises(RewardFault, match=f"returned {len(result)} values for 2 completions"):
+    with pytest.raises(RewardFault, match=f"returned {len(result)} values? for 2 completions"):
         parse_result(result, 2)
 
 

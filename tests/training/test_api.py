@@ -292,7 +292,8 @@ def test_one_error_lists_everything_that_cannot_be_had():
         ({"num_train_epoch": 3}, "num_train_epoch is not an argument. Did you mean num_train_epo"),
         ({"resume_from_chekpoint": True}, "Did you mean resume_from_checkpoint?"),
         ({"reward_func": print}, "Did you mean reward_funcs?"),
-        ({"learnin_rate": 1e-3}, "Did you mean learner.learning_rate?"),
+        ({"learnin_rate": 1e-3}, "Did you mean learning_rate?"),
+        ({"num_generation": 4}, "num_generation is not an argument. Did you mean num_generations?"),
     ],
 )
 def test_a_refusal_is_in_the_words_of_the_call(arguments, part):

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from klinic.cli.eval import CheckpointOption, choose_checkpoint
-from klinic.cli.printing import Json, print_json, require_modules
+from klinic.cli.printing import Json, print_json, print_line, require_modules
 from klinic.cli.recorded_code import RunCode, announce_code, model_code
 
 if TYPE_CHECKING:
@@ -65,16 +65,23 @@ def export(
 
 
 def _print_summary(exported: "ExportResult") -> None:
-    typer.echo(f"Model: {exported.model}")
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    print_line(console, f"Model: {exported.model}")
     if exported.ok:
-        typer.echo(f"Wrote: {exported.to}, {KIND_TEXT[exported.kind].format(base=exported.base)}")
-    typer.echo(
+        kind = KIND_TEXT[exported.kind].format(base=exported.base)
+        print_line(console, f"Wrote: {exported.to}, {kind}")
+    print_line(
+        console,
         f"Largest difference of a log-prob: {exported.max_difference:.1e} "
         f"(limit {exported.limit:.0e}, "
-        f"{exported.num_log_probs} compared)"
+        f"{exported.num_log_probs} compared)",
     )
     if not exported.ok:
-        typer.echo(
+        print_line(
+            console,
             "The written model differs from the trained one, so it was deleted. Export without "
-            "--merge if an adapter was merged; otherwise transformers saves this model incorrectly."
+            "--merge if an adapter was merged; otherwise transformers saves this model "
+            "incorrectly.",
         )

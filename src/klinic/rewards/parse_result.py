@@ -80,8 +80,10 @@ def parse_result(result: Any, num: int) -> RewardValues:
     values = list(islice(result, num + 1))  # a generator may be infinite
     if len(values) != num:
         num_returned = f"{len(values)}" if len(values) < num else _describe_length(result)
+        noun = "value" if num_returned == "1" else "values"
+        completions = "1 completion" if num == 1 else f"{num} completions"
         raise RewardFault(
-            f"returned {num_returned} values for {num} completions, so they cannot be matched"
+            f"returned {num_returned} {noun} for {completions}, so they cannot be matched"
         )
     numbers = (None if v is None else _parse_number(v, index) for index, v in enumerate(values))
     return RewardValues(numbers, **(result.lost if isinstance(result, RewardValues) else {}))

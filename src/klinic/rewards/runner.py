@@ -67,7 +67,7 @@ def _make_call(reward: Reward, rollouts: Sequence[Rollout]) -> RewardCall:
 
 def _reward_error(name: str, fault: RewardFault, rollouts: Sequence[Rollout]) -> RewardError:
     if fault.index is None:
-        location = f" on {len(rollouts)} completions, but on none of them alone"
+        location = f"; with each of the {len(rollouts)} completions alone it does not fail"
     else:
         blamed = rollouts[fault.index]
         row = f"row {blamed.prompt.index + 1} of the dataset, sample {blamed.sample}"

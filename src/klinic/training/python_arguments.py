@@ -69,7 +69,7 @@ def take_misspelt(settings: dict[str, Any], arguments: Collection[str], reading:
     for name in settings.keys() - known:
         distances = {right: edit_distance(name, right) for right in {*arguments, *ALIASES}}
         near = min(distances, key=lambda right: (distances[right], right))
-        if distances[near] <= min(MAX_EDITS, len(name) // 4) and near in arguments:
+        if distances[near] <= min(MAX_EDITS, len(name) // 4):
             reading.problems.append(f"{name} is not an argument. Did you mean {near}?")
             del settings[name]
 
