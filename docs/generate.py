@@ -25,6 +25,7 @@ from klinic.doctor.recorder_settings import RecorderSettings
 from klinic.doctor.scalars.examine import SIGNS
 from klinic.evidence.readers.names import KLINIC, TRAINERS
 from klinic.lab.ablation.comparison import (
+    Question,
     Result,
     SettingRow,
     correct_p_values,
@@ -32,6 +33,7 @@ from klinic.lab.ablation.comparison import (
     setting_rows,
 )
 from klinic.lab.ablation.intervals import Difference, Interval
+from klinic.lab.ablation.starts import describe_sample
 from klinic.lab.ablation.verdict import recommend_setting, summary_lines
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.recipe.aliases import ALIASES, REFUSED, resolve_alias
@@ -39,6 +41,7 @@ from klinic.recipe.section import Section
 from klinic.recipe.sections import KLSection, RecoverySection
 
 DOCS = Path(__file__).parent
+FAR_MARGIN = 0.05  # nats per token, of the plan of this study
 EXAMPLES: dict[str, Any] = {
     "vllm_enable_sleep_mode": True,
     "free_cache_engine": True,
@@ -291,6 +294,36 @@ def study_lora() -> str:
     return "\n".join([*table(heads, cells), ""])
 
 
+def study_far() -> str:
+    """Return the estimators far from the reference, with the one tested outcome."""
+    trials = study("far")
+    settings = list(dict.fromkeys(trial["setting"] for trial in trials))
+    question = Question(outcome="kl_token", margin=FAR_MARGIN)
+    rows = setting_rows(trials, settings, settings[0], question)
+    heads = ("estimator", *MEASURED, "KL to `unbiased`", f"equivalent within {FAR_MARGIN}", "max KL")
+    cells = (
+        (
+            named(f"{row.setting} kl.coef=0.5")[0],
+            *(spread(row.means[m]) for m in ("accuracy", "retention", "kl_token")),
+            tested(row.differences.get("kl_token")),
+            equivalence(row.differences.get("kl_token")),
+            f"{largest(trials, row.setting, 'kl_max'):.1f}",
+        )
+        for row in rows
+    )
+    sample = describe_sample(trials)
+    says = recommend_setting(rows, "accuracy", question, sample).says
+    return "\n".join([*table(heads, cells), "", "```", says, "```", ""])
+
+
+def equivalence(difference: Difference | None) -> str:
+    """Return the corrected p-value of the test of equivalence."""
+    if difference is None:
+        return ""
+    p_value = difference.p_outside_corrected
+    return f"{'yes' if p_value < 0.05 else 'not shown'} (p {p_value:.2g})"
+
+
 def study_tests() -> str:
     """Return how many tests the marks of each study are corrected for."""
     rows = {
@@ -450,6 +483,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "study-coefficient": study_coefficient,
     "study-estimators": study_estimators,
     "study-lora": study_lora,
+    "study-far": study_far,
     "ablate-example": ablate_example,
     "coefficients-short": coefficients_short,
     "coefficients-kl": coefficients_kl,

@@ -108,7 +108,9 @@ def test_a_lora_config_sets_the_adapter_and_its_dropout_stays_off(capfd):
     made = model.peft_config["default"]
     assert (made.r, made.lora_alpha, made.target_modules) == (3, 5, {"v_proj"})
     assert made.lora_dropout == 0
-    assert "lora_dropout 0.1 (dropout stays off: the sampler applies none" in capfd.readouterr().out
+    out = capfd.readouterr().out
+    assert "model.lora_rank=3 (peft_config)" in out
+    assert "lora_dropout 0.1 (dropout stays off: the sampler applies none" in out
 
 
 def test_layers_that_are_not_named_are_those_that_peft_chooses():

@@ -271,10 +271,10 @@ def _check_non_finite(run: Run, done: CompletedStep, result: CheckReport) -> Non
     prepared = run.learner.prepare(scored, LossScales(kl_coef=0.0))
     run.learner.discard()
     same = run.learner.publish().fingerprint == before
-    sites = [name for name, finite in prepared.finite_at.items() if not finite]
+    sites = [f"the {name}" for name, finite in prepared.finite_at.items() if not finite]
     result.add_component(
         "NaN handling",
-        f"an infinite advantage makes {' and '.join(sites) or 'nothing'} non-finite; the update "
+        f"an infinite advantage is seen in {' and '.join(sites) or 'nothing'}; the update "
         f"is {'discarded' if same else 'applied'}",
         ok=same and bool(sites),
     )

@@ -227,6 +227,8 @@ class TrainCall:
         for part in (self._config, self._keywords):
             origins |= {key: name for key, name in part.origins.items() if key in recipe_fields()}
         origins |= {key: ORIGINS[key] for key in self._computed if key not in origins}
+        adapter = (key for key in self._reading.settings if key.startswith("model.lora_"))
+        origins |= dict.fromkeys(adapter, "peft_config")
         renamed = [
             f"{key}={_plain(value)} ({name})"
             for key, name in origins.items()
