@@ -32,13 +32,20 @@ def test_everything_holds_to_nine_digits(proof):
     assert proof.worst_identity_error < 1e-12
 
 
-def test_the_table_fits_eighty_columns(proof, monkeypatch, capsys):
+@pytest.mark.parametrize("width", [60, 80, 200])
+def test_tables_fit_the_terminal_and_break_no_word(proof, monkeypatch, capsys, width):
     monkeypatch.setattr("klinic.verify.proof.prove", lambda _: proof)
+    monkeypatch.setenv("COLUMNS", str(width))
     verify()
     printed = capsys.readouterr().out
-    assert max(len(line) for line in printed.splitlines()) == 80
+    assert max(len(line) for line in printed.splitlines()) <= width
     assert "…" not in printed
     assert "identities hold" in printed
+    words = {
+        word for row in proof.rows for word in (row.name, row.identity, row.verdict_off_policy)
+    }
+    words |= {word for row in proof.correction for word in (row.mode, row.term)}
+    assert {word for word in words if word not in printed} <= {"exact", "topk"}
 
 
 def test_one_nan_anywhere_is_not_passed_over():

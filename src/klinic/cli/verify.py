@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from klinic.verify.function import FunctionMeasurement
     from klinic.verify.monte_carlo import DistanceEstimates
 
-MIN_WIDTH = 80
-
 Target = Annotated[
     str | None,
     typer.Argument(
@@ -155,6 +153,4 @@ def _status_line() -> "Status":
 def _make_console() -> "Console":
     from rich.console import Console
 
-    console = Console(highlight=False)
-    console.width = max(console.width, MIN_WIDTH)  # a truncated number is worse than a wrapped line
-    return console
+    return Console(highlight=False)

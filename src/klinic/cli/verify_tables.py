@@ -1,5 +1,7 @@
 """Tables of `klinic verify`."""
 
+from collections.abc import Sequence
+
 from rich import box
 from rich.console import Console
 from rich.markup import escape
@@ -12,12 +14,14 @@ from klinic.verify.monte_carlo import DistanceEstimates
 from klinic.verify.proof import Proof
 
 SHOWN_CORRECTIONS = ("policy", "unbiased", "sequence")  # exact and topk are close to unbiased
+WIDE = 80  # columns of a terminal that the widest table needs
 COLOURS = {"correct": "green", "conditional": "yellow", "wrong": "red"}
 
 
 def print_proof(proof: Proof, console: Console) -> None:
     """Print all estimators, the identities, and the effect of averages and advantages."""
-    console.print(_estimator_table(proof))
+    for table in _estimator_tables(proof, console.width):
+        console.print(table)
     console.print(
         "gradient: which exact sum the expected gradient equals. value: its mean against the KL. "
         "bias, var.: of the gradient, where that of KL(policy || reference) between completions "
@@ -94,26 +98,34 @@ def print_judgement(measured: FunctionMeasurement, judgement: Judgement, console
     console.print(f"(read as: {escape(read)})", style="dim")
 
 
-def _estimator_table(proof: Proof) -> Table:
+def _estimator_tables(proof: Proof, width: int) -> list[Table]:
+    """Return one table, or two of some columns each for a narrow terminal."""
+    halves = (("gradient", "value"), ("off policy", "bias", "var."))
+    parts = halves if width < WIDE else (("gradient", "off policy", "value", "bias", "var."),)
+    return [_estimator_table(proof, part) for part in parts]
+
+
+def _estimator_table(proof: Proof, columns: Sequence[str]) -> Table:
     table = _new_table("What each KL term differentiates, by enumeration")
-    for column in ("estimator", "gradient", "off policy"):
-        table.add_column(column, no_wrap=True)
-    for column in ("value", "bias", "var."):
-        table.add_column(column, justify="right")
+    table.add_column("estimator", no_wrap=True)
+    for column in columns:
+        is_text = column in {"gradient", "off policy"}
+        table.add_column(column, justify="left" if is_text else "right", no_wrap=True)
     kind = None
     for row in proof.rows:
         if kind is not None and row.kind != kind:
             table.add_section()
         kind = row.kind
         off_policy = _colour_text(row.verdict_off_policy, row.verdict_off_policy)
-        table.add_row(
-            row.name if row.ok else f"[red]{row.name} FAILS[/]",
-            _colour_text(row.identity, row.verdict),
-            f"{off_policy} {row.bias_off_policy:.2f}",
-            f"{row.value_bias:+.0%}" if abs(row.value_bias) > 1e-9 else "KL",
-            _number_text(row.over_worlds.bias.median),
-            f"{row.over_worlds.variance.median:.1f}",
-        )
+        cells = {
+            "gradient": _colour_text(row.identity, row.verdict),
+            "off policy": f"{off_policy} {row.bias_off_policy:.2f}",
+            "value": f"{row.value_bias:+.0%}" if abs(row.value_bias) > 1e-9 else "KL",
+            "bias": _number_text(row.over_worlds.bias.median),
+            "var.": f"{row.over_worlds.variance.median:.1f}",
+        }
+        name = row.name if row.ok else f"[red]{row.name} FAILS[/]"
+        table.add_row(name, *(cells[column] for column in columns))
     return table
 
 
@@ -121,7 +133,7 @@ def _range_table(proof: Proof) -> Table:
     table = _new_table("Against the gradient of the KL between completions, over random worlds")
     table.add_column("estimator", no_wrap=True)
     for column in ("bias", "cosine", "points away", "var."):
-        table.add_column(column, justify="right", no_wrap=True)
+        table.add_column(column, justify="right")
     for row in proof.rows:
         bias, cosine = row.over_worlds.bias, row.over_worlds.cosine
         variance = row.over_worlds.variance
@@ -152,7 +164,7 @@ def _cap_table(proof: Proof) -> Table:
 
 def _correction_table(proof: Proof) -> Table:
     table = _new_table("Importance weights by mode, by drift of the sampler")
-    table.add_column("mean |log ratio|", no_wrap=True)
+    table.add_column("mean |log ratio|")
     for drift in proof.correction[0].by_drift if proof.correction else ():
         table.add_column(f"{drift.mean_log_ratio:.2f}", justify="right")
     table.add_column("no cap", justify="right")
