@@ -300,7 +300,8 @@ def study_far() -> str:
     settings = list(dict.fromkeys(trial["setting"] for trial in trials))
     question = Question(outcome="kl_token", margin=FAR_MARGIN)
     rows = setting_rows(trials, settings, settings[0], question)
-    heads = ("estimator", *MEASURED, "KL to `unbiased`", f"equivalent within {FAR_MARGIN}", "max KL")
+    within = f"equivalent within {FAR_MARGIN}"
+    heads = ("estimator", *MEASURED, "KL to `unbiased`", within, "max KL")
     cells = (
         (
             named(f"{row.setting} kl.coef=0.5")[0],

@@ -54,7 +54,7 @@ output: {dir: out}
     [
         ('{"question": "a"}', "return [1.0, 1.0]", "row 1 has no `prompt`"),
         ('{"prompt": "a"}\n{"prompt": null}', "return [1.0, 1.0]", "row 2: `prompt` is None"),
-        ('{"prompt": "a"}', "return [1.0]", "the reward one returned 1 values for 2"),
+        ('{"prompt": "a"}', "return [1.0]", "the reward one returned 1 value for 2"),
         ('{"prompt": "a"}', "import sys; sys.exit(3)", "the reward one raised SystemExit: 3"),
         ('{"prompt": "a"}', "return completions[0].nothing", "AttributeError"),
     ],

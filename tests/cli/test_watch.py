@@ -133,9 +133,7 @@ def test_a_run_that_a_signal_stopped_is_not_taken_for_killed(run):
             writer("step 1", f"event {json.dumps(stop_event(1, signal.SIGTERM))}", "end")
         watch.until("stopped by a signal, checkpoint saved, not resumed yet, after step 1.")
         assert watch.process.poll() is None
-        assert (
-            "step 1: stopped: Stopped by SIGTERM and saved. Continue with --resume." in watch.text
-        )
+        assert "step 1: Stopped by SIGTERM and saved. Continue with --resume." in watch.text
         with Writer(run) as writer:
             watch.until("the run is in progress, after step 1")
             writer('event {"step": 1, "event": "resumed"}')
