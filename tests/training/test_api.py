@@ -270,7 +270,7 @@ def test_one_error_lists_everything_that_cannot_be_had():
         *("model is 7", "args is 5", "callbacks has 3", "peft_config is 4", "processing_class is"),
         *("tools is not available", "optimizers is not available", "reward_funcs has 6"),
         *("reward_weights has 1", "scale_rewards is 'batch'", "entropy_coef is 0.1"),
-        *("optim is 'sgd'", "(written loss_type)", "Did you mean kl.coef?"),
+        *("optim is 'sgd'", "(written loss_type)", "Did you mean kl_coef?"),
         "resume_from_checkpoint is elsewhere",
     ]
     assert [part for part in expected if part not in message] == []
