@@ -4,6 +4,7 @@ import doctest
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -35,6 +36,13 @@ NEED_TORCH = (
 WITHOUT_TORCH = ["write-evidence.md", "other-trainers.md"]  # pages that promise to need none
 CACHE = pytest.StashKey[Path]()
 AS_SHOWN = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+# a shell in the background and nohup ignore these; tests send them to the commands that they start
+SENT_BY_TESTS = {"SIGINT": signal.default_int_handler, "SIGHUP": signal.SIG_DFL}
+for name, handler in SENT_BY_TESTS.items():
+    number = getattr(signal, name, None)  # Windows has no SIGHUP
+    if number is not None and signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, handler)
 
 # pytest-xdist uses the other cores; for commands that tests start as well
 os.environ.setdefault("OMP_NUM_THREADS", "1")

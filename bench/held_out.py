@@ -17,7 +17,7 @@ from klinic.recipe.sections import ModelSection
 from klinic.sampler.token_sampling import SamplingParams
 from klinic.tasks import catalogue
 from klinic.training.compare import find_subject
-from klinic.training.evaluation import complete_rows, task_measures
+from klinic.training.evaluation import complete_with, task_measures
 from klinic.training.train import make_deterministic
 
 NUM = 400  # held-out rows
@@ -28,12 +28,12 @@ def measures(model: str, recipe: Recipe, temperature: float) -> dict[str, float]
     assert recipe.data.task is not None  # noqa: S101 - tasks alone have measures
     task = catalogue.find_task(recipe.data.task)
     rows = task.eval_rows(recipe.data.skill or task.default_skill, NUM)
-    rollouts = complete_rows(
+    complete = complete_with(
         _policy(model),
-        rows,
         max_new_tokens=recipe.sampling.max_new_tokens,
         sampling_params=SamplingParams(temperature=temperature),
     )
+    rollouts = complete(rows)
     found = task_measures(task, rollouts)
     weights = {entry.function: entry.weight for entry in recipe.rewards}
     parts = {name.rpartition("/")[2]: value for name, value in found.items()}

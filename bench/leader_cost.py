@@ -20,13 +20,14 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from klinic.evidence.metrics import clip_metrics, mean_k1, penalized_reward, step_metrics
+from klinic.evidence.measures import ClipRange
+from klinic.evidence.metrics import row_metrics, token_metrics
 from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, Segment, flatten_rollouts
 from klinic.learner.packing import make_micro_batches
 from klinic.learner.rpc import _decode_record, _encode_record
 from klinic.learner.step_results import finite_at, loss_denominator
-from klinic.sampler.vllm.engine import _to_output
+from klinic.sampler.vllm.outputs import to_output
 
 GROUP = 8
 PROMPT_TOKENS = 128
@@ -126,8 +127,14 @@ def make_answers(rollouts: list[Rollout]) -> list[Any]:
     answers = []
     for rollout in rollouts:
         ids = rollout.token_ids.tolist()
-        steps = [{token: SimpleNamespace(logprob=-0.5)} for token in ids]
-        completion = SimpleNamespace(token_ids=ids, logprobs=steps, finish_reason="stop")
+        positions = list(range(len(ids)))
+        flat = SimpleNamespace(
+            start_indices=positions,
+            end_indices=[*positions[1:], len(ids)],
+            token_ids=list(ids),
+            logprobs=(-0.001 * rollout.token_ids).tolist(),
+        )
+        completion = SimpleNamespace(token_ids=ids, logprobs=flat, finish_reason="stop")
         answers.append(
             SimpleNamespace(
                 outputs=[completion],
@@ -140,12 +147,12 @@ def make_answers(rollouts: list[Rollout]) -> list[Any]:
 
 def convert_answers(answers: list[Any]) -> list[Segment]:
     """Convert vLLM's outputs to segments, as `append_turn` does, without decoding them."""
-    outputs = [_to_output(answer) for answer in answers]
+    outputs = [to_output(answer) for answer in answers]
     return [
         Segment(
-            token_ids=np.array(output.token_ids, dtype=np.int64),
+            token_ids=output.token_ids,
             emitted_by=EmittedBy.POLICY,
-            logp_sampler=np.array(output.logp, dtype=np.float32),
+            logp_sampler=output.logp,
             weight_version=0,
         )
         for output in outputs
@@ -154,12 +161,8 @@ def convert_answers(answers: list[Any]) -> list[Segment]:
 
 def compute_metrics(record: StepRecord) -> dict[str, float]:
     """Compute what a step of a run computes from its record."""
-    mean_k1(record)  # for the history of the guard
-    metrics = step_metrics(record)
-    metrics |= clip_metrics(record, clip_low=0.2, clip_high=0.2)
-    metrics |= penalized_reward(record, 0.1)
-    mean_k1(record)  # for the KL controller
-    return metrics
+    clip = ClipRange(low=0.2, high=0.2)
+    return row_metrics(record) | token_metrics(record, clip=clip, kl_coef=0.1)
 
 
 def make_stages(num_tokens: int) -> dict[str, Stage]:

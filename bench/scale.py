@@ -162,9 +162,9 @@ def moved() -> str:
         return replace(shape, num_trained=0)
 
     rows = {
-        "weights to a sampler, fp32": lambda _, s: amount(bytes_moved.sync_bytes(s)),
-        "seconds through one process": lambda _, s: three(
-            throughput.sync_seconds(bytes_moved.sync_bytes(s), DEVICE)
+        "weights to a sampler, bf16": lambda _, s: amount(bytes_moved.sync_bytes(s, BF16_BYTES)),
+        "seconds through the first process": lambda _, s: three(
+            throughput.sync_seconds(bytes_moved.sync_bytes(s, BF16_BYTES), DEVICE)
         ),
         "seconds from shard to shard, bf16": lambda n, s: three(
             throughput.ideal_sync_seconds(s, DEVICE, num=_learners(n))
@@ -173,6 +173,9 @@ def moved() -> str:
         "seconds of it": lambda _, s: three(bytes_moved.pass_bytes(s) / DEVICE.network),
         "evidence of a step": lambda _, s: amount(bytes_moved.stored_bytes(s, STEP)),
         "record to each process": lambda *_: amount(bytes_moved.broadcast_bytes(STEP)),
+        "host memory of policy and reference, loaded by shard": lambda _, s: amount(
+            2 * FP32_BYTES * s.num_parameters
+        ),
         f"host memory to start {MACHINE} processes, loaded whole": lambda _, s: amount(
             throughput.startup_bytes(s, reference=True, processes=MACHINE)
         ),
@@ -260,9 +263,11 @@ def placed() -> str:
         "summed up over all processes": lambda i: amount(bytes_moved.all_reduce_bytes(steps[i])),
         "evidence of a step": lambda i: amount(bytes_moved.stored_bytes(shapes[i], steps[i])),
         "files of a step": lambda i: f"{min(learners[i], steps[i].rows):,}",
-        "weights through the first process": lambda i: amount(bytes_moved.sync_bytes(shapes[i])),
+        "weights through the first process": lambda i: amount(
+            bytes_moved.sync_bytes(shapes[i], BF16_BYTES)
+        ),
         "seconds of that": lambda i: three(
-            throughput.sync_seconds(bytes_moved.sync_bytes(shapes[i]), DEVICE)
+            throughput.sync_seconds(bytes_moved.sync_bytes(shapes[i], BF16_BYTES), DEVICE)
         ),
     }
     numbers = range(len(PLACES))

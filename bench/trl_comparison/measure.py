@@ -14,7 +14,8 @@ from klinic.recipe.sections import ModelSection
 from klinic.tasks.arithmetic.task import TASK
 from klinic.training.build import start_policy
 from klinic.training.evaluation import (
-    greedy_completions,
+    complete_skills,
+    complete_with,
     kl_to_reference,
     retained_fraction,
     skill_accuracies,
@@ -42,9 +43,8 @@ def skills(model: Path, num_sums: int) -> dict[str, float]:
 
     def right(names: tuple[str, ...], num: int) -> dict[str, float]:
         task = replace(TASK, skills=names)
-        return skill_accuracies(
-            task, greedy_completions(policy, task, num=num, max_new_tokens=LONGEST)
-        )
+        complete = complete_with(policy, max_new_tokens=LONGEST)
+        return skill_accuracies(task, complete_skills(complete, task, num=num))
 
     return right((TRAINED,), num_sums) | right(others, min(NUM_OTHERS, num_sums))
 

@@ -67,7 +67,7 @@ def matrix_products_in_lower_precision():
         with torch.autocast(self.device.type, dtype=torch.bfloat16, enabled=enabled):
             return self.lm.get_decoder()(**inputs)
 
-    with mock.patch.object(TokenScorer, "decode", rough):
+    with mock.patch.object(TokenScorer, "_run_decoder", rough):
         yield
 
 

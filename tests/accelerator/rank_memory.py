@@ -248,7 +248,7 @@ def build_learner(recipe: Recipe, num_ranks: int) -> LocalLearner:
     parts: dict[str, Any] = {"objective": objective, "settings": settings}
     if num_ranks == 1:
         return LocalLearner(policy, reference, **parts)
-    return FsdpLearner(policy, reference, **parts, group=TorchProcessGroup(), published=None)
+    return FsdpLearner(policy, reference, **parts, group=TorchProcessGroup())
 
 
 def measure(recipe: Recipe, num_ranks: int) -> dict[str, int]:

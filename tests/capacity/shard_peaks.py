@@ -111,7 +111,6 @@ def measure_steps(recipe: Recipe, peak_of: PeakOf) -> dict[str, int]:
         objective=objective,
         settings=settings,
         group=TorchProcessGroup(),
-        published=None,
     )
     lengths = find_prompt_lengths(recipe, window=None)
     num_rows = recipe.loop.prompts_per_step * recipe.loop.group_size

@@ -86,7 +86,7 @@ def test_json_says_the_same(folder):
 def test_a_step_is_counted_beside_its_memory(folder):
     from klinic.learner.diagnostics import diagnostic_fraction
 
-    told = answer("learner.shards=2")
+    told = answer("learner.shards=2", "sampler.type=vllm")
     step, phases = told["step"], told["memory"]["phases"]
     # 2 prompts of up to 5 tokens, 3 completions of 5 each; 4 layers, 2 heads of 32 numbers
     assert step["num_tokens"] == 30

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from metric_records import TOLERANCE, assert_metrics_close, random_record
 
+from klinic.evidence import trained_tokens
 from klinic.evidence.metrics import (
     clip_metrics,
     mean_k1,
@@ -15,40 +17,10 @@ from klinic.evidence.metrics import (
     step_metrics,
     update_kl,
 )
-from klinic.evidence.record import StepRecord
-from klinic.evidence.trained_tokens import MIN_SAMPLED, SAMPLE_STRIDE, largest_values
+from klinic.evidence.token_tally import LargestValues
 
 CLIP = {"clip_low": 0.2, "clip_high": 0.3}
 SUMS_IN_ANOTHER_ORDER = ("/top_share", "/per_sequence", "/per_sequence_max", "reward/penalized")
-TOLERANCE = 1e-12  # relative to the sum of the absolute values, where a sum has another order
-
-
-def random_record(seed, lengths, *, masked=0.0, holes=0.0, same_logp=False):
-    stream = np.random.default_rng(seed)
-    num, rows = int(np.sum(lengths)), len(lengths)
-    logp_old = -stream.exponential(1.0, num).astype(np.float32)
-    noise = stream.normal(0, [[0.01], [0.3], [0.3], [0.2]], (4, num)).astype(np.float32)
-    columns = dict(zip(("logp_sampler", "logp_ref", "logp_teacher", "logp"), noise, strict=True))
-    columns = {name: logp_old + values for name, values in columns.items()}
-    for name in ("logp_sampler", "logp_ref"):
-        columns[name][stream.random(num) < holes] = np.nan
-    kl_exact = np.abs(noise[1])
-    kl_exact[stream.random(num) < 0.8] = np.nan
-    if same_logp:
-        columns["logp"] = logp_old
-    return StepRecord(
-        step=1,
-        row_offsets=np.cumsum([0, *lengths]),
-        group=np.arange(rows) // 2,
-        token_ids=stream.integers(0, 9, num),
-        loss_mask=stream.random(num) >= masked,
-        logp_old=logp_old,
-        kl_exact=kl_exact,
-        entropy=np.abs(logp_old),
-        reward=stream.random(rows),
-        advantage=stream.normal(size=rows),
-        **columns,
-    )
 
 
 def all_metrics(record, *, by_sequence=False):
@@ -177,8 +149,27 @@ def test_metrics_of_any_record_are_the_plain_ones(seed, lengths, masked, holes, 
 def test_metrics_of_a_long_record_are_the_plain_ones(masked, holes):
     lengths = np.random.default_rng(1).integers(0, 700, 64)
     record = random_record(2, lengths, masked=masked, holes=holes)
-    assert record.num_tokens > 2 * MIN_SAMPLED
+    assert record.num_tokens > 16384
     assert_metrics_equal(record)
+
+
+@pytest.mark.parametrize("holes", [0.0, 0.1])
+def test_blocks_of_rows_have_the_metrics_of_all(monkeypatch, holes):
+    record = random_record(5, [7, 0, 300, 2, 90, 64, 1, 128, 200], masked=0.2, holes=holes)
+    expected = all_metrics(record) | clip_metrics(record, **CLIP, by_sequence=True)
+    monkeypatch.setattr(trained_tokens, "BLOCK_TOKENS", 64)
+    found = all_metrics(record) | clip_metrics(record, **CLIP, by_sequence=True)
+    assert len(list(trained_tokens.trained_blocks(record))) == 8
+    assert_metrics_close(found, expected)
+
+
+def test_a_group_s_rewards_are_compared_with_one_another():
+    reward = np.array([1.0, np.nan, 2.0, 1.0, 3.0, np.nan, np.inf, np.inf])
+    record = replace(
+        random_record(6, [2] * 8), reward=reward, group=np.array([0, 5, 1, 0, 1, 5, 7, 7])
+    )
+    # equal, without a number, different, infinite
+    assert step_metrics(record)["frac_reward_zero_std"] == 0.25
 
 
 def test_ratios_of_sequences_are_clipped_by_row():
@@ -197,32 +188,35 @@ def test_columns_of_a_record_are_never_changed():
     np.testing.assert_array_equal(record.logp_ref, copies.logp_ref)
 
 
-def among_the_sample(high):
-    """Return values whose sampled places are the largest, or the smallest, of all."""
-    values = np.random.default_rng(0).random(2 * MIN_SAMPLED)
-    values[::SAMPLE_STRIDE] += 2.0 if high else -2.0
-    return values
+def largest(values, num, block=1000):
+    found = LargestValues(num)
+    for first in range(0, len(values), block):
+        found.add(values[first : first + block])
+    return found.ascending()
 
 
 @pytest.mark.parametrize(
     "values",
     [
-        np.zeros(MIN_SAMPLED),
-        np.arange(2.0 * MIN_SAMPLED),
-        -np.arange(2.0 * MIN_SAMPLED),
-        among_the_sample(high=True),
-        among_the_sample(high=False),
-        np.where(np.arange(MIN_SAMPLED) % 100 == 3, np.inf, -np.inf),
+        np.zeros(8192),
+        np.arange(16384.0),
+        -np.arange(16384.0),
+        np.random.default_rng(0).random(16384),
+        np.where(np.arange(8192) % 100 == 3, np.inf, -np.inf),
     ],
-    ids=["equal", "rising", "falling", "sample-high", "sample-low", "infinite"],
+    ids=["equal", "rising", "falling", "random", "infinite"],
 )
 @pytest.mark.parametrize("fraction", [0.0, 0.001, 0.01, 0.5, 1.0])
 def test_the_largest_values_are_the_end_of_the_sorted_ones(values, fraction):
     num = max(1, round(fraction * len(values)))
-    np.testing.assert_array_equal(largest_values(values, num), np.sort(values)[-num:])
+    np.testing.assert_array_equal(largest(values, num), np.sort(values)[-num:])
 
 
-@given(hnp.arrays(np.float64, st.integers(1, 40), elements=st.floats(-9, 9)), st.data())
-def test_the_largest_of_a_few_values(values, data):
+@given(
+    hnp.arrays(np.float64, st.integers(1, 40), elements=st.floats(-9, 9)),
+    st.integers(1, 9),
+    st.data(),
+)
+def test_the_largest_of_a_few_values(values, block, data):
     num = data.draw(st.integers(1, len(values)))
-    np.testing.assert_array_equal(largest_values(values, num), np.sort(values)[-num:])
+    np.testing.assert_array_equal(largest(values, num, block), np.sort(values)[-num:])

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from rpc_ranks import gradient_of, wound_up
+from stream_checks import check_completions, check_saved_model, check_stream
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from klinic.learner.fsdp import FsdpLearner, TorchProcessGroup
@@ -23,7 +24,10 @@ from tiny_policies import drifted_reference, learner_of, own_reference, small_po
 
 
 def llama_learner(*, lora: bool) -> LocalLearner:
-    """Return a learner of a Llama in bf16: GPT-2 has no linear layers of torch."""
+    """Return a learner of a Llama in bf16: GPT-2 has no linear layers of torch.
+
+    Its micro-batches are those of a rank: kernels round products in bf16 by the number of rows.
+    """
     tokenizer = tiny_tokenizer()
     sizes = {"hidden_size": 24, "intermediate_size": 36, "num_hidden_layers": 3, "head_dim": 8}
     heads = {"num_attention_heads": 3, "num_key_value_heads": 1}
@@ -44,7 +48,7 @@ def llama_learner(*, lora: bool) -> LocalLearner:
                 p.data += 0.3 * torch.rand_like(p)
     policy = small_policy(model=lm, dtype="bf16", **({"lora_rank": 2} if lora else {}))
     reference = own_reference(policy, lora) if lora else drifted_reference(policy)
-    return learner_of(policy, reference, micro_batch_size=3)
+    return learner_of(policy, reference, micro_batch_size=min(3, 8 // dist.get_world_size()))
 
 
 def shard(alone: LocalLearner, replicas: int) -> FsdpLearner:
@@ -55,7 +59,6 @@ def shard(alone: LocalLearner, replicas: int) -> FsdpLearner:
         objective=alone.objective,
         settings=alone.settings,
         group=TorchProcessGroup(replicas=replicas),
-        published=None,
     )
 
 
@@ -74,7 +77,9 @@ def gathered_dtypes(learner: FsdpLearner, compute: Any) -> dict[str, set[str]]:
     return dtypes
 
 
-def main(rank: int, size: int, folder: Path, replicas: int) -> None:
+def main(  # noqa: PLR0915 - all comparisons, one after another
+    rank: int, size: int, folder: Path, replicas: int
+) -> None:
     """Write the differences of all gradients, relative to their norms."""
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     torch.set_num_threads(1)
@@ -91,13 +96,17 @@ def main(rank: int, size: int, folder: Path, replicas: int) -> None:
             differences[f"{name} {estimator}"] = difference
         return learner
 
-    compare("double", lambda: wound_up("full", "unbiased"), ESTIMATORS)
+    double = compare("double", lambda: wound_up("full", "unbiased"), ESTIMATORS)
+    check_completions(double, wound_up("full", "unbiased"))
+    check_stream(double, torch.float64)
     compare("double lora", lambda: wound_up("lora", "unbiased"), ("unbiased", "exact"))
     compare("bf16 lora", lambda: llama_learner(lora=True), ("unbiased",))
     learner = compare("bf16", lambda: llama_learner(lora=False), ("unbiased",))
     dtypes = gathered_dtypes(learner, lambda: gradient_of(learner, "unbiased"))
     assert dtypes == {"norm": {"torch.float32"}, "linear": {"torch.bfloat16"}}, dtypes
     assert {p.dtype for p in learner.policy.lm.parameters()} == {torch.float32}
+    check_stream(learner, torch.bfloat16)
+    check_saved_model(learner, folder)
     tensors = dict(learner.policy.lm.named_parameters())
     whole = {name: full_tensor(p.detach()) for name, p in tensors.items()}
     assert sampled_digest(tensors) == sampled_digest(whole)

@@ -10,51 +10,22 @@ import gc
 import json
 import os
 import sys
-import threading
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from klinic.learner.fsdp import FsdpLearner
-from klinic.model.start_digests import StartDigests
 from klinic.recipe.loading import from_keywords
 from klinic.training.learner_processes import build_sharded_learner
-
-INTERVAL = 0.01  # seconds between two readings
-
-
-def unique_set_size() -> int:
-    """Return the bytes of the pages that only this process has."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
-    sizes = {name: int(size.split()[0]) for name, size in (line.split(":") for line in lines)}
-    return 1024 * (sizes["Private_Clean"] + sizes["Private_Dirty"])
-
-
-class PeakMeter(threading.Thread):
-    """Reads the unique set size until it is stopped."""
-
-    def __init__(self) -> None:
-        super().__init__(daemon=True)
-        self.peak = unique_set_size()
-        self._stopped = threading.Event()
-
-    def run(self) -> None:
-        while not self._stopped.wait(INTERVAL):
-            self.peak = max(self.peak, unique_set_size())
-
-    def stop(self) -> int:
-        """Return the highest reading."""
-        self._stopped.set()
-        self.join()
-        return self.peak
+from unique_memory import PeakMeter, unique_set_size
 
 
 def load(model: str, size: int) -> FsdpLearner:
     recipe = from_keywords(
         model=model, task="arithmetic", kl_coef=0.1, **{"learner.shards": size}
     ).recipe
-    learner, _ = build_sharded_learner(recipe, model, StartDigests(None), published=None)
+    learner, *_ = build_sharded_learner(recipe, model)
     return learner
 
 

@@ -31,10 +31,7 @@ def compare_load(settings: dict[str, Any], *, is_whole: bool) -> None:
     section = recipe.model
     if not is_whole:
         learner_processes.load_policy = learner_processes.load_scorer = refuse_whole_load
-    digests = StartDigests(None)
-    learner, _ = learner_processes.build_sharded_learner(
-        recipe, section.name, digests, published=None
-    )
+    learner, digests, _ = learner_processes.build_sharded_learner(recipe, section.name)
     learner_processes.load_policy, learner_processes.load_scorer = load_policy, load_scorer
     alone = load_policy(section, temperature=1.0, seed=recipe.seed)
     reference = start_reference(recipe, alone, section.name, StartDigests(alone.lm))
@@ -44,6 +41,8 @@ def compare_load(settings: dict[str, Any], *, is_whole: bool) -> None:
     compare_weights(learner.policy.lm, alone.lm)
     compare_weights(learner.reference.scorer.lm, reference.scorer.lm)
     assert digest(learner.policy.lm.state_dict()) == digest(alone.lm.state_dict())
+    own_digests = StartDigests(alone.lm)
+    assert (digests.policy, digests.base) == (own_digests.policy, own_digests.base)
     assert learner.policy.eos_ids == alone.eos_ids
     layout = probe_layout(alone.lm, torch.device("cpu"))
     with torch.no_grad():

@@ -107,7 +107,7 @@ def wound_up(kind: str, estimator: str) -> LocalLearner:
     return learner_of(policy, reference, micro_batch_size=MICRO, estimator=estimator)
 
 
-def sharded(kind: str, estimator: str, *, published: bool) -> FsdpLearner:
+def sharded(kind: str, estimator: str) -> FsdpLearner:
     """Return this process's part of the same learner."""
     alone = wound_up(kind, estimator)
     return FsdpLearner(
@@ -116,7 +116,6 @@ def sharded(kind: str, estimator: str, *, published: bool) -> FsdpLearner:
         objective=alone.objective,
         settings=alone.settings,
         group=TorchProcessGroup(),
-        published=policy_of(kind) if published else None,
     )
 
 
@@ -161,11 +160,11 @@ def main(rank: int, size: int, folder: Path) -> None:
     told: dict[str, Any] = {}
     tensors: dict[str, torch.Tensor] = {}
     for kind in (*KINDS, *GRADIENT_ONLY):
-        learner = sharded(kind, "unbiased", published=rank == 0)
+        learner = sharded(kind, "unbiased")
         for estimator in estimators_of(kind):
             tensors[f"{kind} {estimator} gradient"] = gradient_of(learner, estimator)
         for estimator in () if kind in GRADIENT_ONLY else WHOLE:
-            learner = sharded(kind, estimator, published=rank == 0)
+            learner = sharded(kind, estimator)
             told[f"{kind} {estimator}"] = _whole(learner, folder / f"{kind} {estimator}", tensors)
     if rank == 0:
         save_file({k: v.clone() for k, v in tensors.items()}, folder / "told.safetensors")

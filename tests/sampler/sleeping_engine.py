@@ -11,9 +11,10 @@ import torch
 
 from klinic.model.adapters import load_adapter_weights
 from klinic.model.layout import pad_rows
-from klinic.model.weights import sampled_digest
-from klinic.sampler.rollouts import GenerationOutput
-from klinic.sampler.weight_group import open_group
+from klinic.model.tensor_prints import print_tensor
+from klinic.model.weight_stream import StreamPlan
+from klinic.sampler.rollouts import GenerationOutput, ReportedLogp, logp_array, token_array
+from klinic.sampler.weight_group import WeightGroup
 
 ALL_MEMORY = {"weights", "kv_cache"}
 
@@ -22,8 +23,20 @@ class SleepingEngine:
     """A copy of a policy behind the engine interface."""
 
     num_workers = 1
+    dtype = "float32"
 
-    def __init__(self, policy, *, level, seeds_requests=True, restores_late=False):
+    def __init__(
+        self,
+        policy,
+        *,
+        level,
+        seeds_requests=True,
+        restores_late=False,
+        damage=lambda name, tensor: tensor,
+        rename=lambda name: name,
+    ):
+        """`damage` and `rename` act on each tensor on its way; None: it does not arrive."""
+        self._damage, self._rename = damage, rename
         self._scorer = copy.deepcopy(policy.scorer)
         self.sleep_level = level
         self.seeds_requests = seeds_requests
@@ -57,16 +70,18 @@ class SleepingEngine:
                     p.copy_(self._host_copy[name])
 
     def init_weight_transfer_engine(self, init_info):
-        self._group = open_group(init_info["store"], rank=1, size=init_info["size"])
+        self._group = WeightGroup(init_info["store"], rank=1, size=init_info["size"])
 
     def start_weight_update(self):
         assert "weights" in self._awake, "weights were sent to an engine that sleeps"
+        self._received = {}
         self.calls.append("start")
 
     def update_weights(self, update_info):
-        for name, shape in zip(update_info["names"], update_info["shapes"], strict=True):
-            self._received[name] = torch.empty(shape)
-            self._group.broadcast(self._received[name], 0).wait()
+        for tensors in self._group.receive(StreamPlan.from_json(**update_info)):
+            for name, tensor in tensors.items():
+                if (arrived := self._damage(name, tensor)) is not None:
+                    self._received[self._rename(name)] = arrived
 
     def finish_weight_update(self, weight_version=None):
         self.calls.append("finish")
@@ -74,8 +89,8 @@ class SleepingEngine:
             for name, tensor in self._received.items():
                 self._weights[name].copy_(tensor)
 
-    def received_digests(self):
-        return {sampled_digest(self._received)}
+    def received_weights(self):
+        return [{name: print_tensor(p) for name, p in self._received.items()}]
 
     def reset_prefix_cache(self):
         self.calls.append("reset")
@@ -125,10 +140,17 @@ def _has_ended(tokens, request):
 
 def _output(request, tokens, outcomes):
     return GenerationOutput(
-        token_ids=tokens,
-        logp=[one[token] for one, token in zip(outcomes, tokens, strict=True)],
+        token_ids=token_array(tokens),
+        logp=logp_array([one[token] for one, token in zip(outcomes, tokens, strict=True)]),
         finish_reason="stop" if _has_ended(tokens, request) else "length",
-        outcomes=outcomes,
-        context=request.token_ids,
+        top=reported_logp(outcomes),
+        context=token_array(request.token_ids),
         cached_tokens=0,
     )
+
+
+def reported_logp(outcomes):
+    """Return log-probs by token at each position as an engine reports them."""
+    entries = [(t, i, p) for t, one in enumerate(outcomes) for i, p in one.items()]
+    positions, ids, logp = (np.array(column) for column in zip(*entries, strict=True))
+    return ReportedLogp(positions=positions, token_ids=ids, logp=logp)

@@ -103,6 +103,17 @@ def test_a_chat_ends_at_the_limit_of_tokens(policy):
     assert all(r.finish_reason == "length" for r in rollouts)
 
 
+@pytest.mark.timeout(120)
+def test_a_turn_that_uses_the_last_token_ends_the_chat(policy):
+    two = next(r for r in sampled(policy, once) if len(r.segments) == 3)
+    longest = len(two.segments[0].token_ids)
+    rollouts = sampled(policy, lambda messages, **_: "go on", longest=longest)
+    same = rollouts[two.prompt.index * 4 + two.sample]
+    assert same.num_policy_tokens == longest
+    assert [s.emitted_by for s in same.segments] == [EmittedBy.POLICY, EmittedBy.TOOL]
+    assert all(r.finish_reason == "length" for r in rollouts)
+
+
 def test_an_answer_longer_than_the_model_ends_the_chat(policy):
     rollouts = sampled(policy, lambda messages, **_: "a" * 500, longest=100)
     ended = [r for r in rollouts if r.token_ids[-1] in policy.eos_ids]
@@ -147,7 +158,7 @@ def test_a_template_that_rewrites_history_is_refused_before_anything_is_sampled(
         def load(self, weights):
             raise AssertionError
 
-        sample = extend = close = load
+        sample = extend = greedy = close = load
 
     encoder = PromptEncoder(policy.tokenizer, "small")
     kept = policy.tokenizer.chat_template

@@ -69,6 +69,47 @@ def test_an_engine_that_wakes_with_old_weights_is_a_stale_sampler():
     sampler.close()
 
 
+DAMAGES = {
+    "model.norm.weight did not arrive": lambda name, p: None if name == "model.norm.weight" else p,
+    "model.layers.1.mlp.up_proj.weight arrived with 0.5 times its norm": lambda name, p: (
+        0.5 * p if name == "model.layers.1.mlp.up_proj.weight" else p
+    ),
+}
+
+
+@pytest.mark.parametrize("message", DAMAGES)
+def test_a_tensor_that_is_damaged_on_its_way_is_named(message):
+    policy = tiny_policy()
+    engine = SleepingEngine(policy, level=0, damage=DAMAGES[message])
+    sampler = sampler_of(policy, engine)
+    told = loaded(sampler, policy, 0)
+    found = sampler_sync.diagnose_sync(told.probe_result, "fp32")
+    assert (found.cause, found.summary) == ("corrupted-sync", f"in a weight sync, {message}")
+    sampler.close()
+
+
+def test_two_tensors_that_are_swapped_on_their_way_are_named():
+    policy = tiny_policy()
+    names = [f"model.layers.{n}.mlp.up_proj.weight" for n in (0, 1)]
+    swapped = dict(zip(names, reversed(names), strict=True))
+    engine = SleepingEngine(policy, level=0, rename=lambda name: swapped.get(name, name))
+    sampler = sampler_of(policy, engine)
+    found = sampler_sync.diagnose_sync(loaded(sampler, policy, 0).probe_result, "fp32")
+    assert found.cause == "corrupted-sync"
+    both = f"{names[0]} arrived as {names[1]}, {names[1]} arrived as {names[0]}"
+    assert found.summary.endswith(both)
+    sampler.close()
+
+
+def test_a_sync_of_which_nothing_arrives_is_a_stale_sampler():
+    policy = tiny_policy()
+    engine = SleepingEngine(policy, level=0, damage=lambda name, p: None)
+    sampler = sampler_of(policy, engine)
+    found = sampler_sync.diagnose_sync(loaded(sampler, policy, 0).probe_result, "fp32")
+    assert found.cause == "stale-sampler"
+    sampler.close()
+
+
 def test_without_seeds_of_completions_each_call_has_a_seed_of_its_step():
     policy = tiny_policy()
     engine = SleepingEngine(policy, level=0, seeds_requests=False)

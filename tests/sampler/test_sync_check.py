@@ -5,9 +5,11 @@ import copy
 import numpy as np
 import pytest
 import torch
+from sleeping_engine import reported_logp
 
 from klinic.checks import sampler_sync
 from klinic.model.layout import pad_rows
+from klinic.model.policy_source import PolicySource
 from klinic.model.scorer import TokenScorer
 from klinic.sampler.rollouts import GenerationOutput
 from klinic.sampler.vllm.sync_check import PROMPT_TOKENS, SyncProbe
@@ -41,11 +43,11 @@ def engine_of(scorer, *, forgets=True):
                 outcomes = first.setdefault(tuple(one.token_ids), outcomes)
             told.append(
                 GenerationOutput(
-                    token_ids=ids,
-                    logp=[0.0] * len(ids),
+                    token_ids=np.array(ids),
+                    logp=np.zeros(len(ids)),
                     finish_reason="length",
-                    outcomes=outcomes,
-                    context=one.token_ids,
+                    top=reported_logp(outcomes),
+                    context=np.array(one.token_ids),
                     cached_tokens=0,
                 )
             )
@@ -56,7 +58,7 @@ def engine_of(scorer, *, forgets=True):
 
 def judged(probe, generate):
     asked = probe.make_requests()
-    return probe.measure_gaps(asked, generate(asked))
+    return probe.measure_gaps(asked, generate(asked), PolicySource(probe._policy))
 
 
 def moved(policy, by=0.02):
@@ -99,7 +101,7 @@ def test_an_old_prefix_cache_is_seen_on_the_prompt_that_is_repeated(policy):
     asked = probe.make_requests()
     told = cached(asked)
     # the tokens behind the repeated prompt are drawn anew; their log-probs are the old ones
-    answer = probe.measure_gaps(asked, told)
+    answer = probe.measure_gaps(asked, told, PolicySource(policy))
     assert answer["fresh"] < 1e-5 < answer["repeated"]
     assert named(answer) == "stale-prefix-cache"
 

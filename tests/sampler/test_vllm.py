@@ -108,7 +108,7 @@ def test_a_request_without_a_seed_is_sampled_with_the_seed_of_the_workers(model,
 
     def sampled(seed):
         engine.seed_workers(seed)
-        return engine.generate([request], None)[0].token_ids
+        return engine.generate([request], None)[0].token_ids.tolist()
 
     first = sampled(2**62 + 1)
     assert sampled(2**62 + 2) != first

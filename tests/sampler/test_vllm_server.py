@@ -51,7 +51,7 @@ def connected(url, process):
     deadline = time.monotonic() + STARTS_WITHIN
     while True:
         try:
-            return ServerEngine(url, started_by="(the command)")
+            return ServerEngine(url, dtype="float32", started_by="(the command)")
         except SamplerError:
             assert process.poll() is None, "the server has ended"
             assert time.monotonic() < deadline, "the server does not start"
@@ -100,17 +100,19 @@ def test_a_server_that_was_not_started_for_training_is_told_with_the_command(tmp
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         with pytest.raises(SamplerError, match=r"not started for training.*--dtype float32"):
-            ServerEngine(url, started_by=server_command(start(tmp_path / "model")))
+            ServerEngine(url, dtype="float32", started_by=server_command(start(tmp_path / "model")))
         server.shutdown()
 
 
 def test_a_server_that_is_not_there_is_told_with_the_command(tmp_path):
     with pytest.raises(SamplerError, match=r"does not respond.*--logprobs-mode processed_logprobs"):
         ServerEngine(
-            f"http://127.0.0.1:{free_port()}", started_by=server_command(start(tmp_path / "model"))
+            f"http://127.0.0.1:{free_port()}",
+            dtype="float32",
+            started_by=server_command(start(tmp_path / "model")),
         )
 
 
 def test_a_server_elsewhere_is_refused():
     with pytest.raises(ConfigError, match="must run on this machine"):
-        ServerEngine("http://example.org:8000", started_by="")
+        ServerEngine("http://example.org:8000", dtype="float32", started_by="")

@@ -10,6 +10,7 @@ from klinic.evidence.rollout import Prompt, flatten_rollouts
 from klinic.learner.checkpoint import save_model
 from klinic.model.layout import pad_rows
 from klinic.model.loading import load_policy
+from klinic.model.policy_source import PolicySource
 from klinic.model.weights import Weights, fingerprint
 from klinic.recipe.sections import ModelSection
 from klinic.sampler.token_sampling import SamplingParams
@@ -43,7 +44,15 @@ def start(model: Path, rank: int | None = None) -> EngineConfig:
 
 def sampler_of(policy, engine, *, temperature=1.0, **filters):
     how = SamplingParams(temperature=temperature, **filters)
-    return VllmSampler(policy, engine, params=how, max_new_tokens=12, group_size=2, seed=5)
+    return VllmSampler(
+        policy,
+        PolicySource(policy),
+        engine,
+        params=how,
+        max_new_tokens=12,
+        group_size=2,
+        seed=5,
+    )
 
 
 def moved(policy, by=0.02):

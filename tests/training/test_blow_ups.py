@@ -170,6 +170,7 @@ def test_a_policy_that_fails_in_an_evaluation_is_asked_again(tmp_path, monkeypat
     poison = Poison(site="", place=0, value=0.0, once=True)
     real = TaskData.evaluate
     monkeypatch.setattr(TaskData, "evaluate", lambda *args: evaluate(real, *args))
+    monkeypatch.setattr(TaskData, "has_held_out_rows", True)
     train(tmp_path / "run", poison, **{"loop.eval_every": 3})
     assert [(e["step"], e["event"]) for e in events(tmp_path / "run")] == [(3, "evaluation failed")]
     assert len(asked) == 5  # before, at 3 twice, at 6 and at the end

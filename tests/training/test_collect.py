@@ -51,7 +51,7 @@ class Pretend:
                 for s in range(2)
             ]
 
-    extend = sample
+    extend = greedy = sample
 
     def score_rollouts(self, rollouts):
         total = [0.0 if self._dull(r.prompt.index) else float(r.sample) for r in rollouts]

@@ -1,5 +1,6 @@
 """The loop with pretend parts: what is called, in which order, with which coefficient."""
 
+import threading
 from dataclasses import replace
 
 import numpy as np
@@ -58,6 +59,7 @@ class Pretend:
         self.recipe = recipe_with(**settings)
         self.moves, self.events = [], []
         self.learner = self.sampler = self
+        self.sampler_lock, self._weights_lock = threading.RLock(), threading.RLock()
         self.calls, self.coefs, self.asked = [], [], []
         self.rows: list[list[int]] = []
         self.events, self.metrics, self.scales = [], [], []
@@ -66,12 +68,20 @@ class Pretend:
     def publish(self):
         return Weights(version=self._version, fingerprint=f"v{self._version}", location="process")
 
+    def hold_weights(self):
+        return self._weights_lock
+
+    def stream_weights(self, dtype=None):
+        raise NotImplementedError
+
+    completion_logits = greedy = stream_weights
+
     def load(self, weights):
         self.calls.append(f"load {weights.version}")
         return LoadResult(fingerprint=weights.fingerprint)
 
-    def record_sync(self, sync_gaps, step):
-        assert sync_gaps == {}
+    def record_sync(self, loaded, step):
+        assert loaded.probe_result == {}
 
     def make_guard(self, state):
         return StepGuard(
@@ -144,7 +154,8 @@ class Pretend:
 
     def commit(self, *, lr_factor):
         self.calls.append("commit")
-        self._version += 1
+        with self.hold_weights():
+            self._version += 1
         return {}
 
     def discard(self):

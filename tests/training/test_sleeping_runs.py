@@ -75,8 +75,29 @@ def test_the_engine_sleeps_while_the_learner_trains(tmp_path, engine_of, monkeyp
     assert calls[0] == "sleep"
     before = [calls[number - 1] for number, call in enumerate(calls) if call == "prepare"]
     assert before == ["sleep", "sleep"]  # after sampling, however many rounds of it
-    assert [calls.count(f"wake {what}") for what in ("weights", "kv_cache")] == [2, 2]
-    assert calls.count("sleep") == 3
+    # for two steps and two evaluations
+    assert [calls.count(f"wake {what}") for what in ("weights", "kv_cache")] == [4, 4]
+    assert calls.count("sleep") == 5
+
+
+@pytest.mark.slow  # test_sleep.py names damaged tensors without a run
+def test_a_damaged_tensor_is_named_before_anything_is_trained_on_it(tmp_path, engine_of, warm):
+    version = []
+
+    def scale_later(name, tensor):
+        if name == "model.layers.0.self_attn.q_proj.weight":
+            version.append(name)
+            if len(version) == 3:  # after the first evaluation and the first step
+                return 1.5 * tensor
+        return tensor
+
+    engine_of(level=0, damage=scale_later)
+    with pytest.raises(RunStoppedError, match="corrupted-sync"):
+        run(tmp_path / "run")
+    events = (tmp_path / "run" / "events.jsonl").read_text().splitlines()
+    (event,) = [json.loads(line) for line in events]
+    assert (event["cause"], event["step"]) == ("corrupted-sync", 2)
+    assert "q_proj.weight arrived with 1.5 times its norm" in event["says"]
 
 
 def test_an_engine_that_wakes_with_old_weights_is_named_before_its_step(tmp_path, engine_of, warm):

@@ -59,9 +59,9 @@ def broadcast_seconds(num_bytes: int | float, *, num: int, network: float) -> fl
     return math.ceil(math.log2(num)) * num_bytes / network if num > 1 else 0.0
 
 
-def sync_bytes(shape: DecoderShape) -> int:
-    """Return the bytes of the trained weights as sent to a sampler, in fp32."""
-    return FP32_BYTES * shape.num_trained
+def sync_bytes(shape: DecoderShape, bytes_per_value: int) -> int:
+    """Return the bytes of the trained weights as sent to a sampler, in its dtype."""
+    return bytes_per_value * shape.num_trained
 
 
 def pass_bytes(shape: DecoderShape) -> int:

@@ -34,9 +34,9 @@ from klinic.maths.kl_coef import KLCoefState
 from klinic.model.token_filters import NO_FILTERS
 from klinic.recipe.recipe import Recipe
 from klinic.sampler.decoding import Stream, decode
-from klinic.sampler.token_sampling import SamplingParams
+from klinic.sampler.token_sampling import GREEDY, SamplingParams
 from klinic.training.build import learner_settings, sampling_params
-from klinic.training.evaluation import EVAL_BATCH_SIZE, GREEDY
+from klinic.training.evaluation import EVAL_BATCH_SIZE
 from klinic.training.state import LoopState
 from klinic.training.step import needs_reference
 
@@ -362,13 +362,15 @@ def step_cost(recipe: "Recipe", forecast: "Forecast") -> StepCost:
     """Return the cost of a step other than memory."""
     shape, sizes = forecast.shape, forecast.sizes
     is_vllm, is_sharded = recipe.sampler.type == "vllm", recipe.learner.shards > 1
-    has_copy = is_vllm or is_sharded or recipe.cluster is not None
+    has_copy = is_vllm or recipe.cluster is not None
     bytes_per_value = BF16_BYTES if is_vllm and recipe.model.dtype == "bf16" else FP32_BYTES
+    has_adapter = shape.num_trained < shape.num_parameters
+    sent_values = FP32_BYTES if has_adapter else bytes_per_value
     return StepCost(
         num_tokens=sizes.num_completion_tokens,
         cache_per_token=bytes_per_value * shape.kv_entries_per_token,
         logits_avoided=FP32_BYTES * shape.vocabulary * sizes.num_completion_tokens,
-        synced=sync_bytes(shape) if has_copy else 0,
+        synced=sync_bytes(shape, sent_values) if has_copy else 0,
         stored=round(stored_bytes(shape, sizes)) if recipe.output.records_every else 0,
         sent=round(broadcast_bytes(sizes)) if is_sharded else 0,
         work=step_flops(shape, sizes) if forecast.left_out is None else None,

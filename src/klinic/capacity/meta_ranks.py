@@ -66,7 +66,6 @@ def sharded_learner(
                     objective=objective,
                     settings=settings,
                     group=TorchProcessGroup("cpu"),
-                    published=None,
                 )
             if bare.reference is not None and bare.reference.kind == "copy":
                 parameters: Any = bare.reference.scorer.parameters()

@@ -180,7 +180,7 @@ def best_split(
 
 
 def sync_seconds(num_bytes: int | float, device: Accelerator) -> float:
-    """Return the time to sync weights that one process gathers and forwards."""
+    """Return the time to sync weights that pass through one process, in and out."""
     return 2 * num_bytes / device.network
 
 
@@ -193,7 +193,7 @@ def startup_bytes(shape: DecoderShape, *, reference: bool, processes: int) -> in
     """Return the host memory that the first machine's processes need at start-up.
 
     Each loads the full policy and, with a KL and no adapter, copies it as the reference before
-    sharding; the first keeps one more copy for sampling.
+    sharding.
     """
     copies = 2 if reference and shape.trains_all else 1
-    return FP32_BYTES * shape.num_parameters * (copies * processes + 1)
+    return FP32_BYTES * shape.num_parameters * copies * processes

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from klinic.checks import sampler_sync
 from klinic.checks.base import (
     Case,
     Check,
@@ -38,15 +39,21 @@ def judge_case(case: Case) -> Finding:
         A sync that skips, reorders or damages tensors, misreads packed or sharded ones, or scales
         an adapter twice: completions rot while the learner is intact, and it looks like staleness.
     Confirmed when
-        Sampler and learner have separate weights, the mean gap is above 0.3 nats and of that form,
-        no explanation of the gap wins, and it exists before the first update or is three times
-        the distance that the policy has moved.
+        After a sync, fingerprints show a tensor that did not arrive, or arrived as another one or
+        with another norm. Or: sampler and learner have separate weights, the mean gap is above
+        0.3 nats and of that form, no explanation of the gap wins, and it exists before the first
+        update or is three times the distance that the policy has moved.
     Ruled out when
         Both use the same tensors, fingerprints agree, or the gap is smaller or of another form.
     Confused with
         stale-sampler (the sampler agrees with an older policy); prompt-mismatch (other ids);
         imprecise-logp (the gap goes both ways).
     """
+    sync = sampler_sync.diagnose_sync(
+        case.probe_results.get("sampler_sync"), sampler_sync.sampler_dtype(case.run)
+    )
+    if sync is not None and sync.cause == sampler_sync.DAMAGED:
+        return failed_finding(sync.summary)
     record = case.record
     gap = logp_gap(record, "logp_sampler", "logp_old")
     if gap.size < MIN_TOKENS:
@@ -133,6 +140,8 @@ CHECK = Check(
         "facts.weights_published",
         "facts.weights_loaded",
         "run.reference",
+        "probes.sampler_sync",
     ),
-    not_recorded="fingerprints of single tensors: the form of the gap shows two networks",
+    not_recorded="fingerprints of single tensors, except those of klinic's own syncs: the form of "
+    "the gap shows two networks",
 )

@@ -1,6 +1,7 @@
 """Names the cause of a distance between sampler and policy right after a weight sync.
 
-Reads the result of the probe `sampler_sync`. It is available before the step is sampled, so a cause
+Reads the result of the probe `sampler_sync`: fingerprints of the tensors that arrived, and
+log-probs of sampler and policy. It is available before the step is sampled, so a cause
 is named before the run trains on it.
 """
 
@@ -8,15 +9,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from klinic.evidence.fields import NOTHING_ARRIVED
+
 LIMIT_BY_DTYPE = {"fp32": 2e-4, "bf16": 0.3}
 """Nats, mean over the most likely tokens: two engines differ by 1e-5 in fp32 and by up to 0.07 in
 bf16 (a model of 135M)."""
 DISTANCE_RATIO = 5.0  # ratio between an unexplained distance and an explained one
 
-PREFIX_CACHE, TEMPERATURE, WEIGHTS = (
-    "stale-prefix-cache",
-    "temperature-on-one-side",
-    "stale-sampler",
+PREFIX_CACHE, TEMPERATURE, WEIGHTS, DAMAGED = (
+    *("stale-prefix-cache", "temperature-on-one-side"),
+    *("stale-sampler", "corrupted-sync"),
 )
 
 
@@ -30,6 +32,9 @@ class SyncFault:
 
 def diagnose_sync(probe_result: Mapping[str, Any] | None, dtype: str) -> SyncFault | None:
     """Return the fault of a weight sync; None if the sync is correct or was not probed."""
+    if probe_result and (damage := probe_result.get("damage")):
+        cause = WEIGHTS if damage == NOTHING_ARRIVED else DAMAGED
+        return SyncFault(cause=cause, summary=f"in a weight sync, {damage}")
     if (
         not probe_result
         or probe_result.get("repeated") is None

@@ -40,10 +40,8 @@ def cost_rows(cost: "StepCost", recipe: "Recipe") -> dict[str, str]:
 def _sync_text(cost: "StepCost", recipe: "Recipe") -> str:
     if not cost.synced:
         return "none: it samples from the trained weights"
-    where = "to vLLM" if recipe.sampler.type == "vllm" else "to the first process, which samples"
-    if recipe.cluster is not None:
-        where = "to each sampler"
-    return f"{format_bytes(cost.synced)} {where}, in fp32"
+    where = "to vLLM" if recipe.cluster is None else "to each sampler"
+    return f"{format_bytes(cost.synced)} {where}"
 
 
 def _work_rows(work: "StepFlops | None") -> dict[str, str]:

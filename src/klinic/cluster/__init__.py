@@ -7,6 +7,5 @@ worker.py          the Ray actor
 worker_pool.py     a pool of workers of one kind: health checks, restarts, resubmitted work
 samplers.py        a sampler backed by a worker pool
 sampler_worker.py  the sampler inside a worker
-weight_links.py    weight transfer to samplers: shared memory or network broadcast
 learners.py        the other ranks of a sharded learner
 """

@@ -1,19 +1,19 @@
 """A sampler backed by a worker pool: each worker has the weights and samples a chunk of prompts.
 
-The driver sends weights to all workers over a separate link, not through Ray or a disk. The link is
-reopened when a worker is lost or replaced.
+The driver broadcasts weights to all workers, or to their engines, in a process group of their own,
+not through Ray or a disk. The group is made anew when a worker is lost or replaced.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
+import copy
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+import torch
 
 from klinic.cluster.session import RaySession, free_port
-from klinic.cluster.weight_links import GroupLostError, WeightLink, open_link
 from klinic.cluster.worker_pool import (
     PooledWorker,
     PooledWorkerLostError,
@@ -22,31 +22,49 @@ from klinic.cluster.worker_pool import (
     split_evenly,
 )
 from klinic.evidence.rollout import Prompt, Rollout
+from klinic.model.policy_source import WeightSource
+from klinic.model.tensor_prints import TensorPrint, describe_damage
 from klinic.model.weights import Weights
 from klinic.sampler.protocol import LoadResult
-from klinic.sampler.weight_group import TCP
+from klinic.sampler.vllm.sync_check import SyncProbe
+from klinic.sampler.weight_group import CONNECT_TIMEOUT, TCP, GroupLostError
+from klinic.sampler.weight_sender import WeightSender
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSync:
+    """What a weight sync to engines needs beyond one to sampler processes."""
+
+    dtype: torch.dtype | None
+    """The dtype of their weights; None where they get adapters."""
+    probe: SyncProbe
 
 
 class PooledSampler:
     """Samples completions with a pool of sampler workers."""
 
     def __init__(
-        self, pool: WorkerPool, tensors: Mapping[str, Tensor], session: RaySession, files: Path
+        self,
+        pool: WorkerPool,
+        source: WeightSource,
+        session: RaySession,
+        files: Path,
+        *,
+        engines: EngineSync | None = None,
     ) -> None:
+        self._receivers = _PooledReceivers(pool)
         self._pool = pool
-        self._tensors = tensors
+        self._source = source
         self._session = session
-        self._files = files
-        self._link: WeightLink | None = None
-        self._linked_workers: list[PooledWorker] = []
-        self._weights: Weights | None = None
+        self._store_files = (files / f"weights-{number}" for number in itertools.count())
+        self._engines = engines
+        self._is_greedy = False
 
     def load(self, weights: Weights) -> LoadResult:
         """Send the weights to all workers; return the result with the largest deviation."""
-        self._weights = weights
-        if self._link is None:
+        if self._receivers.sender is None:
             self._pool.wait_ready(num=self._pool.size)
-        return self._deliver_weights()
+        return self._deliver_weights(weights)
 
     def sample(self, prompts: Sequence[Prompt], *, step: int) -> Iterator[list[Rollout]]:
         """Yield the group of each prompt."""
@@ -57,97 +75,150 @@ class PooledSampler:
         """Continue each rollout after its segments."""
         return [rollout for part in self._map_chunks("extend", rollouts, step) for rollout in part]
 
+    def greedy(self) -> "PooledSampler":
+        """Return a sampler of the most likely completion of each prompt, on the same weights."""
+        view = copy.copy(self)
+        view._is_greedy = True
+        return view
+
     def close(self) -> None:
         """End the samplers."""
-        self._link = None
+        self._receivers.disconnect()
         ready = [member for member in self._pool.workers if member.is_ready]
         self._pool.close(after=[self._pool.submit(member, "close") for member in ready])
 
     def _map_chunks(self, name: str, items: Sequence[Any], step: int) -> list[Any]:
         # chunks do not depend on which workers are alive, so neither do the completions
         shares = list(split_evenly(items, self._pool.size))
-        return map_over_pool(self._pool, name, shares, step, available=self._workers_with_weights)
+        return map_over_pool(
+            self._pool,
+            name,
+            shares,
+            step,
+            self._is_greedy,
+            available=self._workers_with_weights,
+        )
 
     def _workers_with_weights(self) -> list[PooledWorker]:
-        """Return the workers with the current weights; if none is left, send them to new ones."""
-        if not self._live_linked_workers():
-            self._deliver_weights()
-        return self._live_linked_workers()
+        """Return the workers with weights; if none is left, send the current ones to new ones."""
+        if not self._receivers.live_members():
+            with self._source.hold_weights():
+                self._deliver_weights(self._source.publish())
+        return self._receivers.live_members()
 
-    def _live_linked_workers(self) -> list[PooledWorker]:
-        return [member for member in self._linked_workers if member in self._pool.workers]
-
-    def _deliver_weights(self) -> LoadResult:
+    def _deliver_weights(self, weights: Weights) -> LoadResult:
         while True:
             members = self._pool.wait_ready()
             try:
-                if members != self._linked_workers:
-                    self._open_link_to(members)
-                return self._send_weights()
+                if members != self._receivers.members:
+                    self._connect(members)
+                return self._send_weights(weights)
             except (PooledWorkerLostError, GroupLostError):
-                self._link, self._linked_workers = None, []
+                self._receivers.disconnect()
 
-    def _open_link_to(self, members: list[PooledWorker]) -> None:
-        """Open a weight link to these workers."""
-        self._link, self._linked_workers = None, []
-        size, host = 1 + len(members), self._session.host
-        store = str(self._files / "weights")
-        if not self._session.is_local:
-            store = f"{TCP}{host}:{free_port(host)}"
-        refs = {
-            self._pool.submit(member, "join", store, rank, size): member
-            for rank, member in enumerate(members, start=1)
-        }
-        opened = _run_in_background(lambda: open_link(store, self._tensors, rank=0, size=size))
-        self._gather_results(refs)
-        self._link, self._linked_workers = opened.result(), members
-
-    def _send_weights(self) -> LoadResult:
-        link, tensors, weights = self._link, self._tensors, self._weights
-        if link is None:
-            raise GroupLostError("there is no link to send weights to")
-        if self._session.is_local:  # shared memory: write before workers read
-            link.send(tensors)
+    def _connect(self, members: list[PooledWorker]) -> None:
+        """Open a process group with these workers."""
+        host = self._session.host
+        if self._session.is_local:
+            store = str(next(self._store_files))
         else:
-            _run_in_background(lambda: link.send(tensors))
+            store = f"{TCP}{host}:{free_port(host)}"
+        self._receivers.connect(members, store, host=host, is_local=self._session.is_local)
+
+    def _send_weights(self, weights: Weights) -> LoadResult:
+        receivers, engines = self._receivers, self._engines
+        assert receivers.sender is not None  # noqa: S101 - connected before
+        dtype = None if engines is None else engines.dtype
+        with self._source.stream_weights(dtype) as stream:
+            receivers.sender.send(stream, f"{weights.version} {weights.fingerprint}")
+        damage = describe_damage(stream.fingerprints, receivers.received_weights())
+        requests = [] if engines is None else engines.probe.make_requests()
+        outputs = receivers.call_all("use_weights", weights, requests)
+        gaps: dict[str, float] = {}
+        if engines is not None:
+            answers = [engines.probe.measure_gaps(requests, o, self._source) for o in outputs]
+            gaps = max(answers, key=_largest_gap)
+        return LoadResult(fingerprint=weights.fingerprint, sync_gaps=gaps, damage=damage)
+
+
+class _PooledReceivers:
+    """The receivers of all connected workers, as one weight-transfer control."""
+
+    num_workers = 0
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool = pool
+        self.members: list[PooledWorker] = []
+        self.sender: WeightSender | None = None
+
+    def live_members(self) -> list[PooledWorker]:
+        """Return the connected workers that are alive."""
+        return [member for member in self.members if member in self._pool.workers]
+
+    def connect(
+        self, members: list[PooledWorker], store: str, *, host: str, is_local: bool
+    ) -> None:
+        """Open a process group with these workers."""
+        self.disconnect()
+        self.members = members
+        self._counts = self.call_all("count_receivers")
+        self.num_workers = sum(self._counts)
+        self.sender = WeightSender(
+            self, store, host=host, timeout=CONNECT_TIMEOUT, is_local=is_local
+        )
+
+    def disconnect(self) -> None:
+        """Leave the group."""
+        if self.sender is not None:
+            self.sender.close()
+        self.members, self.sender = [], None
+
+    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+        """Make every receiver join the process group."""
+        first_ranks = itertools.accumulate(self._counts, initial=1)
         refs = {
-            self._pool.submit(member, "load", weights): member for member in self._linked_workers
+            self._pool.submit(member, "join", {**init_info, "first_rank": first}): member
+            for member, first in zip(self.members, first_ranks, strict=False)
         }
-        results = self._gather_results(refs)
-        fingerprints = " and ".join(sorted({one.fingerprint for one in results}))
-        worst = max((one.sync_gaps for one in results), key=_sync_gap)
-        return LoadResult(fingerprint=fingerprints, sync_gaps=worst)
+        self._gather_results(refs)
+
+    def start_weight_update(self) -> None:
+        """Prepare every receiver for new weights."""
+        self.call_all("call_receiver", "start_weight_update")
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Make every receiver receive weights."""
+        self.call_all("call_receiver", "update_weights", update_info)
+
+    def finish_weight_update(self, weight_version: str | None = None) -> None:
+        """Make every receiver use the received weights."""
+        self.call_all("call_receiver", "finish_weight_update", weight_version)
+
+    def received_weights(self) -> list[dict[str, TensorPrint]]:
+        """Return the fingerprints of the tensors that arrived last, for each receiver."""
+        results = self.call_all("call_receiver", "received_weights")
+        return [prints for result in results for prints in result]
+
+    def call_all(self, name: str, *arguments: Any) -> list[Any]:
+        """Call a method of every connected worker."""
+        refs = {self._pool.submit(member, name, *arguments): member for member in self.members}
+        return self._gather_results(refs)
 
     def _gather_results(self, refs: dict[Any, PooledWorker]) -> list[Any]:
         """Return all results; if a worker is lost, raise after the others have replied."""
-        left, results, lost = dict(refs), [], None
+        left, results, lost = dict(refs), dict[Any, Any](), None
         while left:
             ref = self._pool.wait_first(list(left))
             try:
-                results.append(self._pool.get_result(left.pop(ref), ref))
+                results[ref] = self._pool.get_result(left.pop(ref), ref)
             except (PooledWorkerLostError, GroupLostError) as error:
                 lost = error
-                self._link = None
-                for member in left.values():  # abort their pending receives
-                    self._pool.call_while_busy(member, "leave")
+                if self.sender is not None:
+                    self.sender.abandon()
         if lost is not None:
             raise lost
-        return results
+        return [results[ref] for ref in refs]
 
 
-def _sync_gap(answer: Mapping[str, Any]) -> float:
+def _largest_gap(answer: Mapping[str, Any]) -> float:
     return float(max(answer.get("repeated", 0.0), answer.get("fresh", 0.0)))
-
-
-def _run_in_background(work: Callable[[], Any]) -> "Future[Any]":
-    """Run `work` in a daemon thread: it may block forever on a dead worker."""
-    done: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            done.set_result(work())
-        except RuntimeError as error:
-            done.set_exception(error)
-
-    threading.Thread(target=run, daemon=True, name="klinic-weights").start()
-    return done

@@ -20,7 +20,10 @@
     renumbering.py  replaces the token ids of records by numbers that stand for no text
     stored_zip.py   uncompressed zip files, and a strict reader of them
     metrics.py      computes the metrics of a step from its record
-    trained_tokens.py  columns at the trained tokens; their sums, means and tails
+    measures.py     what the metrics measure over the tokens of a step
+    token_tally.py  means, extremes and tails of a quantity per token
+    trained_tokens.py  the trained tokens, in blocks of rows
+    merging.py      sums and order statistics of numbers that several processes hold
     files.py        bounded reads, JSON, and append-only journals
     tail.py         follows a growing journal
     writing.py      atomic and durable writes that never follow symbolic links

@@ -115,6 +115,9 @@ METRICS = {
     "discarded": "updates that were not made: loss or gradient was not finite, or no term was left",
 }
 
+NOTHING_ARRIVED = "none of the tensors arrived"
+"""The value of `damage` in the probe `sampler_sync` after a weight sync without weights."""
+
 PROBES = {
     "rescore": "the batch scored twice by the same weights: largest difference",
     "rescore_alone": "each row scored alone and unpadded, against `logp_old`",
@@ -134,7 +137,7 @@ PROBES = {
     "policy's, in nats, for tokens sampled after a long prompt that is the same every time "
     "(`repeated`) and after a new one (`fresh`); for the new one also from the policy at "
     "temperature 1 (`raw`) and without its adapter (`adapter_off`); `cached_tokens` of the "
-    "repeated prompt",
+    "repeated prompt; the tensors that arrived otherwise than they were sent (`damage`)",
     "regrade": "rewards of the same completions in another order, and of the task's correct "
     "answers",
 }

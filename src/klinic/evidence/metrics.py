@@ -2,30 +2,37 @@
 
 Names are TRL's where TRL has one. KL is KL(policy || reference) at `logp_old`, in nats per trained
 token, never multiplied by a coefficient and never clamped.
+
+Where several processes hold the rows, each calls `token_metrics` with its own rows and gets those
+of the step: sums are added, and order statistics are exact. `row_metrics` needs every row, and no
+column of tokens.
 """
 
 import numpy as np
 
+from klinic.evidence.measures import (
+    Clipping,
+    ClipRange,
+    ColumnMeans,
+    Measure,
+    PenalizedReward,
+    SampledKL,
+    SamplerGap,
+    UpdateKL,
+    measure_tokens,
+)
+from klinic.evidence.merging import ONE_PROCESS, Merge
 from klinic.evidence.record import StepRecord
-from klinic.evidence.trained_tokens import TrainedTokens, describe_tokens, drop_nan, sum_rows
+from klinic.evidence.trained_tokens import TrainedTokens, drop_nan
 from klinic.maths import kl
-from klinic.maths.ratio import effective_sample_size, sequence_log_ratio
 
-TAIL_FRACTION = 0.001  # fraction of tokens in `top_share`
-LARGE_TOKEN_KL = 1.0  # nats: the token is e times as likely under one policy as under the other
+KL_NAMES = {"mean": "kl", "k3": "kl_k3", "k1": "kl_k1", "exact": "kl_exact"}
+TEACHER_KL_NAMES = {"mean": "teacher/kl", "k1": "teacher/kl_k1"}
 
 
 def step_metrics(record: StepRecord) -> dict[str, float]:
     """Return every metric that the record has the columns for."""
-    tokens = TrainedTokens(record)
-    return {
-        **_completion_metrics(record, tokens),
-        **_advantage_metrics(record),
-        **_policy_metrics(record, tokens),
-        **kl_metrics(record, tokens),
-        **teacher_metrics(record, tokens),
-        **_sampler_metrics(record, tokens),
-    }
+    return row_metrics(record) | token_metrics(record)
 
 
 def logged_metrics(record: StepRecord, *, kl_coef: float | None) -> dict[str, float]:
@@ -44,67 +51,52 @@ def logged_metrics(record: StepRecord, *, kl_coef: float | None) -> dict[str, fl
     return metrics | step_metrics(record)
 
 
-def kl_metrics(record: StepRecord, tokens: TrainedTokens | None = None) -> dict[str, float]:
-    """Return k3 as `kl`, and the distributions of k3, k1 and the exact KL.
+def row_metrics(record: StepRecord) -> dict[str, float]:
+    """Return the metrics of the completions: lengths, finish reasons, rewards, advantages."""
+    return _completion_metrics(record) | _advantage_metrics(record)
 
-    `tokens` are those of the record, where the caller has them.
+
+def token_metrics(
+    record: StepRecord,
+    *,
+    clip: ClipRange | None = None,
+    kl_coef: float | None = None,
+    merge: Merge = ONE_PROCESS,
+) -> dict[str, float]:
+    """Return the metrics of the trained tokens, with those of the updates if they are asked for.
+
+    `clip` adds `clip_metrics`, and `kl_coef` adds `penalized_reward`.
     """
-    tokens = tokens or TrainedTokens(record)
-    if record.logp_ref is None or record.logp_old is None or not tokens.num:
-        return {}
-    logp_ref = tokens.select(record.logp_ref)
-    both = {"logp_p": tokens.select(record.logp_old), "logp_q": logp_ref}
-    k3 = kl.k3(**both)
-    metrics = {"kl": float(k3.mean())}
-    metrics |= _kl_distribution("kl_k3", k3, tokens)
-    metrics |= _kl_distribution("kl_k1", kl.k1(**both), tokens)
-    if record.kl_exact is not None:
-        metrics |= _kl_distribution("kl_exact", tokens.select(record.kl_exact), tokens)
-    metrics["logp_ref"] = float(logp_ref.mean())
-    return metrics
+    num = _num_trained(record, merge)
+    measures: list[Measure] = [*_policy_measures(record), *_kl_measures(record, num)]
+    measures += [*_teacher_measures(record, num), *_sampler_measures(record)]
+    if clip is not None:
+        measures += _clip_measures(record, clip)
+    if kl_coef is not None:
+        measures += _penalty_measures(record, kl_coef)
+    return {"num_tokens": float(num), **measure_tokens(record, measures, num, merge)}
 
 
-def teacher_metrics(record: StepRecord, tokens: TrainedTokens | None = None) -> dict[str, float]:
-    """Return k3 to the teacher as `teacher/kl`, and the distribution of k1."""
-    tokens = tokens or TrainedTokens(record)
-    if record.logp_teacher is None or record.logp_old is None or not tokens.num:
-        return {}
-    logp_teacher = tokens.select(record.logp_teacher)
-    both = {"logp_p": tokens.select(record.logp_old), "logp_q": logp_teacher}
-    return {
-        "teacher/kl": float(kl.k3(**both).mean()),
-        **_kl_distribution("teacher/kl_k1", kl.k1(**both), tokens),
-        "logp_teacher": float(logp_teacher.mean()),
-    }
+def kl_metrics(record: StepRecord) -> dict[str, float]:
+    """Return k3 as `kl`, and the distributions of k3, k1 and the exact KL."""
+    num = _num_trained(record)
+    return measure_tokens(record, _kl_measures(record, num), num, ONE_PROCESS)
 
 
 def mean_k1(record: StepRecord) -> float | None:
     """Return `kl_k1/mean`, the input of KL controllers; None if it was not measured."""
-    tokens = TrainedTokens(record)
-    k1 = _trained_k1(record, tokens)
-    if k1 is None:
+    if record.logp_ref is None or record.logp_old is None:
         return None
+    tokens = TrainedTokens(record)
+    k1 = kl.k1(logp_p=tokens.select(record.logp_old), logp_q=tokens.select(record.logp_ref))
     values, _ = drop_nan(k1, tokens.row_offsets)
     return float(values.mean()) if values.size else None
 
 
-def _trained_k1(record: StepRecord, tokens: TrainedTokens) -> np.ndarray | None:
-    """Return k1 of policy and reference at the trained tokens; None without both."""
-    if record.logp_ref is None or record.logp_old is None:
-        return None
-    both = {"logp_p": tokens.select(record.logp_old), "logp_q": tokens.select(record.logp_ref)}
-    k1: np.ndarray = kl.k1(**both)
-    return k1
-
-
 def penalized_reward(record: StepRecord, kl_coef: float) -> dict[str, float]:
     """Return the mean of the reward minus `kl_coef` times the completion's summed k1."""
-    tokens = TrainedTokens(record)
-    k1 = _trained_k1(record, tokens)
-    if record.reward is None or k1 is None:
-        return {}
-    penalized = record.reward - kl_coef * sum_rows(k1, tokens.row_offsets)
-    return {"reward/penalized": float(np.nanmean(penalized))} if _any_finite(penalized) else {}
+    measures = _penalty_measures(record, kl_coef)
+    return measure_tokens(record, measures, _num_trained(record), ONE_PROCESS)
 
 
 def clip_metrics(
@@ -114,50 +106,88 @@ def clip_metrics(
 
     Per token, or per completion where the loss clips the sequence ratio (gspo).
     """
-    if record.logp is None or record.logp_old is None or record.advantage is None:
-        return {}
-    tokens = TrainedTokens(record)
-    if not tokens.num:
-        return {}
-    both = {"logp": tokens.select(record.logp), "logp_old": tokens.select(record.logp_old)}
-    log_ratio = both["logp"] - both["logp_old"]
-    num_low = num_high = 0
-    if log_ratio.any():  # a ratio of 1 is inside any clip range
-        clipped = log_ratio
-        if by_sequence:
-            trained = np.ones(tokens.num, np.bool_)
-            clipped = sequence_log_ratio(**both, loss_mask=trained, row_offsets=tokens.row_offsets)
-        advantage = tokens.spread_rows(record.advantage)
-        ratio = np.exp(np.minimum(clipped, 50.0))  # above any clip bound, but finite
-        num_low = int(np.count_nonzero((ratio < 1 - clip_low) & (advantage < 0)))
-        num_high = int(np.count_nonzero((ratio > 1 + clip_high) & (advantage > 0)))
-    return {
-        "clip_ratio/low_mean": num_low / tokens.num,
-        "clip_ratio/high_mean": num_high / tokens.num,
-        "clip_ratio/region_mean": (num_low + num_high) / tokens.num,
-        "kl_update": float(-log_ratio.mean()),
-    }
+    clip = ClipRange(low=clip_low, high=clip_high, by_sequence=by_sequence)
+    measures = _clip_measures(record, clip)
+    return measure_tokens(record, measures, _num_trained(record), ONE_PROCESS)
 
 
-def update_kl(record: StepRecord) -> float:
+def update_kl(record: StepRecord, merge: Merge = ONE_PROCESS) -> float:
     """Return KL(new || old) per trained token, from tokens of the old policy.
 
     k3 of new against old, weighted by the ratio: never negative, and unbiased.
     """
-    if record.logp is None or record.logp_old is None or not record.loss_mask.any():
+    if record.logp is None or record.logp_old is None:
         return 0.0
-    tokens = TrainedTokens(record)
-    new, old = tokens.select(record.logp), tokens.select(record.logp_old)
-    return float((np.exp(new - old) * kl.k3(logp_p=new, logp_q=old)).mean())
+    measures = [UpdateKL(logp=record.logp, logp_old=record.logp_old)]
+    return measure_tokens(record, measures, _num_trained(record, merge), merge)["update_kl"]
 
 
-def _completion_metrics(record: StepRecord, tokens: TrainedTokens) -> dict[str, float]:
+def _num_trained(record: StepRecord, merge: Merge = ONE_PROCESS) -> int:
+    return int(merge.sum(np.array(np.count_nonzero(record.loss_mask))))
+
+
+def _policy_measures(record: StepRecord) -> list[Measure]:
+    columns = {"logp": record.logp_old, "entropy": record.entropy}
+    return [ColumnMeans({name: c for name, c in columns.items() if c is not None})]
+
+
+def _kl_measures(record: StepRecord, num_tokens: int) -> list[Measure]:
+    if record.logp_ref is None or record.logp_old is None:
+        return []
+    sampled = SampledKL(
+        KL_NAMES,
+        logp_old=record.logp_old,
+        logp_other=record.logp_ref,
+        kl_exact=record.kl_exact,
+        num_tokens=num_tokens,
+    )
+    return [sampled, ColumnMeans({"logp_ref": record.logp_ref})]
+
+
+def _teacher_measures(record: StepRecord, num_tokens: int) -> list[Measure]:
+    if record.logp_teacher is None or record.logp_old is None:
+        return []
+    sampled = SampledKL(
+        TEACHER_KL_NAMES,
+        logp_old=record.logp_old,
+        logp_other=record.logp_teacher,
+        kl_exact=None,
+        num_tokens=num_tokens,
+    )
+    return [sampled, ColumnMeans({"logp_teacher": record.logp_teacher})]
+
+
+def _sampler_measures(record: StepRecord) -> list[Measure]:
+    if record.logp_sampler is None or record.logp_old is None:
+        return []
+    return [SamplerGap(logp_old=record.logp_old, logp_sampler=record.logp_sampler)]
+
+
+def _clip_measures(record: StepRecord, clip: ClipRange) -> list[Measure]:
+    if record.logp is None or record.logp_old is None or record.advantage is None:
+        return []
+    return [Clipping(clip, logp=record.logp, logp_old=record.logp_old, advantage=record.advantage)]
+
+
+def _penalty_measures(record: StepRecord, kl_coef: float) -> list[Measure]:
+    if record.logp_ref is None or record.logp_old is None or record.reward is None:
+        return []
+    return [
+        PenalizedReward(
+            logp_old=record.logp_old,
+            logp_ref=record.logp_ref,
+            reward=record.reward,
+            kl_coef=kl_coef,
+        )
+    ]
+
+
+def _completion_metrics(record: StepRecord) -> dict[str, float]:
     lengths = np.diff(record.row_offsets)
     metrics = {
         "completions/mean_length": float(lengths.mean()),
         "completions/min_length": float(lengths.min()),
         "completions/max_length": float(lengths.max()),
-        "num_tokens": float(tokens.num),
     }
     if record.finish_reason is not None:
         cut = record.finish_reason == "length"
@@ -170,62 +200,15 @@ def _completion_metrics(record: StepRecord, tokens: TrainedTokens) -> dict[str, 
 def _advantage_metrics(record: StepRecord) -> dict[str, float]:
     if record.reward is None or not _any_finite(record.reward):
         return {}
-    numbers = [record.reward[record.group == group] for group in np.unique(record.group)]
-    equal = [
-        _any_finite(rewards) and float(np.nanmax(rewards) - np.nanmin(rewards)) == 0
-        for rewards in numbers
-    ]
-    metrics = {"frac_reward_zero_std": float(np.mean(equal))}
+    order = np.argsort(record.group, kind="stable")
+    starts = np.flatnonzero(np.diff(record.group[order], prepend=record.group[order[0]] - 1))
+    reward = record.reward[order]
+    with np.errstate(invalid="ignore"):  # of infinite rewards
+        spread = np.fmax.reduceat(reward, starts) - np.fmin.reduceat(reward, starts)
+    metrics = {"frac_reward_zero_std": float(np.mean(spread == 0))}
     if record.advantage is not None:
         metrics["advantage/max"] = float(np.nanmax(np.abs(record.advantage)))
     return metrics
-
-
-def _policy_metrics(record: StepRecord, tokens: TrainedTokens) -> dict[str, float]:
-    columns = {"logp": record.logp_old, "entropy": record.entropy}
-    return {
-        name: float(tokens.select(values).mean())
-        for name, values in columns.items()
-        if values is not None and tokens.num
-    }
-
-
-def _sampler_metrics(record: StepRecord, tokens: TrainedTokens) -> dict[str, float]:
-    if record.logp_sampler is None or record.logp_old is None:
-        return {}
-    reported = tokens.select(record.logp_sampler)
-    is_finite = np.isfinite(reported)
-    if not is_finite.any():
-        return {}
-    gap = tokens.select(record.logp_old) - reported
-    if not is_finite.all():
-        gap = gap[is_finite]
-    size = np.abs(gap)
-    return {
-        "sampling/sampling_logp_difference/mean": float(size.mean()),
-        "sampling/sampling_logp_difference/max": float(size.max()),
-        "sampling/effective_sample_size": float(effective_sample_size(log_weight=gap)),
-    }
-
-
-def _kl_distribution(name: str, values: np.ndarray, tokens: TrainedTokens) -> dict[str, float]:
-    """Return mean, extremes and tail of a per-token KL, and its mean and max per completion."""
-    values, row_offsets = drop_nan(values, tokens.row_offsets)
-    if not values.size:
-        return {}
-    found = describe_tokens(
-        values, row_offsets, quantile=0.99, tail_fraction=TAIL_FRACTION, limit=LARGE_TOKEN_KL
-    )
-    return {
-        f"{name}/mean": found.mean,
-        f"{name}/min": found.smallest,
-        f"{name}/max": found.largest,
-        f"{name}/p99": found.quantile,
-        f"{name}/top_share": found.tail_share,
-        f"{name}/share_above": found.share_above,
-        f"{name}/per_sequence": found.row_mean,
-        f"{name}/per_sequence_max": found.row_largest,
-    }
 
 
 def _any_finite(values: np.ndarray) -> bool:

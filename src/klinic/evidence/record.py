@@ -241,8 +241,7 @@ def entry_indices(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np
     """Return the indices of the rows' entries, and the offsets of the rows among them."""
     lengths = np.diff(offsets)[rows]
     ends = np.concatenate([[0], np.cumsum(lengths)]).astype(offsets.dtype)
-    within = np.arange(ends[-1]) - np.repeat(ends[:-1], lengths)
-    return np.repeat(offsets[:-1][rows], lengths) + within, ends
+    return np.arange(ends[-1]) + np.repeat(offsets[:-1][rows] - ends[:-1], lengths), ends
 
 
 def _select_entries(record: StepRecord, name: str, indices: np.ndarray) -> Any:

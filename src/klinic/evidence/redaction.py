@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from klinic.evidence.facts import NON_FINITE
-from klinic.evidence.fields import FACTS, METRICS, PROBES, RUN_KEYS
+from klinic.evidence.fields import FACTS, METRICS, NOTHING_ARRIVED, PROBES, RUN_KEYS
 from klinic.evidence.record import StepRecord
 from klinic.evidence.renumbering import TokenRenumbering
 from klinic.evidence.run_facts import SHARED_FORWARD
@@ -147,6 +147,7 @@ RUN_RULES: Mapping[str, Rule] = {
 """Keys of run.json; those with token ids are renumbered."""
 ID_LISTS = ("eos_ids", "declared_eos_ids")
 LOOKS_LIKE = word(*ESTIMATORS)
+DAMAGE = "some tensors did not arrive as they were sent"
 
 
 class Redaction:
@@ -205,12 +206,20 @@ def redact_metrics(entry: Mapping[str, Any]) -> dict[str, Any]:
     return apply_rules(dict.fromkeys(names, number), entry)
 
 
+def _damage(value: Any) -> Any:
+    """Pass on that tensors arrived damaged, without their names."""
+    if not isinstance(value, str) or not value:
+        return None
+    return value if value == NOTHING_ARRIVED else DAMAGE
+
+
 def redact_probe(entry: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return a line of probes.jsonl with its listed values; None for an unknown probe."""
     name = entry.get("probe")
     if not isinstance(name, str) or name not in PROBES:
         return None
-    rules = {**dict.fromkeys(("step", *PROBE_VALUES), number), "looks_like": LOOKS_LIKE}
+    numbers = dict.fromkeys(("step", *PROBE_VALUES), number)
+    rules = {**numbers, "looks_like": LOOKS_LIKE, "damage": _damage}
     return {"probe": name, **apply_rules(rules, entry)}
 
 

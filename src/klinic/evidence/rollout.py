@@ -121,12 +121,16 @@ def flatten_rollouts(rollouts: Sequence[Rollout], *, step: int) -> StepRecord:
 
 
 def _prompt_ids_match(rollouts: Sequence[Rollout]) -> np.ndarray | None:
-    id_pairs = [
-        (r.sent_prompt_ids, r.prompt.token_ids) for r in rollouts if r.sent_prompt_ids is not None
-    ]
-    if len(id_pairs) < len(rollouts):
-        return None
-    return np.array([np.array_equal(*both) for both in id_pairs], np.bool_)
+    sent_ids = [r.sent_prompt_ids for r in rollouts if r.sent_prompt_ids is not None]
+    if len(sent_ids) < len(rollouts) or not rollouts:
+        return np.zeros(0, np.bool_) if not rollouts else None
+    prompt_ids = [r.prompt.token_ids for r in rollouts]
+    lengths = np.array([len(ids) for ids in prompt_ids], np.int64)
+    if [len(ids) for ids in sent_ids] != lengths.tolist() or not lengths.all():
+        return np.array([*map(np.array_equal, sent_ids, prompt_ids)], np.bool_)
+    equal = concatenate_arrays(sent_ids, np.int64) == concatenate_arrays(prompt_ids, np.int64)
+    matches: np.ndarray = np.logical_and.reduceat(equal, np.cumsum(lengths) - lengths)
+    return matches
 
 
 def _cached_tokens(rollouts: Sequence[Rollout]) -> np.ndarray | None:
@@ -137,10 +141,14 @@ def _cached_tokens(rollouts: Sequence[Rollout]) -> np.ndarray | None:
 def _logp_sampler(segments: Sequence[Segment]) -> np.ndarray | None:
     if all(s.logp_sampler is None for s in segments):
         return None
-    unknown = (np.full(len(s.token_ids), np.nan, np.float32) for s in segments)
-    pairs = zip(segments, unknown, strict=True)
-    filled = [nan if s.logp_sampler is None else s.logp_sampler for s, nan in pairs]
-    joined: np.ndarray = np.concatenate(filled)
+    joined: np.ndarray = np.concatenate(
+        [
+            np.full(len(s.token_ids), np.nan, np.float32)
+            if s.logp_sampler is None
+            else s.logp_sampler
+            for s in segments
+        ]
+    )
     return joined
 
 
@@ -156,5 +164,6 @@ def offsets_from_lengths(lengths: Sequence[int]) -> np.ndarray:
 
 def concatenate_arrays(arrays: Iterable[np.ndarray], dtype: Any) -> np.ndarray:
     """Return the arrays concatenated as `dtype`."""
-    joined: np.ndarray = np.concatenate([np.zeros(0, dtype), *arrays]).astype(dtype, copy=False)
-    return joined
+    parts = [*arrays]
+    joined: np.ndarray = np.concatenate(parts) if parts else np.zeros(0, dtype)
+    return joined.astype(dtype, copy=False)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -16,8 +17,10 @@ from klinic.errors import CheckpointError
 from klinic.model.adapter_files import save_adapter
 from klinic.model.adapters import TRAINED_ADAPTER, has_adapter, load_adapter_weights
 from klinic.model.loading import Policy, hide_progress_bars
+from klinic.model.model_writer import write_model
 from klinic.model.moving_reference import MovingReference, MovingReferenceIdentity
-from klinic.model.weights import trainable_tensors
+from klinic.model.weight_stream import WeightStream
+from klinic.model.weights import is_sharded, trainable_tensors
 
 MODEL_DIR = "model"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -38,6 +41,24 @@ def save_model(folder: Path, policy: Policy) -> None:
             save_adapter(policy.lm, folder, adapter=TRAINED_ADAPTER)
         else:
             policy.lm.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)
+
+
+def save_sharded_model(folder: Path, policy: Policy) -> None:
+    """Write a model of several ranks for `from_pretrained`; rank 0 writes, the others send."""
+    lm: Any = policy.lm
+    tensors = trainable_tensors(lm) if has_adapter(lm) else dict(lm.named_parameters())
+    stream = WeightStream(tensors, dtype=next(iter(tensors.values())).dtype)
+    with stream, hide_progress_bars():
+        if dist.get_rank() > 0:
+            return
+        if has_adapter(lm):
+            save_adapter(lm, folder, adapter=TRAINED_ADAPTER, tensors=stream.collect())
+        elif policy.has_tensors_of_files:
+            write_model(lm, folder, stream)
+        else:  # transformers makes other tensors of them
+            buffers = {name: b for name, b in lm.state_dict().items() if not is_sharded(b)}
+            lm.save_pretrained(folder, state_dict={**buffers, **stream.collect()})
         policy.tokenizer.save_pretrained(folder)
 
 

@@ -14,8 +14,10 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
+from jaxtyping import Float
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
@@ -39,12 +41,13 @@ from klinic.model.device import release_cached_memory
 from klinic.model.equivalence import probe_layout
 from klinic.model.frozen_base import compute_in_input_dtype
 from klinic.model.loading import Policy
+from klinic.model.policy_source import CompletionIds, PromptIds
 from klinic.model.reference import Reference
 from klinic.model.scorer import TokenScorer
-from klinic.model.weights import Weights, fingerprint, full_tensor
+from klinic.model.weights import Weights
 
 FORWARD_METHODS = (
-    *("hidden", "score", "score_and_loss", "logits_of", "kept_tokens"),
+    *("hidden", "decode", "score", "score_and_loss", "logits_of", "kept_tokens"),
     "logits_of_head_and_model",
 )
 """Methods of a scorer that are called besides its forward; they need gathered weights as well."""
@@ -182,7 +185,7 @@ def release_gathered(scorer: nn.Module) -> None:
 class FsdpLearner(LocalLearner):
     """One rank of a sharded learner. Every rank must make the same calls."""
 
-    def __init__(  # noqa: PLR0913 - the parts of a rank, by keyword
+    def __init__(
         self,
         policy: Policy,
         reference: Reference | None,
@@ -190,14 +193,11 @@ class FsdpLearner(LocalLearner):
         objective: Objective,
         settings: LearnerSettings,
         group: TorchProcessGroup,
-        published: Policy | None,
         teacher: Reference | None = None,
     ) -> None:
         """Shard a policy, and reference and teacher if they have their own weights.
 
         Models that are sharded already stay as they are.
-
-        `published` is a full copy of the policy on the rank that samples, None on the others.
         """
         shard_scorer(policy.scorer, group.mesh)
         for frozen in (reference, teacher):
@@ -211,8 +211,6 @@ class FsdpLearner(LocalLearner):
             group=group,
             teacher=teacher,
         )
-        self._published = published
-        self._published_at: int | None = None
         if has_adapter(policy.lm):
             self._fix_gradient_dtypes()
 
@@ -252,31 +250,27 @@ class FsdpLearner(LocalLearner):
             if frozen is not None and frozen.kind == "copy":
                 release_gathered(frozen.scorer)
 
-    @torch.no_grad()
     def publish(self) -> Weights:
-        """Gather the current weights into the copy that the sampler uses."""
-        if self._published_at != self._num_updates:
-            copies = {} if self._published is None else dict(self._published.lm.named_parameters())
-            for name, p in self._trained.items():
-                gathered = full_tensor(p)
-                if self._published is not None:
-                    copies[name].copy_(gathered)
-            self._published_at = self._num_updates
+        """Return the identity of the current weights."""
+        weights = super().publish()
         release_cached_memory()
         # an engine on the GPUs of these ranks wakes next: all of them have released their memory
         self.group.all_reduce_sum(torch.zeros(1))
-        published_fingerprint = "" if self._published is None else fingerprint(self._published.lm)
-        return Weights(
-            version=self._num_updates, fingerprint=published_fingerprint, location="process"
-        )
+        return weights
+
+    def completion_logits(
+        self, prompt: PromptIds, token_ids: CompletionIds, *, adapter: bool = True
+    ) -> Float[np.ndarray, "n V"]:
+        """Return the logits of each token of a completion, then release the weights."""
+        logits = super().completion_logits(prompt, token_ids, adapter=adapter)
+        release_gathered(self.scorer)
+        return logits
 
     def save(self, folder: Path) -> LearnerState:
         """Write the shards, and the full model for `from_pretrained`."""
-        self.publish()
         checkpoint.save_sharded_learner(folder, self._trained, self._optimizer)
         # last: no rank waits in a collective, which has a time limit, for a slow disk of rank 0
-        if self._published is not None:
-            checkpoint.save_model(folder / checkpoint.MODEL_DIR, self._published)
+        checkpoint.save_sharded_model(folder / checkpoint.MODEL_DIR, self.policy)
         return {"num_updates": self._num_updates}
 
     def load(self, folder: Path, state: LearnerState) -> None:
@@ -284,5 +278,4 @@ class FsdpLearner(LocalLearner):
         release_gathered(self.scorer)  # gathered weights would outlive the shards they came from
         checkpoint.load_sharded_learner(folder, self._trained, self._optimizer)
         self._num_updates = int(state["num_updates"])
-        self._published_at = None
         self.discard()

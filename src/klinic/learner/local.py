@@ -53,13 +53,13 @@ from klinic.maths.kl import k1
 from klinic.model.layout import TokenTargets
 from klinic.model.loading import Policy
 from klinic.model.moving_reference import MovingReference, MovingReferenceIdentity
+from klinic.model.policy_source import PolicySource
 from klinic.model.reference import Reference
 from klinic.model.scorer import RefHidden
 from klinic.model.token_scores import TokenScores
-from klinic.model.weights import Weights, fingerprint, trainable_tensors
 
 
-class LocalLearner:
+class LocalLearner(PolicySource):
     """A policy, its reference, its teacher and its optimizer in this process."""
 
     def __init__(
@@ -72,8 +72,8 @@ class LocalLearner:
         group: ProcessGroup = SINGLE_PROCESS,
         teacher: Reference | None = None,
     ) -> None:
+        super().__init__(policy)
         self.group = group
-        self.policy = policy
         self.scorer = policy.scorer
         self.reference = reference
         self.teacher = teacher
@@ -82,19 +82,8 @@ class LocalLearner:
         self._optimizer = make_optimizer(
             policy.lm, weight_decay=settings.weight_decay, betas=settings.adam_betas
         )
-        # read once: while a sharded model is gathered, its parameters are other tensors
-        self._trained = trainable_tensors(policy.lm)
-        self._num_updates = 0
         self._grad_norm = 0.0
         self._is_diagnostic = False
-
-    def publish(self) -> Weights:
-        """Return the identity of the weights, which sampler and learner share."""
-        return Weights(
-            version=self._num_updates,
-            fingerprint=fingerprint(self.policy.lm),
-            location="process",
-        )
 
     @torch.no_grad()
     def score(self, record: StepRecord, *, needs_reference: bool) -> ScoredBatch:
@@ -412,8 +401,9 @@ class LocalLearner:
         rate = lr_factor * settings.learning_rate.at(self._num_updates)
         set_learning_rate(self._optimizer, rate)
         before = [p.detach().clone() for p in trained] if self._is_diagnostic else None
-        self._optimizer.step()
-        self._num_updates += 1
+        with self.hold_weights():
+            self._optimizer.step()
+            self._num_updates += 1
         self.discard()
         diagnostics = {} if before is None else update_metrics(before, trained)
         return {"grad_norm_clipped": clipped, "learning_rate": rate, **diagnostics}

@@ -10,7 +10,7 @@ from jaxtyping import Float64
 from klinic.evidence.record import ProbeResult, StepRecord
 from klinic.learner.scored_batch import ScoredBatch
 from klinic.model.moving_reference import MovingReferenceIdentity
-from klinic.model.weights import Weights
+from klinic.model.policy_source import WeightSource
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,11 +63,8 @@ class RecordSink(Protocol):
 
 
 @runtime_checkable
-class Learner(Protocol):
+class Learner(WeightSource, Protocol):
     """The policy in training. Weights change only in `commit` and `load`."""
-
-    def publish(self) -> Weights:
-        """Return location and identity of the current weights."""
 
     def score(self, record: StepRecord, *, needs_reference: bool) -> ScoredBatch:
         """Score a batch with policy and reference before its updates."""

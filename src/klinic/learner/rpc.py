@@ -6,7 +6,9 @@ call. Calls are sent as JSON and records as Arrow over the process group: nothin
 
 import json
 import re
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
@@ -15,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 import torch.distributed as dist
+from jaxtyping import Float
 
 from klinic.errors import KlinicError, RankLostError, first_line
 from klinic.evidence.columns import from_table, to_table
@@ -24,7 +27,10 @@ from klinic.learner.probes import NUM_PROBED_ROWS
 from klinic.learner.protocol import LearnerState, LossScales, PreparedUpdate, RecordSink
 from klinic.learner.rank_records import RankRecordWriter
 from klinic.learner.scored_batch import ScoredBatch
+from klinic.model.loading import Policy
 from klinic.model.moving_reference import MovingReferenceIdentity
+from klinic.model.policy_source import CompletionIds, PromptIds
+from klinic.model.weight_stream import WeightStream
 from klinic.model.weights import Weights
 
 STOP = "stop"
@@ -134,23 +140,62 @@ class Rank0Learner:
         self._learner = learner
         self._channel = channel
         self._record_writer = RankRecordWriter(learner.group)
+        self._lock = threading.RLock()  # a thread that prefetches streams weights
+
+    @property
+    def policy(self) -> Policy:
+        """The policy, with this rank's shards."""
+        return self._learner.policy
 
     def _call_all_ranks(self, call: Call, run_here: Callable[[], ResultT]) -> ResultT:
         """Broadcast a call, execute it here and return the local result.
 
         An error on this rank alone leaves the other ranks inside the call, which is unrecoverable.
         """
-        self._channel.send(call)
-        try:
-            return run_here()
-        except KlinicError:
-            raise
-        except Exception as error:
-            raise rank_lost_error(error) from error
+        with self._lock:
+            self._channel.send(call)
+            try:
+                return run_here()
+            except KlinicError:
+                raise
+            except Exception as error:
+                raise rank_lost_error(error) from error
+
+    def run_on_ranks(
+        self, name: str, arguments: dict[str, Any], run_here: Callable[[FsdpLearner], ResultT]
+    ) -> ResultT:
+        """Execute a call that the other ranks have a handler for; return the result of this one."""
+        call = Call(name=name, arguments=arguments)
+        return self._call_all_ranks(call, lambda: run_here(self._learner))
 
     def publish(self) -> Weights:
-        """Gather the full weights into this process; return their identity."""
+        """Return the identity of the current weights."""
         return self._call_all_ranks(Call(name="publish"), self._learner.publish)
+
+    @contextmanager
+    def hold_weights(self) -> Iterator[None]:
+        """Let no other thread make a call within the context."""
+        with self._lock:
+            yield
+
+    @contextmanager
+    def stream_weights(self, dtype: torch.dtype | None = None) -> Iterator[WeightStream]:
+        """Open a stream of the trained weights; the other ranks send their shards."""
+        name = None if dtype is None else str(dtype).removeprefix("torch.")
+        with self._lock:
+            self._channel.send(Call(name="stream_weights", arguments={"dtype": name}))
+            with self._learner.stream_weights(dtype) as stream:
+                yield stream
+
+    def completion_logits(
+        self, prompt: PromptIds, token_ids: CompletionIds, *, adapter: bool = True
+    ) -> Float[np.ndarray, "n V"]:
+        """Return the logits of each token of a completion, before any temperature."""
+        rows = {"prompt": prompt.tolist(), "token_ids": token_ids.tolist()}
+        return self._call_all_ranks(
+            Call(name="completion_logits", arguments={**rows, "adapter": adapter}),
+            lambda: self._learner.completion_logits(prompt, token_ids, adapter=adapter),
+        )
 
     def score(self, record: StepRecord, *, needs_reference: bool) -> ScoredBatch:
         """Score a batch with policy and reference before its updates."""
@@ -263,9 +308,14 @@ class RankedRecordSink:
             self.flush()
 
 
-def serve_calls(learner: FsdpLearner, channel: CallChannel) -> None:
-    """Execute calls from rank 0 until it sends stop."""
-    worker = _RankWorker(learner)
+def serve_calls(
+    learner: FsdpLearner, channel: CallChannel, handlers: Mapping[str, Callable[..., None]]
+) -> None:
+    """Execute calls from rank 0 until it sends stop.
+
+    A handler executes calls that are not of the learner itself; it gets the learner.
+    """
+    worker = _RankWorker(learner, handlers)
     while True:
         call = channel.receive()
         if call.name == STOP:
@@ -281,15 +331,18 @@ def serve_calls(learner: FsdpLearner, channel: CallChannel) -> None:
 class _RankWorker:
     """Executes calls on a rank other than 0; results are discarded."""
 
-    def __init__(self, learner: FsdpLearner) -> None:
+    def __init__(self, learner: FsdpLearner, handlers: Mapping[str, Callable[..., None]]) -> None:
         self._learner = learner
+        self._handlers = handlers
         self._record_writer = RankRecordWriter(learner.group)
         self._scored: ScoredBatch | None = None
         self._first_record: StepRecord | None = None
 
     def execute_call(self, call: Call) -> None:
         """Execute one call."""
-        if call.record is not None:
+        if call.name in self._handlers:
+            self._handlers[call.name](self._learner, **call.arguments)
+        elif call.record is not None:
             getattr(self, f"_{call.name}")(call.record, **call.arguments)
         elif hasattr(self, f"_{call.name}"):
             getattr(self, f"_{call.name}")(**call.arguments)
@@ -312,6 +365,13 @@ class _RankWorker:
 
     def _probe(self, record: StepRecord, *, kl_coef: float) -> None:
         self._learner.probe(record, kl_coef=kl_coef)
+
+    def _stream_weights(self, *, dtype: str | None) -> None:
+        with self._learner.stream_weights(None if dtype is None else getattr(torch, dtype)):
+            pass
+
+    def _completion_logits(self, *, prompt: list[int], token_ids: list[int], adapter: bool) -> None:
+        self._learner.completion_logits(np.array(prompt), np.array(token_ids), adapter=adapter)
 
     def _save(self, *, folder: str) -> None:
         self._learner.save(Path(folder))

@@ -8,7 +8,7 @@ The weights equal those of `load_policy` bitwise. A function returns None for a 
 loaded this way; the caller then loads it whole.
 """
 
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,47 +19,50 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from klinic.learner.fsdp import release_gathered, shard_scorer, sum_head_gradient
-from klinic.model.adapter_files import base_model_name, is_adapter, is_independent_of_base
-from klinic.model.adapters import add_frozen_copy, load_adapter, starts_at_zero
+from klinic.model.adapter_files import is_adapter
+from klinic.model.adapters import add_frozen_copy, starts_at_zero
 from klinic.model.attention import refuse_missing_kernel, select_attention
 from klinic.model.device import resolve_device
 from klinic.model.dropout import disable_dropout
 from klinic.model.frozen_base import store_base_in_bf16
 from klinic.model.loading import (
-    BUILT_IN_MODELS,
     Policy,
-    add_section_adapter,
     check_log_probs,
-    disable_padding_warning,
     load_tokenizer,
     make_policy,
     make_scorer,
     refuse_other_tokenizer,
     refuse_other_vocabulary,
 )
+from klinic.model.outline import add_adapter, find_skeleton, skeleton_of
 from klinic.model.scorer import TokenScorer
-from klinic.model.skeleton import Skeleton, build_skeleton, placeholder_values
+from klinic.model.skeleton import Skeleton, placeholder_values
 
 if TYPE_CHECKING:
     from klinic.recipe.sections import ModelSection
 
 
 def load_policy_shards(
-    section: "ModelSection", *, temperature: float, seed: int, mesh: DeviceMesh, copies_start: bool
+    section: "ModelSection",
+    *,
+    temperature: float,
+    seed: int,
+    mesh: DeviceMesh,
+    copies_start: bool,
+    tokenizer: Any = None,
 ) -> Policy | None:
     """Return the policy of a recipe's `model` section, sharded.
 
     `copies_start` adds a frozen copy of an adapter that does not start at 0, as the reference.
+    `tokenizer` replaces that of the model's folder.
     """
     refuse_missing_kernel(section.attention, resolve_device(section.device), section.dtype)
-    skeleton = _skeleton_of(section.name, trust_remote_code=section.trust_remote_code)
-    if skeleton is None or (is_adapter(section.name) and section.lora_rank is not None):
+    skeleton = find_skeleton(section)
+    if skeleton is None:
         return None
     lm = skeleton.lm
     with placeholder_values(lm):
-        if is_adapter(section.name):
-            lm = load_adapter(lm, Path(section.name))
-        lm = add_section_adapter(lm, section, seed=seed)
+        lm = add_adapter(lm, section, seed=seed)
         if copies_start and not starts_at_zero(lm):
             add_frozen_copy(lm)
     if section.dtype == "bf16":
@@ -68,14 +71,19 @@ def load_policy_shards(
     _shard_and_fill(scorer, skeleton, mesh)
     check_log_probs(scorer, section.name)
     release_gathered(scorer)
-    tokenizer = load_tokenizer(section.name, trust_remote_code=section.trust_remote_code)
-    return make_policy(scorer, tokenizer, section)
+    if tokenizer is None:
+        tokenizer = load_tokenizer(section.name, trust_remote_code=section.trust_remote_code)
+    policy = make_policy(scorer, tokenizer, section)
+    has_persistent_buffers = len(lm.state_dict()) > len(
+        dict(lm.named_parameters(remove_duplicate=False))
+    )
+    return replace(policy, has_tensors_of_files=not has_persistent_buffers)
 
 
 def load_reference_shards(name: str, *, like: Policy, mesh: DeviceMesh) -> TokenScorer | None:
     """Return a saved model as a sharded scorer with temperature and precision of a policy."""
     trust_remote_code = like.trust_remote_code
-    skeleton = _skeleton_of(name, trust_remote_code=trust_remote_code)
+    skeleton = skeleton_of(name, trust_remote_code=trust_remote_code)
     if skeleton is None or is_adapter(name):
         return None
     lm = skeleton.lm
@@ -92,20 +100,6 @@ def load_reference_shards(name: str, *, like: Policy, mesh: DeviceMesh) -> Token
         check_log_probs(scorer, name)
         release_gathered(scorer)
     return scorer
-
-
-def _skeleton_of(name: str, *, trust_remote_code: bool) -> Skeleton | None:
-    """Return the skeleton of a model, or of an adapter's base."""
-    if is_adapter(name):
-        if not is_independent_of_base(Path(name)):
-            return None
-        name = base_model_name(Path(name))
-    if name in BUILT_IN_MODELS:
-        return None
-    skeleton = build_skeleton(name, trust_remote_code=trust_remote_code)
-    if skeleton is not None:
-        disable_padding_warning(skeleton.lm)
-    return skeleton
 
 
 def _shard_and_fill(scorer: TokenScorer, skeleton: Skeleton, mesh: DeviceMesh) -> None:

@@ -82,10 +82,11 @@ def finite_at(record: StepRecord, *, loss: float, grad_norm: float) -> dict[str,
     A non-finite value at an untrained token counts only if it reached the loss.
     """
     reached = not (np.isfinite(loss) and np.isfinite(grad_norm))
-    checked = np.full(record.num_tokens, reached) | record.loss_mask
 
     def is_finite(values: np.ndarray | None) -> bool:
-        return values is None or bool(np.isfinite(values[checked]).all())
+        if values is None or (finite := np.isfinite(values)).all():
+            return True
+        return not reached and bool(finite[record.loss_mask].all())
 
     return {
         "logits": is_finite(record.entropy),
@@ -114,9 +115,8 @@ def mean_over_trained(name: str, values: np.ndarray, record: StepRecord) -> dict
 
 def loss_denominator(policy_weight: np.ndarray) -> float:
     """Return the effective divisor of the summed loss: 1 / mean weight of a trained token."""
-    weights = torch.from_numpy(policy_weight)
-    used = weights[weights != 0]
-    return float(len(used) / used.sum()) if len(used) else 0.0
+    num_used = np.count_nonzero(policy_weight)
+    return float(num_used / policy_weight.sum(dtype=np.float64)) if num_used else 0.0
 
 
 @torch.no_grad()

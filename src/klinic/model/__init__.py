@@ -4,12 +4,17 @@ Loading and adapters
     loading           load a causal LM as a `Policy`: weights, tokenizer, adapter, log-prob check
     weight_files      the safetensors files of a model, read by rows
     skeleton          a model without values, whose ranks load their shards alone
+    outline           a policy without values, for its tokenizer and shapes
+    model_writer      write a model's tensors while they are streamed
     adapters          LoRA adapters on a model in memory: add, load, freeze, merge
     frozen_base       store the frozen weights under an adapter in bf16
     adapter_files     read, check and write an adapter folder in PEFT's format
     tiny              the built-in models `tiny`, `tiny-small` and `tiny-gpt2`
     chat              prompts and chats as token ids
     weights           digests and fingerprints of weights
+    weight_stream     weights as whole tensors, in buckets of bounded size
+    policy_source     the policy in training, for samplers with weights of their own
+    tensor_prints     fingerprints of single tensors, before and after a transfer
     zero_shards       weights that DeepSpeed ZeRO-3 splits over processes
     start_digests     digests of a policy at the start of a run, computed once
 

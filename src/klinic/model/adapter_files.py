@@ -8,8 +8,11 @@ not tested with are refused, because klinic would train or score a different mod
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from klinic.errors import ConfigError
 from klinic.evidence.files import json_bytes
@@ -90,10 +93,20 @@ def base_model_name(folder: Path) -> str:
     return base
 
 
-def save_adapter(lm: Any, folder: Path, *, adapter: str) -> None:
-    """Write one adapter of a model for `PeftModel.from_pretrained`."""
+def save_adapter(
+    lm: Any, folder: Path, *, adapter: str, tensors: Mapping[str, Tensor] | None = None
+) -> None:
+    """Write one adapter of a model for `PeftModel.from_pretrained`.
+
+    `tensors` are its values by their names in the model, by default the model's own.
+    """
     # the base's embeddings are not trained; otherwise PEFT looks them up on the hub
-    lm.save_pretrained(folder, selected_adapters=[adapter], save_embedding_layers=False)
+    lm.save_pretrained(
+        folder,
+        selected_adapters=[adapter],
+        save_embedding_layers=False,
+        state_dict=None if tensors is None else dict(tensors),
+    )
     base = lm.peft_config[adapter].base_model_name_or_path
     if base and Path(base).is_dir():
         relative_base = os.path.relpath(Path(base).resolve(), folder.resolve())

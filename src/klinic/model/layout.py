@@ -70,20 +70,21 @@ def pad_rows(
 ) -> Layout:
     """Return the rows, each a prompt followed by its completion, padded on the right."""
     _refuse_empty_prompts(prompts)
-    longest = max(len(p) + len(c) for p, c in zip(prompts, completions, strict=True))
+    starts = np.array([len(prompt) for prompt in prompts])
+    lengths = np.array([len(completion) for completion in completions])
+    longest = int((starts + lengths).max())
     input_ids = np.full((len(prompts), longest), pad_id, dtype=np.int64)
-    predict_at = []
-    for row, (prompt, completion) in enumerate(zip(prompts, completions, strict=True)):
-        end = len(prompt) + len(completion)
-        input_ids[row, : len(prompt)] = prompt
-        input_ids[row, len(prompt) : end] = completion
-        # the token at position t is predicted by the hidden state at t - 1
-        predict_at.append(row * longest + np.arange(len(prompt) - 1, end - 1))
+    for row, prompt, completion in zip(input_ids, prompts, completions, strict=True):
+        row[: len(prompt)] = prompt
+        row[len(prompt) : len(prompt) + len(completion)] = completion
+    # the token at position t is predicted by the hidden state at t - 1
+    first = np.arange(len(prompts)) * longest + starts - 1
+    predict_at = np.arange(lengths.sum()) + np.repeat(first - np.cumsum(lengths) + lengths, lengths)
     return Layout(
         input_ids=torch.from_numpy(input_ids).to(device),
         position_ids=torch.arange(longest, device=device).expand(len(prompts), longest),
-        predict_at=torch.from_numpy(np.concatenate(predict_at)).to(device),
-        target_ids=torch.from_numpy(np.concatenate(completions).astype(np.int64)).to(device),
+        predict_at=torch.from_numpy(predict_at).to(device),
+        target_ids=torch.from_numpy(concatenate_arrays(completions, np.int64)).to(device),
     )
 
 

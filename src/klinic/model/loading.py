@@ -62,6 +62,8 @@ class Policy:
     """Maximum tokens of prompt and completion together; None where the config has no limit."""
     attention: str = "auto"
     """The recipe's `model.attention`."""
+    has_tensors_of_files: bool = False
+    """Whether a saved model has the same tensors: transformers converts none of them."""
 
     @property
     def lm(self) -> Any:

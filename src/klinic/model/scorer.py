@@ -121,6 +121,10 @@ class TokenScorer(nn.Module):
         return device
 
     def decode(self, **inputs: Any) -> Any:
+        """Run the decoder without its head, for a call from outside a forward pass."""
+        return self._run_decoder(**inputs)
+
+    def _run_decoder(self, **inputs: Any) -> Any:
         """Run the decoder without its head, in the recipe's precision."""
         # a pass casts each weight once; a cache would hold the casts of all weights until its end,
         # whole ones on every rank of a sharded model
@@ -135,7 +139,7 @@ class TokenScorer(nn.Module):
 
     def hidden(self, layout: Layout) -> Float[Tensor, "n H"]:
         """Return the hidden state that predicts each completion token."""
-        output = self.decode(
+        output = self._run_decoder(
             input_ids=layout.input_ids, position_ids=layout.position_ids, use_cache=False
         )
         states: Tensor = output.last_hidden_state

@@ -12,14 +12,17 @@ from typing import Any
 from torch import Tensor
 
 from klinic.model.adapters import base_digest, has_adapter, policy_digest
-from klinic.model.weights import digest
+from klinic.model.weights import digest, is_sharded
 
 
 class StartDigests:
     """Digests of a policy, computed at the first use, which must precede the first update."""
 
     def __init__(self, lm: Any) -> None:
-        """Take the policy; None in processes that write no evidence, where digests are empty."""
+        """Take the policy; None for empty digests.
+
+        All ranks of a sharded one must use them alike.
+        """
         self._lm = lm
 
     @property
@@ -43,6 +46,8 @@ class StartDigests:
             return "", ""
         if not has_adapter(lm):
             return policy_digest(lm), ""
+        if any(is_sharded(p) for p in lm.parameters()):  # all ranks gather in the same order
+            return policy_digest(lm), base_digest(lm) or ""
         # two passes over the same bytes, in a different order: hashing releases the GIL
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="klinic-digest") as pool:
             base = pool.submit(base_digest, lm)

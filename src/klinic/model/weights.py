@@ -2,8 +2,9 @@
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from klinic.model import zero_shards
 
 NUM_SAMPLED = 64  # entries per tensor in a fingerprint
+PIECE = 2**22  # entries of another rank in memory while a digest is computed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +60,14 @@ def fingerprint(model: nn.Module) -> str:
 def digest(tensors: Mapping[str, Tensor]) -> str:
     """Return a hash of every entry of the tensors, usually a model's state dict.
 
-    All ranks must call it on shards; each is gathered in turn.
+    All ranks must call it on shards; each gets the entries of the others piece by piece.
     """
-    return _hash_tensors((name, full_tensor(tensor)) for name, tensor in tensors.items())
+    total = hashlib.sha256()
+    for name, tensor in tensors.items():
+        _start_tensor(total, name, tensor.dtype, zero_shards.full_shape(tensor))
+        for piece in _pieces(tensor):
+            _hash_entries(total, piece)
+    return total.hexdigest()
 
 
 def sample_entries(tensor: Tensor) -> Tensor:
@@ -71,12 +78,16 @@ def sample_entries(tensor: Tensor) -> Tensor:
 @torch.no_grad()
 def sampled_digest(tensors: Mapping[str, Tensor]) -> str:
     """Return a hash of evenly spaced entries of every tensor; all ranks must call it on shards."""
-    gathered = _all_reduce_samples({name: p for name, p in tensors.items() if _is_sharded(p)})
+    gathered = all_reduce_samples({name: p for name, p in tensors.items() if is_sharded(p)})
     entries = {
         name: gathered[name] if name in gathered else sample_entries(p.detach())
         for name, p in tensors.items()
     }
-    return _hash_tensors(_concat_by_device(entries))
+    total = hashlib.sha256()
+    for named, together in _concat_by_device(entries):
+        _start_tensor(total, named, together.dtype, tuple(together.shape))
+        _hash_entries(total, together)
+    return total.hexdigest()
 
 
 def _concat_by_device(entries: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
@@ -89,7 +100,7 @@ def _concat_by_device(entries: Mapping[str, Tensor]) -> Iterator[tuple[str, Tens
         yield named, torch.cat([entries[name] for name in names])
 
 
-def _all_reduce_samples(sharded: Mapping[str, Any]) -> dict[str, Tensor]:
+def all_reduce_samples(sharded: Mapping[str, Any]) -> dict[str, Tensor]:
     """Return the sampled entries of sharded tensors, without gathering the full tensors."""
     if not sharded:
         return {}
@@ -100,7 +111,7 @@ def _all_reduce_samples(sharded: Mapping[str, Any]) -> dict[str, Tensor]:
     if zero_shards.is_zero_shard(first):
         total = zero_shards.sum_over_processes(total, first)
     else:
-        dist.all_reduce(total, group=_shard_group(first))
+        dist.all_reduce(total, group=shard_group(first))
     parts = torch.split(total, [entries.nbytes for entries in own.values()])
     return {
         name: part.clone().view(entries.dtype)
@@ -108,7 +119,7 @@ def _all_reduce_samples(sharded: Mapping[str, Any]) -> dict[str, Tensor]:
     }
 
 
-def _shard_group(tensor: Any) -> Any:
+def shard_group(tensor: Any) -> Any:
     """Return the ranks that have different shards of a tensor; replicas have the same ones."""
     dimensions = [dim for dim, placed in enumerate(tensor.placements) if placed.is_shard()]
     return tensor.device_mesh.get_group(dimensions[0])
@@ -139,7 +150,8 @@ def _own_rows(tensor: Any) -> tuple[Tensor, int]:
     return tensor.to_local().reshape(-1), offset[0] * math.prod(tensor.shape[1:])
 
 
-def _is_sharded(tensor: Tensor) -> bool:
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether each process holds a part of a tensor."""
     return hasattr(tensor, "device_mesh") or zero_shards.is_zero_shard(tensor)
 
 
@@ -147,11 +159,46 @@ def _spacing(tensor: Tensor) -> int:
     return max(1, zero_shards.full_numel(tensor) // NUM_SAMPLED)
 
 
-def _hash_tensors(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    total = hashlib.sha256()
-    for name, stored in tensors:
-        # a frozen base may be stored in bf16: its identity is that of the same entries in fp32
-        tensor = stored.float() if stored.dtype == torch.bfloat16 else stored
-        total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
-        total.update(tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data)
-    return total.hexdigest()
+def _start_tensor(total: Any, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    # a frozen base may be stored in bf16: its identity is that of the same entries in fp32
+    dtype = torch.float32 if dtype == torch.bfloat16 else dtype
+    total.update(f"{name} {dtype} {shape}\n".encode())
+
+
+def _hash_entries(total: Any, entries: Tensor) -> None:
+    exact = entries.float() if entries.dtype == torch.bfloat16 else entries
+    total.update(exact.detach().cpu().contiguous().view(torch.uint8).numpy().data)
+
+
+def _pieces(tensor: Any) -> Iterator[Tensor]:
+    """Yield the entries of a tensor in order; of one that is sharded by rows a piece at a time."""
+    if not _has_row_shards(tensor):
+        yield full_tensor(tensor)
+        return
+    group, own = shard_group(tensor), tensor.to_local().detach().reshape(-1)
+    row_size = math.prod(tensor.shape[1:])
+    for rank, rows in enumerate(rows_of_ranks(tensor.shape[0], dist.get_world_size(group))):
+        num = (rows.stop - rows.start) * row_size
+        for start in range(0, num, PIECE):
+            size = min(PIECE, num - start)
+            is_own = rank == dist.get_rank(group)
+            piece = own[start : start + size] if is_own else own.new_empty(size)
+            dist.broadcast(piece, group=group, group_src=rank)
+            yield piece
+
+
+def _has_row_shards(tensor: Any) -> bool:
+    """Whether a tensor is a DTensor that is split by rows, over one dimension of the ranks."""
+    placements = getattr(tensor, "placements", ())
+    return [p.is_shard(0) for p in placements if p.is_shard()] == [True]
+
+
+def rows_of_ranks(num_rows: int, size: int) -> list[slice]:
+    """Return the rows of each rank's shard, as torch divides them.
+
+    >>> [(rows.start, rows.stop) for rows in rows_of_ranks(5, 4)]
+    [(0, 2), (2, 4), (4, 5), (5, 5)]
+    """
+    most = -(-num_rows // size)
+    starts = [min(rank * most, num_rows) for rank in range(size + 1)]
+    return [slice(*both) for both in pairwise(starts)]

@@ -8,6 +8,7 @@ decoding.py        batched decoding with a KV cache
 token_sampling.py  temperature, top-k, top-p, min-p and inverse-CDF sampling
 kv_cache.py        preallocated KV cache and grouped-query attention for one token
 random_streams.py  random numbers per completion
+weight_sender.py   sends streams of weights to engines and sampler processes
 weight_group.py    the gloo process group for weight broadcasts
 vllm/              sampler on a vLLM engine
 """

@@ -4,7 +4,7 @@ Contexts are left-padded so that all rows append at the same index. Duplicate co
 once and their cache is copied. A finished row leaves the batch immediately.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -43,7 +43,7 @@ class Stream:
 
 
 @torch.no_grad()
-def decode(
+def decode(  # noqa: PLR0913 - rows and how to complete them, by keyword
     scorer: TokenScorer,
     streams: Sequence[Stream],
     *,
@@ -51,10 +51,15 @@ def decode(
     eos_ids: frozenset[int],
     pad_id: int,
     block: int = BLOCK,
+    before_pass: Callable[[], None] = lambda: None,
 ) -> Iterator[list[int]]:
-    """Fill the streams; after every token, yield the indices of the streams that finished."""
+    """Fill the streams; after every token, yield the indices of the streams that finished.
+
+    `before_pass` is called before every forward pass.
+    """
     rows, contexts = list(range(len(streams))), [stream.context for stream in streams]
     max_length = max(map(len, contexts)) + max(len(stream.uniforms) for stream in streams) - 1
+    before_pass()
     cached = _DecodingBatch(
         scorer, contexts, pad_id, lambda length: min(length - 1 + block, max_length)
     )
@@ -73,6 +78,7 @@ def decode(
             rows = [rows[row] for row in going]
             cached.select_rows(going)
         if rows:
+            before_pass()
             cached.append_tokens(token_ids)
 
 

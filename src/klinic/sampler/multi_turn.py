@@ -57,6 +57,12 @@ class MultiTurnSampler:
         """Continue each rollout after its last segment, with environment replies."""
         return list(self._run_conversations(self._sampler.extend(rollouts, step=step), step))
 
+    def greedy(self) -> "MultiTurnSampler":
+        """Return a sampler of the most likely conversation of each prompt, on the same weights."""
+        return MultiTurnSampler(
+            self._sampler.greedy(), self._encoder, self._reply, window=self._window
+        )
+
     def sleep(self) -> None:
         """Release the GPU memory of the wrapped sampler until the next `load`."""
         release_sampler_memory(self._sampler)
@@ -70,7 +76,7 @@ class MultiTurnSampler:
         while active:
             for index in active:
                 rollouts[index] = self._append_reply(rollouts[index])
-            active = [p for p in active if rollouts[p].segments[-1].emitted_by is EmittedBy.TOOL]
+            active = [index for index in active if _awaits_policy(rollouts[index])]
             extended = self._sampler.extend([rollouts[index] for index in active], step=step)
             for index, rollout in zip(active, extended, strict=True):
                 rollouts[index] = rollout
@@ -132,6 +138,11 @@ class MultiTurnSampler:
         if reply["role"] not in self._checked:
             self._encoder.check_history(prompt.messages, reply, prompt.columns.get("tools"))
             self._checked.add(reply["role"])
+
+
+def _awaits_policy(rollout: Rollout) -> bool:
+    """Return whether a reply was the last, and was not cut off by a limit of tokens."""
+    return rollout.segments[-1].emitted_by is EmittedBy.TOOL and rollout.finish_reason != "length"
 
 
 def _to_message(reply: Any) -> Message | None:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+from klinic.evidence.record import ProbeResult
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.model.weights import Weights
 
@@ -13,9 +14,16 @@ class LoadResult:
     """Result of loading weights into a sampler."""
 
     fingerprint: str
-    """Fingerprint of the weights now in use."""
+    """Fingerprint of the weights now in use; with `damage`, of those that were sent."""
     sync_gaps: dict[str, float] = field(default_factory=dict)
     """Log-prob gap to the policy, for samplers with their own weights: `probes.sampler_sync`."""
+    damage: str = ""
+    """What is wrong with the tensors that arrived; empty if they are those that were sent."""
+
+    @property
+    def probe_result(self) -> ProbeResult:
+        """The fields of the probe `sampler_sync`; empty for a sampler on the learner's weights."""
+        return {**self.sync_gaps, **({"damage": self.damage} if self.damage else {})}
 
 
 @runtime_checkable
@@ -30,6 +38,12 @@ class Sampler(Protocol):
 
     def extend(self, rollouts: Sequence[Rollout], *, step: int) -> list[Rollout]:
         """Continue each rollout after its last segment."""
+
+    def greedy(self) -> "Sampler":
+        """Return a sampler of the most likely completion of each prompt, on the same weights.
+
+        It is used until the next `load`.
+        """
 
     def close(self) -> None:
         """Release resources such as an engine process."""

@@ -5,6 +5,8 @@ token. A step can therefore be sampled again after a crash, on another machine o
 and two samples of a prompt never share a stream.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 from jaxtyping import Float
 
@@ -22,6 +24,31 @@ def uniforms(
         np.random.Philox(np.random.SeedSequence((seed, step, prompt, sample)))
     )
     return stream.random(skip + num)[skip:]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RandomStream:
+    """The identity of the uniform numbers that a turn of a completion takes."""
+
+    seed: int
+    step: int
+    prompt: int
+    sample: int
+    num: int
+    """How many tokens the turn may have."""
+    skip: int = 0
+    """How many tokens of the policy precede it."""
+
+    def uniforms(self) -> Float[np.ndarray, "num"]:
+        """Return the numbers."""
+        return uniforms(
+            seed=self.seed,
+            step=self.step,
+            prompt=self.prompt,
+            sample=self.sample,
+            num=self.num,
+            skip=self.skip,
+        )
 
 
 def engine_seed(*, seed: int, step: int, prompt: int, sample: int, skip: int) -> int:

@@ -24,6 +24,9 @@ class SamplingParams(TokenFilters):
     temperature: float = 1.0
 
 
+GREEDY = SamplingParams(temperature=0.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledTokens:
     """One sampled token per row, and its log-prob under the sampling distribution."""

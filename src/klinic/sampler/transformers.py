@@ -3,21 +3,25 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 from klinic.evidence.rollout import Prompt, Rollout
 from klinic.model.loading import Policy
 from klinic.model.weights import Weights, fingerprint
 from klinic.sampler.decoding import Stream, decode
 from klinic.sampler.protocol import LoadResult
-from klinic.sampler.random_streams import uniforms
+from klinic.sampler.random_streams import RandomStream
 from klinic.sampler.rollouts import (
     GenerationOutput,
+    TurnRequest,
     append_turn,
     context_ids,
     empty_rollouts,
+    logp_array,
     remaining_tokens,
+    token_array,
 )
-from klinic.sampler.token_sampling import SamplingParams
+from klinic.sampler.token_sampling import GREEDY, SamplingParams
 
 
 class TransformersSampler:
@@ -59,6 +63,16 @@ class TransformersSampler:
         finished = dict(self._finish_rollouts(rollouts, step))
         return [finished[number] for number in range(len(rollouts))]
 
+    def greedy(self) -> "TransformersSampler":
+        """Return a sampler of the most likely completion of each prompt, on the same weights."""
+        return TransformersSampler(
+            self._policy,
+            params=GREEDY,
+            max_new_tokens=self._max_new_tokens,
+            group_size=1,
+            seed=self._seed,
+        )
+
     def close(self) -> None:
         """Do nothing: the learner owns the policy."""
 
@@ -66,26 +80,30 @@ class TransformersSampler:
         self, rollouts: Sequence[Rollout], step: int
     ) -> Iterator[tuple[int, Rollout]]:
         """Yield each rollout with its index when it is finished."""
-        streams = [self._make_stream(rollout, step) for rollout in rollouts]
-        full = [i for i, stream in enumerate(streams) if not len(stream.uniforms)]
+        turns = [self._next_turn(rollout, step) for rollout in rollouts]
+        full = [i for i, turn in enumerate(turns) if not turn.numbers.num]
         yield from ((i, replace(rollouts[i], finish_reason="length")) for i in full)
-        open_ = [i for i in range(len(streams)) if i not in set(full)]
+        open_ = [i for i in range(len(turns)) if i not in set(full)]
         if not open_:
             return
-        with self._eval_mode():
+        for row, stream in self._complete_turns([turns[i] for i in open_]):
+            yield open_[row], self._append_turn(rollouts[open_[row]], stream)
+
+    def _complete_turns(self, turns: Sequence[TurnRequest]) -> Iterator[tuple[int, Stream]]:
+        """Yield each turn's stream with its index when it is finished."""
+        streams = [turn.make_stream() for turn in turns]
+        with eval_mode(self._policy.lm):
             for ended in decode(
                 self._policy.scorer,
-                [streams[i] for i in open_],
+                streams,
                 params=self._params,
                 eos_ids=frozenset(self._policy.eos_ids),
                 pad_id=self._policy.pad_id,
             ):
-                for row in ended:
-                    i = open_[row]
-                    yield i, self._append_turn(rollouts[i], streams[i])
+                yield from ((row, streams[row]) for row in ended)
 
-    def _make_stream(self, rollout: Rollout, step: int) -> Stream:
-        numbers = uniforms(
+    def _next_turn(self, rollout: Rollout, step: int) -> TurnRequest:
+        numbers = RandomStream(
             seed=self._seed,
             step=step,
             prompt=rollout.prompt.index,
@@ -93,25 +111,25 @@ class TransformersSampler:
             num=remaining_tokens(rollout, self._policy, self._max_new_tokens),
             skip=rollout.num_policy_tokens,
         )
-        return Stream(context=context_ids(rollout), uniforms=numbers)
+        return TurnRequest(context=context_ids(rollout), numbers=numbers)
 
     def _append_turn(self, rollout: Rollout, stream: Stream) -> Rollout:
         turn = GenerationOutput(
-            token_ids=stream.token_ids,
-            logp=stream.logp,
+            token_ids=token_array(stream.token_ids),
+            logp=logp_array(stream.logp),
             finish_reason=stream.finish_reason or "length",
-            context=stream.context.tolist(),
+            context=stream.context,
             cached_tokens=0,  # each call has a new cache
         )
         return append_turn(rollout, turn, self._policy, version=self._version)
 
-    @contextmanager
-    def _eval_mode(self) -> Iterator[None]:
-        """Switch to eval mode: in training mode, gradient checkpointing disables the cache."""
-        lm = self._policy.lm
-        training = lm.training
-        lm.eval()
-        try:
-            yield
-        finally:
-            lm.train(training)
+
+@contextmanager
+def eval_mode(lm: Any) -> Iterator[None]:
+    """Switch to eval mode: in training mode, gradient checkpointing disables the cache."""
+    training = lm.training
+    lm.eval()
+    try:
+        yield
+    finally:
+        lm.train(training)

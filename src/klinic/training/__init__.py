@@ -28,5 +28,6 @@ The run:
 Several processes:
 
 - learner_processes, learner_process: learner processes and their entry point
+- sharded_sampler: completions by all learner processes
 - ray_run, ray_workers: Ray workers of a run
 """

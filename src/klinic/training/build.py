@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -11,6 +12,7 @@ from klinic.evidence.writing import make_fresh_folder, remove_tree
 from klinic.learner.checkpoint import save_model
 from klinic.learner.local import LocalLearner
 from klinic.learner.objective import Objective, TeacherTerm
+from klinic.learner.protocol import Learner
 from klinic.learner.settings import LearnerSettings
 from klinic.learner.update import LearningRate
 from klinic.maths.importance import ImportanceSampling
@@ -24,6 +26,7 @@ from klinic.model.loading import (
     load_scorer,
 )
 from klinic.model.moving_reference import make_moving_reference
+from klinic.model.outline import load_outline
 from klinic.model.reference import (
     Reference,
     ReferenceIdentity,
@@ -33,6 +36,7 @@ from klinic.model.reference import (
 from klinic.model.scorer import supports_packing
 from klinic.model.start_digests import StartDigests
 from klinic.recipe.recipe import Recipe
+from klinic.recipe.sections import ModelSection
 from klinic.sampler.multi_turn import EnvironmentReply, MultiTurnSampler
 from klinic.sampler.protocol import Sampler
 from klinic.sampler.token_sampling import SamplingParams
@@ -52,10 +56,39 @@ class FrozenIdentities:
     teacher: ReferenceIdentity
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedLearner:
+    """A learner with the identities of its models at the start."""
+
+    learner: Learner
+    policy: Policy
+    digests: StartDigests
+    frozen: FrozenIdentities
+
+
 def start_policy(
     recipe: Recipe, folder: Path, task_data: TaskData, console: Console
 ) -> tuple[Policy, str]:
-    """Return the start policy and the path or hub id of its weights.
+    """Return the start policy and the path or hub id of its weights."""
+    section = start_section(recipe, folder, task_data, console)
+    return load_start_policy(recipe, section, task_data), section.name
+
+
+def load_start_policy(recipe: Recipe, section: ModelSection, task_data: TaskData) -> Policy:
+    """Return the start policy; the base of one that ranks hold has no values in this process."""
+    load = load_outline if recipe.learner.shards > 1 else load_policy
+    return load(
+        section,
+        temperature=recipe.sampling.temperature,
+        seed=recipe.seed,
+        tokenizer=task_data.inputs.tokenizer,
+    )
+
+
+def start_section(
+    recipe: Recipe, folder: Path, task_data: TaskData, console: Console
+) -> ModelSection:
+    """Return the `model` section of the start policy, with the path or hub id of its weights.
 
     A start model that exists in no folder yet (warm start, merged adapter, tiny model) is saved in
     the run folder, so that adapters and checkpoints based on it can be loaded elsewhere.
@@ -69,13 +102,7 @@ def start_policy(
     if recipe.learner.shards > 1 or recipe.cluster is not None:
         # the ranks hold the weights; a single one in a cluster moves them to the GPU Ray gives it
         section = section.model_copy(update={"device": "cpu"})
-    policy = load_policy(
-        section,
-        temperature=recipe.sampling.temperature,
-        seed=recipe.seed,
-        tokenizer=task_data.inputs.tokenizer,
-    )
-    return policy, section.name
+    return section
 
 
 def _needs_start_model(recipe: Recipe) -> bool:
@@ -245,28 +272,33 @@ def sampling_params(recipe: Recipe) -> SamplingParams:
     )
 
 
-def make_sampler(recipe: Recipe, policy: Policy, log: Path | None = None) -> Sampler:
-    """Return the sampler of a recipe; a vLLM engine writes its output to `log`."""
-    params, group_size = sampling_params(recipe), recipe.loop.group_size
-    max_new_tokens = recipe.sampling.max_new_tokens
+def sampler_settings(recipe: Recipe) -> dict[str, Any]:
+    """Return the settings that all samplers have."""
+    return {
+        "params": sampling_params(recipe),
+        "max_new_tokens": recipe.sampling.max_new_tokens,
+        "group_size": recipe.loop.group_size,
+        "seed": recipe.seed,
+    }
+
+
+def make_sampler(
+    recipe: Recipe, policy: Policy, learner: Learner, log: Path | None = None
+) -> Sampler:
+    """Return the sampler of a recipe, on the learner's weights.
+
+    A vLLM engine writes its output to `log`.
+    """
+    settings = sampler_settings(recipe)
     if recipe.sampler.type == "vllm":
         from klinic.sampler.vllm.sampler import VllmSampler
 
-        return VllmSampler(
-            policy,
-            make_engine(recipe, policy, log),
-            params=params,
-            max_new_tokens=max_new_tokens,
-            group_size=group_size,
-            seed=recipe.seed,
-        )
-    return TransformersSampler(
-        policy,
-        params=params,
-        max_new_tokens=max_new_tokens,
-        group_size=group_size,
-        seed=recipe.seed,
-    )
+        return VllmSampler(policy, learner, make_engine(recipe, policy, log), **settings)
+    if recipe.learner.shards > 1:
+        from klinic.training.sharded_sampler import make_sharded_sampler
+
+        return make_sharded_sampler(learner, settings)
+    return TransformersSampler(policy, **settings)
 
 
 def wrap_multi_turn(sampler: Sampler, policy: Policy, reply: EnvironmentReply | None) -> Sampler:

@@ -29,10 +29,9 @@ def make_engine(recipe: Recipe, policy: Policy, log: Path | None) -> "Engine":
     lm = policy.lm
     rank = max(config.r for config in lm.peft_config.values()) if has_adapter(lm) else None
     base = base_model_name(Path(policy.name)) if is_adapter(policy.name) else policy.name
-    dtype = "bfloat16" if recipe.model.dtype == "bf16" else "float32"
     start = EngineConfig(
         model=base,
-        dtype=dtype,
+        dtype=engine_dtype(recipe),
         window=policy.context_window,
         remote=policy.trust_remote_code,
         lora_rank=rank,
@@ -47,10 +46,16 @@ def make_engine(recipe: Recipe, policy: Policy, log: Path | None) -> "Engine":
         return ServerEngine(
             recipe.sampler.server,
             started_by=server_command(start),
+            dtype=start.dtype,
             sleep_level=start.sleep_level,
             seeds_requests=start.seeds_requests,
         )
     return SubprocessEngine(start)
+
+
+def engine_dtype(recipe: Recipe) -> str:
+    """Return vLLM's name of the dtype of an engine's weights."""
+    return "bfloat16" if recipe.model.dtype == "bf16" else "float32"
 
 
 def engine_sleep_level(recipe: Recipe, policy: Policy) -> int:

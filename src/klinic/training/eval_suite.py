@@ -11,7 +11,8 @@ from klinic.sampler.multi_turn import EnvironmentReply
 from klinic.tasks.base import Task
 from klinic.training.evaluation import (
     HeldOutSet,
-    greedy_completions,
+    complete_skills,
+    complete_with,
     mean_reward,
     mean_total_reward,
     skill_accuracies,
@@ -66,10 +67,9 @@ class EvalSuite:
 
     def score_policy(self, policy: Policy) -> EvalScores:
         """Evaluate one model."""
+        complete = complete_with(policy, max_new_tokens=self.max_new_tokens, reply=self.reply)
         if self.task is not None and self.trained_skill is not None:
-            completions = greedy_completions(
-                policy, self.task, num=self.num, max_new_tokens=self.max_new_tokens
-            )
+            completions = complete_skills(complete, self.task, num=self.num)
             return EvalScores(
                 accuracy=skill_accuracies(self.task, completions),
                 reward=mean_total_reward(completions[self.trained_skill], self.rewards)
@@ -81,15 +81,10 @@ class EvalSuite:
         held_out, retention_set = _held_out_or_training(self.own_data), self.own_data.retention_set
         return EvalScores(
             accuracy={},
-            reward=self._mean_reward(policy, held_out),
+            reward=mean_reward(complete, held_out, num=self.num),
             retention_reward=None
             if retention_set is None
-            else self._mean_reward(policy, retention_set),
-        )
-
-    def _mean_reward(self, policy: Policy, held_out: HeldOutSet) -> float:
-        return mean_reward(
-            policy, held_out, num=self.num, max_new_tokens=self.max_new_tokens, reply=self.reply
+            else mean_reward(complete, retention_set, num=self.num),
         )
 
 

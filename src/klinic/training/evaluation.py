@@ -1,8 +1,9 @@
 """Evaluates a policy on held-out rows and measures its exact KL to the reference."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,12 +20,14 @@ from klinic.rewards.runner import score
 from klinic.rewards.scores import nan_mean
 from klinic.sampler.multi_turn import EnvironmentReply, MultiTurnSampler
 from klinic.sampler.protocol import Sampler
-from klinic.sampler.token_sampling import SamplingParams
+from klinic.sampler.token_sampling import GREEDY, SamplingParams
 from klinic.sampler.transformers import TransformersSampler
 from klinic.tasks.base import Task
 
 EVAL_BATCH_SIZE = 256  # rows
-GREEDY = SamplingParams(temperature=0.0)
+
+CompleteRows = Callable[[Sequence[Row]], list[Rollout]]
+"""Returns one completion of each row."""
 
 CompletionsBySkill = dict[str, list[Rollout]]
 """Completions of held-out rows, by skill."""
@@ -38,21 +41,8 @@ class HeldOutSet:
     rewards: Sequence[Reward]
 
 
-def complete_rows(
-    policy: Policy,
-    rows: Sequence[Row],
-    *,
-    max_new_tokens: int,
-    sampling_params: SamplingParams = GREEDY,
-    reply: EnvironmentReply | None = None,
-) -> list[Rollout]:
-    """Return one completion of each row, greedy by default."""
-    encoder = PromptEncoder(policy.tokenizer, policy.name)
-    sampler: Sampler = TransformersSampler(
-        policy, params=sampling_params, max_new_tokens=max_new_tokens, group_size=1, seed=0
-    )
-    if reply is not None:
-        sampler = MultiTurnSampler(sampler, encoder, reply, window=policy.context_window)
+def complete_rows(sampler: Sampler, encoder: PromptEncoder, rows: Sequence[Row]) -> list[Rollout]:
+    """Return one completion of each row, by a sampler with groups of one."""
     prompts = [make_prompt(row, i, encoder) for i, row in enumerate(rows)]
     rollouts_by_index: dict[int, Rollout] = {}
     for start in range(0, len(prompts), EVAL_BATCH_SIZE):
@@ -61,15 +51,26 @@ def complete_rows(
     return [rollouts_by_index[i] for i in range(len(prompts))]
 
 
-def greedy_completions(
-    policy: Policy, task: Task, *, num: int, max_new_tokens: int
-) -> CompletionsBySkill:
-    """Return greedy completions of held-out rows, by skill."""
-    rows = {skill: task.eval_rows(skill, num) for skill in task.skills}
-    return {
-        skill: complete_rows(policy, skill_rows, max_new_tokens=max_new_tokens)
-        for skill, skill_rows in rows.items()
-    }
+def complete_with(
+    policy: Policy,
+    *,
+    max_new_tokens: int,
+    sampling_params: SamplingParams = GREEDY,
+    reply: EnvironmentReply | None = None,
+) -> CompleteRows:
+    """Return a function that completes rows with a policy in this process, greedy by default."""
+    encoder = PromptEncoder(policy.tokenizer, policy.name)
+    sampler: Sampler = TransformersSampler(
+        policy, params=sampling_params, max_new_tokens=max_new_tokens, group_size=1, seed=0
+    )
+    if reply is not None:
+        sampler = MultiTurnSampler(sampler, encoder, reply, window=policy.context_window)
+    return partial(complete_rows, sampler, encoder)
+
+
+def complete_skills(complete: CompleteRows, task: Task, *, num: int) -> CompletionsBySkill:
+    """Return completions of the first held-out rows of every skill."""
+    return {skill: complete(task.eval_rows(skill, num)) for skill in task.skills}
 
 
 def skill_accuracies(task: Task, completions: CompletionsBySkill) -> dict[str, float]:
@@ -89,18 +90,9 @@ def task_measures(task: Task, rollouts: Sequence[Rollout]) -> dict[str, float]:
     return {f"eval/rewards/{name}": nan_mean(part) for name, part in parts.items()}
 
 
-def mean_reward(
-    policy: Policy,
-    held_out: HeldOutSet,
-    *,
-    num: int,
-    max_new_tokens: int,
-    reply: EnvironmentReply | None,
-) -> float:
-    """Return the mean reward of greedy completions of the first rows; NaN if none has a reward."""
-    rows = held_out.rows[:num]
-    rollouts = complete_rows(policy, rows, max_new_tokens=max_new_tokens, reply=reply)
-    return mean_total_reward(rollouts, held_out.rewards)
+def mean_reward(complete: CompleteRows, held_out: HeldOutSet, *, num: int) -> float:
+    """Return the mean reward of completions of the first rows; NaN if none has a reward."""
+    return mean_total_reward(complete(held_out.rows[:num]), held_out.rewards)
 
 
 def mean_total_reward(rollouts: Sequence[Rollout], rewards: Sequence[Reward]) -> float:
@@ -146,9 +138,10 @@ def kl_to_reference(
 ) -> ReferenceKL:
     """Return the exact KL to the reference on sampled completions, at the policy's temperature."""
     sampling_params = SamplingParams(temperature=policy.scorer.temperature)
-    rollouts = complete_rows(
-        policy, rows, max_new_tokens=max_new_tokens, sampling_params=sampling_params, reply=reply
+    complete = complete_with(
+        policy, max_new_tokens=max_new_tokens, sampling_params=sampling_params, reply=reply
     )
+    rollouts = complete(rows)
     sequence_kls, token_kls = [], []
     for start in range(0, len(rollouts), EVAL_BATCH_SIZE):
         batch = rollouts[start : start + EVAL_BATCH_SIZE]

@@ -13,7 +13,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -38,12 +38,14 @@ from klinic.recipe.recipe import Recipe
 from klinic.runtime.process_tree import PARENT_PID_VARIABLE
 from klinic.training.build import (
     FrozenIdentities,
+    StartedLearner,
     can_pack_rows,
     frozen_identities,
     learner_settings,
     start_reference,
     start_teacher,
 )
+from klinic.training.sharded_sampler import COMPLETE, complete_rank_turns
 
 STORE_VARIABLE = "KLINIC_STORE"
 """Environment variable with the rendezvous file of ranks that klinic started."""
@@ -124,15 +126,15 @@ class ShardedLearner(Rank0Learner):
 
 def start_sharded_learner(
     recipe: Recipe,
-    policy: Policy,
     weights_source: str,
-    digests: StartDigests,
+    *,
+    tokenizer: Any = None,
     processes: LearnerProcesses | None = None,
-) -> tuple[ShardedLearner, FrozenIdentities]:
-    """Return the sharded learner, and the identities of its frozen models.
+) -> StartedLearner:
+    """Return the sharded learner.
 
-    `policy` stays unsharded: completions are sampled from it. `processes` starts the other ranks;
-    by default this process does, unless `torchrun` has.
+    `tokenizer` replaces that of the model's folder. `processes` starts the other ranks; by default
+    this process does, unless `torchrun` has.
     """
     with ExitStack() as cleanup:
         processes = LocalLearnerProcesses() if processes is None else processes
@@ -144,9 +146,16 @@ def start_sharded_learner(
         channel = open_call_channel()
         start_arguments = {"recipe": recipe.explicit_values(), "where": weights_source}
         channel.send(Call(name=START_CALL, arguments=start_arguments))
-        learner, frozen = build_sharded_learner(recipe, weights_source, digests, published=policy)
+        learner, digests, frozen = build_sharded_learner(
+            recipe, weights_source, tokenizer=tokenizer
+        )
         cleanup.pop_all()  # from here on the learner shuts them down
-    return ShardedLearner(learner, channel, processes), frozen
+    return StartedLearner(
+        learner=ShardedLearner(learner, channel, processes),
+        policy=learner.policy,
+        digests=digests,
+        frozen=frozen,
+    )
 
 
 def _leave_group(processes: LearnerProcesses) -> None:
@@ -167,11 +176,8 @@ def run_learner_rank() -> None:
         recipe = Recipe.model_validate(start_arguments["recipe"])
         if recipe.threads is not None:
             torch.set_num_threads(recipe.threads)
-        no_digests = StartDigests(None)  # rank 0 writes the evidence
-        learner, _ = build_sharded_learner(
-            recipe, start_arguments["where"], no_digests, published=None
-        )
-        serve_calls(learner, channel)
+        learner, *_ = build_sharded_learner(recipe, start_arguments["where"])
+        serve_calls(learner, channel, {COMPLETE: complete_rank_turns})
     except RankLostError:
         return  # rank 0 reports the reason, if it is alive
     dist.destroy_process_group()
@@ -222,9 +228,9 @@ def open_call_channel(timeout: timedelta = COLLECTIVE_TIMEOUT) -> BroadcastChann
 
 
 def build_sharded_learner(
-    recipe: Recipe, weights_source: str, digests: StartDigests, *, published: Policy | None
-) -> tuple[FsdpLearner, FrozenIdentities]:
-    """Return this rank's part of the learner, and the identities of its frozen models."""
+    recipe: Recipe, weights_source: str, *, tokenizer: Any = None
+) -> tuple[FsdpLearner, StartDigests, FrozenIdentities]:
+    """Return this rank's part of the learner, and the identities of its models."""
     # sharding moves it; a whole copy may not fit on one device
     section = recipe.model.model_copy(update={"name": weights_source, "device": "cpu"})
     group = TorchProcessGroup(replicas=recipe.learner.replicas)
@@ -236,12 +242,19 @@ def build_sharded_learner(
         seed=recipe.seed,
         mesh=group.mesh,
         copies_start=needs_reference and recipe.reference.path is None,
+        tokenizer=tokenizer,
     )
     if policy is None:
-        policy = load_policy(section, temperature=recipe.sampling.temperature, seed=recipe.seed)
+        temperature = recipe.sampling.temperature
+        policy = load_policy(
+            section, temperature=temperature, seed=recipe.seed, tokenizer=tokenizer
+        )
+        digests = StartDigests(policy.lm)
         reference = start_reference(recipe, policy, weights_source, digests)
     else:
+        digests = StartDigests(policy.lm)
         reference = _sharded_reference(recipe, policy, digests, group) if needs_reference else None
+    _ = digests.policy  # while all ranks are here, and before the policy moves
     teacher = start_teacher(recipe, policy, digests)
     objective, settings = learner_settings(recipe)
     learner = FsdpLearner(
@@ -250,10 +263,9 @@ def build_sharded_learner(
         objective=objective,
         settings=replace(settings, packed=can_pack_rows(policy, reference, teacher)),
         group=group,
-        published=published,
         teacher=teacher,
     )
-    return learner, frozen_identities(reference, teacher)
+    return learner, digests, frozen_identities(reference, teacher)
 
 
 def _sharded_reference(

@@ -3,8 +3,6 @@
 Each runs a step, then records it or recovers from its anomaly.
 """
 
-from collections.abc import Callable
-
 from klinic.training.guards import StepAnomalyError
 from klinic.training.prefetch import RolloutPrefetcher
 from klinic.training.protocol import TrainingRun
@@ -28,20 +26,12 @@ def run_loop(run: TrainingRun, state: LoopState) -> LoopState:
     return state
 
 
-def run_async_loop(
-    run: TrainingRun,
-    state: LoopState,
-    *,
-    max_staleness: int,
-    snapshot_weights: Callable[[], None],
-) -> LoopState:
+def run_async_loop(run: TrainingRun, state: LoopState, *, max_staleness: int) -> LoopState:
     """Train to the last step or a stop request, on batches at most `max_staleness` steps old."""
     should_continue = True
     while should_continue and state.step < run.recipe.loop.max_steps:
         try:
-            with RolloutPrefetcher(
-                run, state, max_staleness=max_staleness, snapshot_weights=snapshot_weights
-            ) as prefetcher:
+            with RolloutPrefetcher(run, state, max_staleness=max_staleness) as prefetcher:
                 while should_continue and state.step < run.recipe.loop.max_steps:
                     completed, next_state = run_step(run, state, prefetcher)
                     should_continue = run.record_step(completed, next_state)

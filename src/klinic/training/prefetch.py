@@ -6,12 +6,10 @@ is bounded and recorded for every completion.
 """
 
 import threading
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from queue import Queue
 
 from klinic.errors import LogitsError
-from klinic.model.weights import Weights
 from klinic.training.collect import collect_rollouts
 from klinic.training.guards import StepAnomalyError, StepGuard
 from klinic.training.protocol import TrainingRun
@@ -32,23 +30,11 @@ class _PrefetchedBatch:
 class RolloutPrefetcher:
     """Samples later batches while the learner trains on earlier ones."""
 
-    def __init__(
-        self,
-        run: TrainingRun,
-        state: LoopState,
-        *,
-        max_staleness: int,
-        snapshot_weights: Callable[[], None],
-    ) -> None:
-        """Start after `state`, at most `max_staleness` steps ahead.
-
-        `snapshot_weights` copies the weights into the buffer that the sampler loads from.
-        """
+    def __init__(self, run: TrainingRun, state: LoopState, *, max_staleness: int) -> None:
+        """Start after `state`, at most `max_staleness` steps ahead."""
         self._training_run = run
-        self._snapshot_weights = snapshot_weights
         self._start_state = state
         self._batch_permits = threading.Semaphore(0)
-        self._weights_lock = threading.Lock()
         self._batches: Queue[_PrefetchedBatch] = Queue()
         self._is_stopping = False
         self._thread = threading.Thread(
@@ -57,7 +43,6 @@ class RolloutPrefetcher:
         self._max_staleness = max_staleness
 
     def __enter__(self) -> "RolloutPrefetcher":
-        self._publish_weights()
         self._thread.start()
         self._batch_permits.release(self._max_staleness)
         return self
@@ -75,7 +60,7 @@ class RolloutPrefetcher:
         """Return the next batch, waiting for it, and allow the thread to start another."""
         with timer.time_phase("sample"):
             guard.check_state(run.learner.all_finite())
-            current_weights = self._publish_weights()
+            current_weights = run.learner.publish()
             self._batch_permits.release()
             batch = self._batches.get()
         timer.seconds["ahead"] = sum(batch.timer.seconds.values())
@@ -84,17 +69,10 @@ class RolloutPrefetcher:
             guard.report_logits()
         if batch.collected is None:
             raise batch.error or RuntimeError("a batch without completions")
-        run.record_sync(batch.collected.loaded.sync_gaps, state.step + 1)
+        run.record_sync(batch.collected.loaded, state.step + 1)
         return replace(
             batch.collected, staleness=current_weights.version - batch.collected.weights.version
         )
-
-    def _publish_weights(self) -> Weights:
-        """Copy the current weights into the buffer that the sampler loads from."""
-        with self._weights_lock:  # not during a transfer
-            self._latest_weights = self._training_run.learner.publish()
-            self._snapshot_weights()
-            return self._latest_weights
 
     def _prefetch_batches(self) -> None:
         step, batch_index = self._start_state.step + 1, self._start_state.batch_index
@@ -109,18 +87,19 @@ class RolloutPrefetcher:
             step, batch_index = step + 1, batch.batch_indices[-1]
 
     def _sample_batch(self, step: int, batch_index: int) -> _PrefetchedBatch:
-        batch = _PrefetchedBatch()
+        batch, run = _PrefetchedBatch(), self._training_run
         try:
-            with self._weights_lock:
-                weights = self._latest_weights
-                loaded = self._training_run.sampler.load(weights)
-            rollouts = collect_rollouts(
-                self._training_run,
-                step=step,
-                batch_index=batch_index,
-                timer=batch.timer,
-                batch_indices=batch.batch_indices,
-            )
+            with run.sampler_lock:  # an evaluation uses the sampler too
+                with run.learner.hold_weights():
+                    weights = run.learner.publish()
+                    loaded = run.sampler.load(weights)
+                rollouts = collect_rollouts(
+                    run,
+                    step=step,
+                    batch_index=batch_index,
+                    timer=batch.timer,
+                    batch_indices=batch.batch_indices,
+                )
             batch.collected = CollectedRollouts(weights=weights, loaded=loaded, batch=rollouts)
         except BaseException as error:  # re-raised by `__call__`
             batch.error = error

@@ -1,6 +1,6 @@
 """The protocol of a run as the training loop sees it; tests implement it with fakes."""
 
-from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from typing import Protocol, runtime_checkable
 
 from klinic.evidence.record import StepRecord
@@ -8,7 +8,7 @@ from klinic.evidence.rollout import Prompt, Rollout
 from klinic.learner.protocol import Learner
 from klinic.recipe.recipe import Recipe
 from klinic.rewards.scores import StepRewards
-from klinic.sampler.protocol import Sampler
+from klinic.sampler.protocol import LoadResult, Sampler
 from klinic.training.collect import RolloutBatch
 from klinic.training.guards import StepAnomalyError, StepGuard
 from klinic.training.state import CompletedStep, EventFacts, LoopState
@@ -20,6 +20,8 @@ class TrainingRun(Protocol):
 
     learner: Learner
     sampler: Sampler
+    sampler_lock: AbstractContextManager[bool]
+    """Held by the thread that uses the sampler."""
     recipe: Recipe
 
     def make_guard(self, state: LoopState) -> StepGuard:
@@ -31,8 +33,8 @@ class TrainingRun(Protocol):
     def lr_factor(self, step: int) -> float:
         """Return the factor of the learning rate in a step."""
 
-    def record_sync(self, sync_gaps: Mapping[str, float], step: int) -> None:
-        """Record the sampler's log-prob gap to the policy after a weight sync."""
+    def record_sync(self, loaded: LoadResult, step: int) -> None:
+        """Record what arrived in a weight sync, and the sampler's log-prob gap to the policy."""
 
     def next_batch_index(self, batch_index: int) -> int:
         """Return the index of the batch after this one; skipped batches are left out."""

@@ -13,13 +13,16 @@ from klinic.cluster.placement import LEARNER, REWARDS, SAMPLER, WorkerPlacement,
 from klinic.cluster.session import open_session
 from klinic.errors import ConfigError
 from klinic.evidence.rollout import Rollout
+from klinic.model.adapters import has_adapter
 from klinic.model.loading import Policy
-from klinic.model.weights import trainable_tensors
+from klinic.model.policy_source import WeightSource
 from klinic.recipe.recipe import Recipe
 from klinic.rewards.scores import StepRewards, concat_scores
 from klinic.runtime.cleanup_process import start_cleanup_process
 from klinic.sampler.protocol import Sampler
+from klinic.sampler.vllm.sync_check import SyncProbe
 from klinic.sampler.weight_group import ram_disk
+from klinic.training.build_engine import engine_dtype
 from klinic.training.run_folder import ENGINE_LOG
 
 if TYPE_CHECKING:
@@ -63,29 +66,27 @@ class RayWorkers:
         self.learner_device = torch.device("cpu") if index is None else torch.device("cuda", index)
         """Device of learner rank 0, in this process; no worker has it."""
 
-    def make_sampler(self, policy: Policy, weights_source: str) -> Sampler:
-        """Return a sampler that spreads prompts over all sampler workers."""
-        from klinic.cluster.samplers import PooledSampler
+    def make_sampler(
+        self, recipe: Recipe, policy: Policy, source: WeightSource, start: str
+    ) -> Sampler:
+        """Return a sampler that spreads prompts over all sampler workers.
+
+        They start from the model in `start`, and get their weights from `source`.
+        """
+        from klinic.cluster.samplers import EngineSync, PooledSampler
 
         def worker_arguments(slot: WorkerPlacement) -> dict[str, Any]:
             log = self._folder / f"{Path(ENGINE_LOG).stem}-{slot.number}.log"
-            return {**self._worker_arguments, "where": weights_source, "log": str(log)}
+            return {**self._worker_arguments, "where": start, "log": str(log)}
 
         pool = self._start_pool(SAMPLER, "host_sampler", worker_arguments)
-        self._live_weights = trainable_tensors(policy.lm)
-        self._sent_weights = self._live_weights
-        if self.section.max_staleness:  # training must not change weights in transfer
-            self._sent_weights = {
-                name: p.detach().to("cpu", copy=True) for name, p in self._live_weights.items()
-            }
-        return PooledSampler(pool, self._sent_weights, self._session, self._transfer_folder)
-
-    @torch.no_grad()
-    def snapshot_weights(self) -> None:
-        """Copy the policy's current weights into the buffer that is sent to samplers."""
-        if self._sent_weights is not self._live_weights:
-            for name, p in self._live_weights.items():
-                self._sent_weights[name].copy_(p)
+        engines = None
+        if recipe.sampler.type == "vllm":
+            dtype = getattr(torch, engine_dtype(recipe))
+            engines = EngineSync(
+                dtype=None if has_adapter(policy.lm) else dtype, probe=SyncProbe(policy)
+            )
+        return PooledSampler(pool, source, self._session, self._transfer_folder, engines=engines)
 
     def learner_processes(self, store_name: str) -> Any:
         """Return the other ranks of the learner."""

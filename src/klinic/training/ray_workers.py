@@ -9,27 +9,36 @@ from klinic.cluster.learners import rendezvous_environment
 from klinic.cluster.sampler_worker import HostedSampler
 from klinic.evidence.rollout import Rollout
 from klinic.model.loading import load_policy
+from klinic.model.outline import load_outline
 from klinic.recipe.recipe import Recipe
 from klinic.rewards.runner import score
 from klinic.rewards.scores import StepRewards
-from klinic.training.build import make_sampler
+from klinic.sampler.transformers import TransformersSampler
+from klinic.training.build import sampler_settings
+from klinic.training.build_engine import make_engine
 from klinic.training.learner_processes import run_learner_rank
 from klinic.training.source import PythonInputs, load_task_data
 from klinic.training.train import make_deterministic
 
 
 def host_sampler(*, recipe: dict[str, Any], where: str, log: str) -> HostedSampler:
-    """Return a sampler worker with its own copy of the start policy."""
+    """Return a sampler worker: an engine, or a sampler with a policy of its own."""
     parsed_recipe = Recipe.model_validate(recipe)
     make_deterministic(parsed_recipe)
-    # with an engine, this copy is only a buffer for weights; a worker sees its own GPU alone
-    uses_engine = parsed_recipe.sampler.type == "vllm"
-    device = "cpu" if uses_engine else parsed_recipe.model.device.partition(":")[0]
-    section = parsed_recipe.model.model_copy(update={"name": where, "device": device})
-    policy = load_policy(
-        section, temperature=parsed_recipe.sampling.temperature, seed=parsed_recipe.seed
-    )
-    return HostedSampler(policy, make_sampler(parsed_recipe, policy, log=Path(log)))
+    section = parsed_recipe.model.model_copy(update={"name": where})
+    temperature, seed = parsed_recipe.sampling.temperature, parsed_recipe.seed
+    settings = sampler_settings(parsed_recipe)
+    if parsed_recipe.sampler.type == "vllm":
+        from klinic.sampler.vllm.engine_sampler import EngineSampler
+
+        outline = load_outline(section, temperature=temperature, seed=seed)
+        engine = make_engine(parsed_recipe, outline, Path(log))
+        return HostedSampler(outline, EngineSampler(outline, engine, **settings))
+    # a worker sees its own GPU alone
+    device = section.device.partition(":")[0]
+    section = section.model_copy(update={"device": device})
+    policy = load_policy(section, temperature=temperature, seed=seed)
+    return HostedSampler(policy, TransformersSampler(policy, **settings))
 
 
 class LearnerWorker:

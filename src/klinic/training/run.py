@@ -2,8 +2,9 @@
 
 import threading
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
@@ -24,6 +25,7 @@ from klinic.evidence import store
 from klinic.evidence.record import ProbeResult, StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, flatten_rollouts
 from klinic.learner.protocol import RecordSink
+from klinic.model.chat import PromptEncoder
 from klinic.rewards.answer_pay import count_paid_answers
 from klinic.rewards.runner import score
 from klinic.rewards.scores import (
@@ -34,10 +36,12 @@ from klinic.rewards.scores import (
     reward_statistics,
     with_rewards,
 )
+from klinic.sampler.protocol import LoadResult, release_sampler_memory
 from klinic.training import checkpoint, probes
 from klinic.training.callbacks import CallbackWishes
 from klinic.training.checkpoint import Checkpoint
 from klinic.training.collect import RolloutBatch
+from klinic.training.evaluation import complete_rows
 from klinic.training.guards import StepAnomalyError, StepGuard
 from klinic.training.parts import RunParts
 from klinic.training.recovery import (
@@ -62,6 +66,7 @@ class Run:
     def __init__(self, parts: RunParts) -> None:
         self.parts = parts
         self.recipe, self.learner, self.sampler = parts.recipe, parts.learner, parts.sampler
+        self.sampler_lock: AbstractContextManager[bool] = threading.RLock()
         self.stop_signal = StopSignal()
         self.log = RunLog(parts.folder, parts.trackers)
         self.recovery = RecoveryManager(parts.folder, parts.recipe.recovery)
@@ -81,7 +86,7 @@ class Run:
         self._folder_identity = folder_identity(parts.folder)
         self._exit_stack = ExitStack()
         self._record_writer: RecordSink | None = None
-        self._sync_gaps: dict[str, float] = {}
+        self._sync_probe: ProbeResult = {}
         self._reward_lock = threading.Lock()
         self._reward_metrics: dict[str, float] = {}
         self._last_step = 0
@@ -222,17 +227,17 @@ class Run:
             record.group,
         )
 
-    def record_sync(self, sync_gaps: Mapping[str, float], step: int) -> None:
+    def record_sync(self, loaded: LoadResult, step: int) -> None:
         """Record the sync probe, and report a faulty sync before sampling or training on it."""
-        self._sync_gaps = dict(sync_gaps)
-        if not sync_gaps:
+        self._sync_probe = loaded.probe_result
+        if not self._sync_probe:
             return
-        self.log.log_probe(step, "sampler_sync", sync_gaps)
-        self.doctor.report_sync(sync_gaps, step, self.recipe.model.dtype)
+        self.log.log_probe(step, "sampler_sync", self._sync_probe)
+        self.doctor.report_sync(self._sync_probe, step, self.recipe.model.dtype)
 
     def run_probes(self, batch: RolloutBatch, record: StepRecord, kl_coef: float) -> None:
         """Run the active probes if they are due, and write their results to probes.jsonl."""
-        self.probe_results = {"sampler_sync": {**self._sync_gaps}} if self._sync_gaps else {}
+        self.probe_results = {"sampler_sync": {**self._sync_probe}} if self._sync_probe else {}
         if not self.doctor.is_probe_due(record.step):
             return
         task = self.parts.task_data.task
@@ -301,9 +306,9 @@ class Run:
     def collect_metrics(self, completed: CompletedStep) -> dict[str, float]:
         """Return every metric of a step by name."""
         sync_gaps = {
-            f"sampling/sync_gap_{key}": self._sync_gaps[key]
+            f"sampling/sync_gap_{key}": float(gap)
             for key in SYNC_GAP_KEYS
-            if key in self._sync_gaps
+            if (gap := self._sync_probe.get(key)) is not None
         }
         return all_step_metrics(completed, self._reward_metrics, self.recipe.learner) | sync_gaps
 
@@ -354,8 +359,10 @@ class Run:
 
     def evaluate(self, step: int) -> dict[str, float]:
         """Evaluate the policy on held-out rows, and log the metrics."""
-        self.learner.publish()  # with sharded weights, the policy here is a copy
-        metrics = self._evaluate_with_retry(step)
+        if not self.parts.task_data.has_held_out_rows:
+            return {}
+        with self.sampler_lock:  # after the batch that a thread is sampling
+            metrics = self._evaluate_with_retry(step)
         if metrics:
             self.log.log_metrics(step, metrics)
             if self._callbacks is not None:
@@ -372,12 +379,22 @@ class Run:
         """Evaluate, with one retry; the next step's guard handles a non-finite policy."""
         for _ in range(2):
             try:
-                return self.parts.task_data.evaluate(
-                    self.parts.policy, self.recipe, self.initial_eval
-                )
+                return self._evaluate_by_sampler(step)
             except LogitsError:
                 self.record_event(step, "evaluation failed", "Non-finite logits in an evaluation.")
         return {}
+
+    def _evaluate_by_sampler(self, step: int) -> dict[str, float]:
+        """Evaluate the sampler's most likely completions with the current weights."""
+        policy = self.parts.policy
+        loaded = self.sampler.load(self.learner.publish())
+        self.doctor.report_sync(loaded.probe_result, step, self.recipe.model.dtype)
+        encoder = PromptEncoder(policy.tokenizer, policy.name)
+        complete = partial(complete_rows, self.sampler.greedy(), encoder)
+        try:
+            return self.parts.task_data.evaluate(complete, self.recipe, self.initial_eval)
+        finally:
+            release_sampler_memory(self.sampler)
 
     def _retention_setup(self) -> EvalSetup:
         task_data, num = self.parts.task_data, self.recipe.loop.eval_prompts

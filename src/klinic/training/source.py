@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from klinic.data.dataset import Row, read_rows, rows_from_python
-from klinic.model.loading import Policy
 from klinic.recipe.function import find_function
 from klinic.recipe.recipe import Recipe, check_complete
 from klinic.rewards.entry import build_reward
@@ -15,8 +14,9 @@ from klinic.tasks import catalogue
 from klinic.tasks.base import Task, look_up
 from klinic.training.callbacks import CallbackRunner
 from klinic.training.evaluation import (
+    CompleteRows,
     HeldOutSet,
-    greedy_completions,
+    complete_skills,
     mean_reward,
     mean_total_reward,
     retained_fraction,
@@ -71,16 +71,18 @@ class TaskData:
         ]
         return [*self.rewards, *(reward for rewards in held_out_rewards for reward in rewards)]
 
+    @property
+    def has_held_out_rows(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return any(rows is not None for rows in (self.task, self.held_out, self.retention_set))
+
     def evaluate(
-        self, policy: Policy, recipe: Recipe, before: Mapping[str, float] | None
+        self, complete: CompleteRows, recipe: Recipe, before: Mapping[str, float] | None
     ) -> dict[str, float]:
         """Return the held-out metrics; empty if nothing is held out."""
-        max_new_tokens = recipe.sampling.max_new_tokens
+        num = recipe.loop.eval_prompts
         if self.task is not None and self.skill is not None:
-            num = recipe.loop.eval_prompts
-            completions = greedy_completions(
-                policy, self.task, num=num, max_new_tokens=max_new_tokens
-            )
+            completions = complete_skills(complete, self.task, num=num)
             accuracies = skill_accuracies(self.task, completions)
             metrics = {"eval/accuracy": accuracies[self.skill]}
             metrics |= {f"eval/accuracy/{skill}": value for skill, value in accuracies.items()}
@@ -90,13 +92,7 @@ class TaskData:
             retained = retained_fraction(accuracies, start, self.skill)
             return metrics if retained is None else {**metrics, "eval/retention": retained}
         metrics = {
-            name: mean_reward(
-                policy,
-                held_out,
-                num=recipe.loop.eval_prompts,
-                max_new_tokens=max_new_tokens,
-                reply=self.reply,
-            )
+            name: mean_reward(complete, held_out, num=num)
             for name, held_out in (
                 ("eval/reward", self.held_out),
                 (RETENTION_REWARD, self.retention_set),

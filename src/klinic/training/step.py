@@ -95,7 +95,7 @@ def collect_from_newest(
         guard.check_state(run.learner.all_finite())
         weights = run.learner.publish()
         loaded = run.sampler.load(weights)
-        run.record_sync(loaded.sync_gaps, state.step + 1)
+        run.record_sync(loaded, state.step + 1)
     try:
         batch = _collect_guarded(run, state, guard, timer)
     finally:

@@ -12,7 +12,6 @@ from klinic.data.prompts import PromptDataset
 from klinic.doctor.warning_signs import WarningState
 from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import METRICS, display_path, write_run_facts, write_tokens
-from klinic.learner.protocol import Learner
 from klinic.maths.kl_coef import KLCoefState
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.model.chat import PromptEncoder
@@ -21,17 +20,19 @@ from klinic.model.device import device_name, move_model, unused_accelerator
 from klinic.model.loading import BUILT_IN_MODELS, Policy, uses_bf16_head
 from klinic.model.start_digests import StartDigests
 from klinic.recipe.recipe import Recipe
+from klinic.recipe.sections import ModelSection
 from klinic.trackers.protocol import Tracker
 from klinic.trackers.select import make_trackers, refuse_missing_extras
 from klinic.training import checkpoint
 from klinic.training.build import (
-    FrozenIdentities,
+    StartedLearner,
     can_pack_rows,
     frozen_identities,
+    load_start_policy,
     make_learner,
     make_sampler,
-    start_policy,
     start_reference,
+    start_section,
     start_teacher,
     wrap_multi_turn,
 )
@@ -179,9 +180,7 @@ def _run_training(run: Run, state: LoopState) -> LoopState:
     cluster, max_staleness = run.parts.cluster, run.recipe.max_staleness
     if cluster is None or not max_staleness:
         return run_loop(run, state)
-    return run_async_loop(
-        run, state, max_staleness=max_staleness, snapshot_weights=cluster.snapshot_weights
-    )
+    return run_async_loop(run, state, max_staleness=max_staleness)
 
 
 def print_line(console: Console, text: str) -> None:
@@ -207,7 +206,8 @@ def assemble_run(
     """Return the assembled run."""
     # first: a tracker that cannot work fails before a model loads
     trackers = make_trackers(recipe, folder, console, view)
-    policy, weights_source = start_policy(recipe, display_path(folder, recipe), task_data, console)
+    section = start_section(recipe, display_path(folder, recipe), task_data, console)
+    policy = load_start_policy(recipe, section, task_data)
     prompts = PromptDataset(
         task_data.rows,
         encode=PromptEncoder(policy.tokenizer, policy.name),
@@ -225,15 +225,15 @@ def assemble_run(
                 move_model(policy.lm, cluster.learner_device)
                 scorer = policy.scorer
                 scorer.head.in_bf16 = uses_bf16_head(policy.lm, scorer.autocast)
-        digests = StartDigests(policy.lm)
-        learner, frozen = _start_learner(recipe, policy, weights_source, digests, cluster)
+        started = _start_learner(recipe, policy, section, task_data, cluster)
+        learner, policy = started.learner, started.policy
         cleanup.callback(learner.close)
         if recipe.sampler.type != "transformers":
             print_line(console, f"Sampler: {recipe.sampler.server or 'starting vLLM ...'}")
         if cluster is None:
-            sampler = make_sampler(recipe, policy, folder / ENGINE_LOG)
+            sampler = make_sampler(recipe, policy, learner, folder / ENGINE_LOG)
         else:
-            sampler = cluster.make_sampler(policy, weights_source)
+            sampler = cluster.make_sampler(recipe, policy, learner, section.name)
         cleanup.pop_all()  # from here on the run closes them
     parts = RunParts(
         cluster=cluster,
@@ -245,9 +245,9 @@ def assemble_run(
         sampler=wrap_multi_turn(sampler, policy, task_data.reply),
         prompt_dataset=prompts,
         trackers=trackers,
-        reference=frozen.reference,
-        teacher=frozen.teacher,
-        digests=digests,
+        reference=started.frozen.reference,
+        teacher=started.frozen.teacher,
+        digests=started.digests,
     )
     return Run(parts)
 
@@ -265,26 +265,30 @@ def _start_ray_workers(recipe: Recipe, folder: Path, console: Console) -> "RayWo
 def _start_learner(
     recipe: Recipe,
     policy: Policy,
-    weights_source: str,
-    digests: StartDigests,
+    section: ModelSection,
+    task_data: TaskData,
     cluster: "RayWorkers | None",
-) -> tuple[Learner, FrozenIdentities]:
-    """Return the learner, single-process or sharded, and the identities of its frozen models."""
+) -> StartedLearner:
+    """Return the learner of a policy; one of several processes loads its own shards."""
     if recipe.learner.shards > 1:
         from klinic.training.learner_processes import STORE_VARIABLE, start_sharded_learner
 
         return start_sharded_learner(
             recipe,
-            policy,
-            weights_source,
-            digests,
-            None if cluster is None else cluster.learner_processes(STORE_VARIABLE),
+            section.name,
+            tokenizer=task_data.inputs.tokenizer,
+            processes=None if cluster is None else cluster.learner_processes(STORE_VARIABLE),
         )
-    reference = start_reference(recipe, policy, weights_source, digests)
+    digests = StartDigests(policy.lm)
+    reference = start_reference(recipe, policy, section.name, digests)
     teacher = start_teacher(recipe, policy, digests)
     packed = can_pack_rows(policy, reference, teacher)
-    learner = make_learner(recipe, policy, reference, teacher=teacher, packed=packed)
-    return learner, frozen_identities(reference, teacher)
+    return StartedLearner(
+        learner=make_learner(recipe, policy, reference, teacher=teacher, packed=packed),
+        policy=policy,
+        digests=digests,
+        frozen=frozen_identities(reference, teacher),
+    )
 
 
 def start_new_run(run: Run) -> LoopState:

@@ -11,7 +11,7 @@ import queue
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,12 +19,14 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from klinic.errors import EngineLostError, MissingExtraError, SamplerError, first_line
 from klinic.evidence.writing import open_log
+from klinic.model.tensor_prints import TensorPrint
 from klinic.runtime.process_tree import PARENT_PID_VARIABLE
-from klinic.sampler.decoding import FinishReason
 from klinic.sampler.rollouts import GenerationOutput
 from klinic.sampler.token_sampling import SamplingParams
-from klinic.sampler.vllm.weight_sender import BACKEND, WORKER_EXTENSION, WeightTransferControl
+from klinic.sampler.vllm.outputs import parse_prints, to_output
+from klinic.sampler.vllm.plugin import BACKEND, WORKER_EXTENSION
 from klinic.sampler.weight_group import LOOPBACK
+from klinic.sampler.weight_sender import WeightTransferControl
 
 CACHE_BYTES = 2**30  # KV cache on a CPU
 ALIVE_CHECK_SECONDS = 1.0  # seconds between two checks that the engine process is alive
@@ -66,6 +68,8 @@ class Adapter:
 class Engine(WeightTransferControl, Protocol):
     """A vLLM engine, in a child process or behind a server."""
 
+    dtype: str
+    """vLLM's name of the dtype of its weights."""
     sleep_level: int
     """vLLM's sleep level between sampling and the next sync; 0: the engine stays awake."""
     seeds_requests: bool
@@ -76,9 +80,6 @@ class Engine(WeightTransferControl, Protocol):
         self, requests: Sequence[GenerationRequest], adapter: Adapter | None
     ) -> list[GenerationOutput]:
         """Return one completion per request, in order."""
-
-    def received_digests(self) -> set[str]:
-        """Return the digests of the last received weights, one per distinct worker result."""
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache, which holds activations of older weights."""
@@ -200,6 +201,7 @@ class SubprocessEngine:
 
     def __init__(self, start: EngineConfig) -> None:
         self.num_workers = start.tensor_parallel_size
+        self.dtype = start.dtype
         self.sleep_level = start.sleep_level
         self.seeds_requests = start.seeds_requests
         before = set(multiprocessing.active_children())
@@ -265,14 +267,19 @@ class SubprocessEngine:
             lambda: self._llm.generate(
                 [{"prompt_token_ids": one.token_ids} for one in requests],
                 [
-                    VllmSamplingParams(**vllm_sampling_params(one), detokenize=False)
+                    VllmSamplingParams(
+                        **vllm_sampling_params(one), detokenize=False, flat_logprobs=True
+                    )
                     for one in requests
                 ],
                 use_tqdm=False,
                 lora_request=None if adapter is None else _lora_request(adapter),
             )
         )
-        return [_to_output(output) for output in outputs]
+        return [
+            to_output(output, num_top=request.num_top)
+            for output, request in zip(outputs, requests, strict=True)
+        ]
 
     def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
         """Make the worker join the process group."""
@@ -290,10 +297,10 @@ class SubprocessEngine:
         """Make the worker use the received weights."""
         self._call_engine(lambda: self._llm.finish_weight_update(weight_version))
 
-    def received_digests(self) -> set[str]:
-        """Return the digest of the last received weights."""
+    def received_weights(self) -> list[dict[str, TensorPrint]]:
+        """Return the fingerprints of the tensors that arrived last, for each worker."""
         results = self._call_engine(lambda: self._llm.collective_rpc("klinic_received"))
-        return {one["received"] for one in results}
+        return [parse_prints(one) for one in results]
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache."""
@@ -344,25 +351,6 @@ def _lora_request(adapter: Adapter) -> Any:
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(adapter.name, adapter.number, str(adapter.folder))
-
-
-def to_finish_reason(reason: str | None) -> FinishReason:
-    """Return vLLM's finish reason as a rollout has it: anything but a stop token is the length."""
-    return "stop" if reason == "stop" else "length"
-
-
-def _to_output(output: Any) -> GenerationOutput:
-    (completion,) = output.outputs
-    ids = list(completion.token_ids)
-    steps: Sequence[Mapping[int, Any]] = completion.logprobs
-    return GenerationOutput(
-        token_ids=ids,
-        logp=[step[i].logprob for step, i in zip(steps, ids, strict=True)],
-        finish_reason=to_finish_reason(completion.finish_reason),
-        outcomes=[{i: value.logprob for i, value in step.items()} for step in steps],
-        context=list(output.prompt_token_ids),
-        cached_tokens=int(output.num_cached_tokens or 0),
-    )
 
 
 def _uses_gpu() -> bool:

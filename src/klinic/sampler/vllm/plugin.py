@@ -5,18 +5,19 @@ import os
 
 from klinic.runtime.process_tree import PARENT_PID_VARIABLE, die_with_parent
 
+BACKEND = "klinic"
+"""Name of klinic's weight-transfer engine."""
+RECEIVER_MODULE = "klinic.sampler.vllm.weight_receiver"
+WORKER_EXTENSION = f"{RECEIVER_MODULE}.WorkerExtension"
+
 
 def register() -> None:
     """Register klinic's weight-transfer engine with vLLM."""
     _die_with_run()
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-    from klinic.sampler.vllm.weight_sender import BACKEND
-
     if BACKEND not in WeightTransferEngineFactory._registry:  # plugins may be loaded twice
-        WeightTransferEngineFactory.register_engine(
-            BACKEND, "klinic.sampler.vllm.weight_receiver", "WeightReceiver"
-        )
+        WeightTransferEngineFactory.register_engine(BACKEND, RECEIVER_MODULE, "WeightReceiver")
 
 
 def _die_with_run() -> None:

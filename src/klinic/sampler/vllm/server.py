@@ -6,24 +6,26 @@ correctly.
 """
 
 import json
-import math
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
+
 from klinic.errors import ConfigError, SamplerError
-from klinic.sampler.rollouts import GenerationOutput
+from klinic.model.tensor_prints import TensorPrint
+from klinic.sampler.rollouts import GenerationOutput, ReportedLogp, token_array
 from klinic.sampler.vllm.engine import (
     Adapter,
     EngineConfig,
     EngineMemory,
     GenerationRequest,
-    to_finish_reason,
     vllm_sampling_params,
 )
+from klinic.sampler.vllm.outputs import parse_prints, to_finish_reason
 from klinic.sampler.weight_group import LOOPBACK
 
 API_KEY_VARIABLE = "VLLM_API_KEY"
@@ -67,7 +69,13 @@ class ServerEngine:
     """A running vLLM server on this machine."""
 
     def __init__(
-        self, url: str, *, started_by: str, sleep_level: int = 0, seeds_requests: bool = True
+        self,
+        url: str,
+        *,
+        started_by: str,
+        dtype: str,
+        sleep_level: int = 0,
+        seeds_requests: bool = True,
     ) -> None:
         import httpx2
 
@@ -83,6 +91,7 @@ class ServerEngine:
             base_url=url.rstrip("/"), headers=headers, timeout=TIMEOUT_SECONDS
         )
         self._started_by = started_by
+        self.dtype = dtype
         self.sleep_level = sleep_level
         self.seeds_requests = seeds_requests
         self._executor = ThreadPoolExecutor(
@@ -110,16 +119,12 @@ class ServerEngine:
         answer = self._post("/v1/completions", body)
         choice = answer["choices"][0]
         details = (answer.get("usage") or {}).get("prompt_tokens_details") or {}
-        values = choice["logprobs"]["token_logprobs"]
         return GenerationOutput(
-            token_ids=list(choice["token_ids"]),
-            logp=[math.nan if value is None else float(value) for value in values],
+            token_ids=token_array(choice["token_ids"]),
+            logp=np.array(choice["logprobs"]["token_logprobs"], np.float32),  # None is NaN
             finish_reason=to_finish_reason(choice["finish_reason"]),
-            outcomes=[
-                {int(key.removeprefix("token_id:")): float(p) for key, p in (step or {}).items()}
-                for step in choice["logprobs"]["top_logprobs"] or []
-            ],
-            context=list(choice["prompt_token_ids"]),
+            top=_report_top(choice["logprobs"]) if request.num_top else None,
+            context=token_array(choice["prompt_token_ids"]),
             cached_tokens=int(details.get("cached_tokens") or 0),
         )
 
@@ -139,10 +144,10 @@ class ServerEngine:
         """Make every worker use the received weights."""
         self._post("/finish_weight_update", {"weight_version": weight_version})
 
-    def received_digests(self) -> set[str]:
-        """Return the digests of the last received weights."""
+    def received_weights(self) -> list[dict[str, TensorPrint]]:
+        """Return the fingerprints of the tensors that arrived last, for each worker."""
         response = self._post("/collective_rpc", {"method": "klinic_received"})
-        return {one["received"] for one in response["results"]}
+        return [parse_prints(one) for one in response["results"]]
 
     def reset_prefix_cache(self) -> None:
         """Empty the prefix cache."""
@@ -201,3 +206,14 @@ class ServerEngine:
             )
         is_json = "json" in response.headers.get("content-type", "")
         return response.json() if is_json and response.content else {}
+
+
+def _report_top(logprobs: Mapping[str, Any]) -> ReportedLogp:
+    """Return the log-probs of the sampled and of the most likely tokens of a completion."""
+    steps = [step or {} for step in logprobs["top_logprobs"] or []]
+    keys = [key.removeprefix("token_id:") for step in steps for key in step]
+    return ReportedLogp(
+        positions=np.repeat(np.arange(len(steps)), [len(step) for step in steps]),
+        token_ids=np.array(keys, np.int64),
+        logp=np.array([value for step in steps for value in step.values()], np.float64),
+    )

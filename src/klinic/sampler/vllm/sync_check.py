@@ -9,19 +9,16 @@ The comparison covers the most likely tokens at each position, not only the samp
 policy assigns its samples the same log-prob before and after an update.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 
 from klinic.model.adapters import has_adapter
-from klinic.model.layout import pad_rows
 from klinic.model.loading import Policy
-from klinic.model.scorer import TokenScorer
-from klinic.sampler.rollouts import GenerationOutput
+from klinic.model.policy_source import WeightSource
+from klinic.sampler.rollouts import GenerationOutput, ReportedLogp
 from klinic.sampler.token_sampling import SamplingParams
 from klinic.sampler.vllm.engine import GenerationRequest
 
@@ -35,8 +32,14 @@ REPEATED_SEED = 0  # seed of the prompt that is always the same
 class _ProbeSample:
     prompt: np.ndarray
     token_ids: np.ndarray
-    outcomes: Sequence[Mapping[int, float]]
+    reported: ReportedLogp
     """Log-probs that the engine reported at each token."""
+
+    def mean_gap(self, logits: np.ndarray, temperature: float) -> float:
+        """Return the mean absolute gap to the log-probs of the policy's logits."""
+        logp = torch.from_numpy(logits).double().div(temperature).log_softmax(-1).numpy()
+        reported = self.reported
+        return float(np.abs(reported.logp - logp[reported.positions, reported.token_ids]).mean())
 
 
 class SyncProbe:
@@ -64,28 +67,29 @@ class SyncProbe:
         ]
 
     def measure_gaps(
-        self, requests: Sequence[GenerationRequest], outputs: Sequence[GenerationOutput]
+        self,
+        requests: Sequence[GenerationRequest],
+        outputs: Sequence[GenerationOutput],
+        source: WeightSource,
     ) -> dict[str, float]:
         """Return the mean absolute log-prob gap in nats per token, for both prompts."""
         repeated, fresh = (
-            _ProbeSample(
-                prompt=np.array(one.token_ids),
-                token_ids=np.array(answer.token_ids),
-                outcomes=answer.outcomes,
-            )
-            for one, answer in zip(requests, outputs, strict=True)
+            _make_sample(one, answer) for one, answer in zip(requests, outputs, strict=True)
         )
         scorer = self._policy.scorer
+        fresh_logits = source.completion_logits(fresh.prompt, fresh.token_ids)
         answer: dict[str, float] = {
-            "repeated": self._mean_gap(repeated, scorer),
-            "fresh": self._mean_gap(fresh, scorer),
+            "repeated": repeated.mean_gap(
+                source.completion_logits(repeated.prompt, repeated.token_ids), scorer.temperature
+            ),
+            "fresh": fresh.mean_gap(fresh_logits, scorer.temperature),
             "cached_tokens": float(outputs[0].cached_tokens),
         }
         if scorer.temperature != 1:
-            plain = TokenScorer(scorer.lm, temperature=1.0, autocast=scorer.autocast)
-            answer["raw"] = self._mean_gap(fresh, plain)
+            answer["raw"] = fresh.mean_gap(fresh_logits, 1.0)
         if has_adapter(scorer.lm):
-            answer["adapter_off"] = self._mean_gap(fresh, scorer, within=scorer.lm.disable_adapter)
+            base_logits = source.completion_logits(fresh.prompt, fresh.token_ids, adapter=False)
+            answer["adapter_off"] = fresh.mean_gap(base_logits, scorer.temperature)
         return answer
 
     def _make_prompt(self, seed: int) -> np.ndarray:
@@ -93,16 +97,9 @@ class SyncProbe:
         usable = np.setdiff1d(np.arange(num_ids), self._policy.eos_ids)
         return np.random.default_rng(seed).choice(usable, self._length)
 
-    @torch.no_grad()
-    def _mean_gap(
-        self, sample: _ProbeSample, scorer: TokenScorer, within: Callable[[], Any] = nullcontext
-    ) -> float:
-        pad, device = self._policy.pad_id, scorer.device
-        layout = pad_rows([sample.prompt], [sample.token_ids], pad_id=pad, device=device)
-        with within():
-            logp = (
-                scorer.log_softmax(scorer.logits_of(scorer.hidden(layout))).double().cpu().numpy()
-            )
-        reported = [(t, i, p) for t, one in enumerate(sample.outcomes) for i, p in one.items()]
-        positions, ids, theirs = (np.array(column) for column in zip(*reported, strict=True))
-        return float(np.abs(theirs - logp[positions, ids]).mean())
+
+def _make_sample(request: GenerationRequest, output: GenerationOutput) -> _ProbeSample:
+    assert output.top is not None  # noqa: S101 - the request asks for the most likely tokens
+    return _ProbeSample(
+        prompt=np.array(request.token_ids), token_ids=output.token_ids, reported=output.top
+    )
