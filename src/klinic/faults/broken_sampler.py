@@ -10,7 +10,7 @@ from typing import Any
 
 from klinic.faults.base import Fault, Severity, patch_attribute
 from klinic.faults.sampler_patches import while_sampling
-from klinic.sampler import transformers
+from klinic.sampler import random_streams
 from klinic.sampler.decoding import Stream
 
 NUM_STREAMS = {Severity.MILD: 4, Severity.NORMAL: 1}  # distinct streams per group
@@ -23,7 +23,7 @@ def share_random_streams(severity: Severity) -> Iterator[None]:
     def shared_uniforms(real: Any, *, sample: int, **options: Any) -> Any:
         return real(sample=sample % NUM_STREAMS[severity], **options)
 
-    with patch_attribute(transformers, "uniforms", shared_uniforms):
+    with patch_attribute(random_streams, "uniforms", shared_uniforms):
         yield
 
 

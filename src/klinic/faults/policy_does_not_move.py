@@ -30,17 +30,17 @@ def round_weights_to_bf16(severity: Severity) -> Iterator[None]:
         return loss
 
     def load_rounded(real: Any, *args: Any) -> Any:
-        policy, where = real(*args)
+        policy = real(*args)
         _round_to_bf16(policy.lm.parameters())
         loaded_policies.append(True)
-        return policy, where
+        return policy
 
     def smaller_rate(real: Any, self: Any, num_updates: int) -> float:
         return RATE_FACTOR[severity] * float(real(self, num_updates))
 
     with ExitStack() as stack:
         stack.enter_context(patch_attribute(torch.optim.AdamW, "step", step_and_round))
-        stack.enter_context(patch_attribute(train, "start_policy", load_rounded))
+        stack.enter_context(patch_attribute(train, "load_start_policy", load_rounded))
         stack.enter_context(patch_attribute(LearningRate, "at", smaller_rate))
         yield
 

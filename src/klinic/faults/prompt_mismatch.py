@@ -24,12 +24,12 @@ SHORTENED_SAMPLE_EVERY = {
 def drop_first_prompt_token(severity: Severity) -> Iterator[None]:
     """Drop the first token of the sampler's prompt."""
 
-    def stream_without_first(real: Any, self: Any, rollout: Any, step: int) -> Any:
-        stream = real(self, rollout, step)
+    def turn_without_first(real: Any, self: Any, rollout: Any, step: int) -> Any:
+        turn = real(self, rollout, step)
         is_affected = rollout.sample % SHORTENED_SAMPLE_EVERY[severity] == 0
-        return replace(stream, context=stream.context[1:]) if is_affected else stream
+        return replace(turn, context=turn.context[1:]) if is_affected else turn
 
-    with patch_attribute(TransformersSampler, "_make_stream", stream_without_first):
+    with patch_attribute(TransformersSampler, "_next_turn", turn_without_first):
         yield
 
 
@@ -49,15 +49,15 @@ ROLE_PROMPT_EVERY = {Severity.MILD: 8, Severity.NORMAL: 1}  # prompts; one in so
 def prepend_chat_role(severity: Severity) -> Iterator[None]:
     """Prepend a role as a chat template does; the learner scores the original prompt."""
 
-    def stream_with_role(real: Any, sampler: Any, rollout: Any, step: int) -> Any:
-        stream = real(sampler, rollout, step)
+    def turn_with_role(real: Any, sampler: Any, rollout: Any, step: int) -> Any:
+        turn = real(sampler, rollout, step)
         evaluation = sampler._params.temperature == 0
         if not evaluation and rollout.prompt.index % ROLE_PROMPT_EVERY[severity] == 0:
             role = np.array(sampler._policy.tokenizer.encode(ROLE_PREFIX), np.int64)
-            stream.context = np.concatenate([role, stream.context])
-        return stream
+            turn = replace(turn, context=np.concatenate([role, turn.context]))
+        return turn
 
-    with patch_attribute(TransformersSampler, "_make_stream", stream_with_role):
+    with patch_attribute(TransformersSampler, "_next_turn", turn_with_role):
         yield
 
 

@@ -21,16 +21,16 @@ def randomise_weights(severity: Severity) -> Iterator[None]:
     """Replace the loaded weights by small random values."""
 
     def start_with_random(real: Any, *args: Any) -> Any:
-        policy, source = real(*args)
+        policy = real(*args)
         random = torch.Generator().manual_seed(0)
         with torch.no_grad():
             for p in policy.lm.parameters():
                 if p.ndim > 1:
                     fresh = 0.02 * torch.randn(p.shape, generator=random)
                     p.lerp_(fresh, LOST_FRACTION[severity])
-        return policy, source
+        return policy
 
-    with patch_attribute(train, "start_policy", start_with_random):
+    with patch_attribute(train, "load_start_policy", start_with_random):
         yield
 
 
