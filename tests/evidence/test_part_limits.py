@@ -163,7 +163,7 @@ def test_a_real_step_is_far_from_the_limit(tmp_path):
 def test_a_manifest_of_too_many_parts_is_refused(tmp_path):
     many = [{"file": f"part-{i:05d}.parquet", "rows": 1, "sha256": ""} for i in range(20_000)]
     seal(tmp_path, table(), parts=many)
-    refused(tmp_path, r"complete\.json: `parts` lists 20,000 files, and a step has at most 4,096")
+    refused(tmp_path, r"complete\.json: `parts` lists 20,000 files, and a step has at most 16,384")
 
 
 @pytest.mark.parametrize("link", [None, os.link, os.symlink])

@@ -66,7 +66,7 @@ class RecordIndex:
         unsure = {step: one for step, one in states.items() if not one.verified}
         try:
             for step in unsure:
-                store.verify_parts(self._run, step, store.read_step_files(self._run, step).parts)
+                store.verify_parts(self._run, step)
         except (EvidenceError, OSError):
             return False
         return self.is_unchanged(unsure)

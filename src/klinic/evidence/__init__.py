@@ -9,6 +9,7 @@
     processes.py    joins the rows of several training processes to one record
     columns.py      converts a record to an Arrow table and back
     store.py        records on disk: one folder per step, valid once its manifest exists
+    part_merging.py merges the parts of many processes to a few files
     part_limits.py  memory limits on Parquet files, checked before decoding
     thrift.py       reads the Thrift structs of Parquet footers and page headers
     run_facts.py    file names of a run; run.json and tokens.json

@@ -14,13 +14,14 @@ from klinic.errors import EvidenceError
 from klinic.evidence.readers.wire import WireError
 from klinic.evidence.thrift import I32, I64, LIST, STRUCT, Fields, read_struct
 
-MOST_PARTS = 4_096  # ranks that write one step
+MOST_PARTS = 16_384  # ranks that write one step
 MOST_ROWS = 1 << 17  # completions of one step
 LARGEST_FOOTER = 1 << 18  # bytes; klinic writes 5,000
 LARGEST_STEP = 1 << 30  # bytes of all parts of a step
 MIN_MEMORY = 2 << 20  # bytes that any step may decode to; 20 steps are in memory at once
 EXPANSION = 64  # times the size on disk; log-probs hardly compress: real steps stay below 10
 MOST_PAGES = 1 << 14  # per step; Arrow writes one per megabyte of a column
+PAGES_PER_PART = 64  # further ones for each file: a column has one at least
 FOOTER_END = 8  # bytes after the footer: its length and the magic number
 WIDTH = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT96": 12}  # bytes per value; others take 8
 LIST_ENTRY = 8  # bytes of an offset: an empty list has one but no value
@@ -64,7 +65,7 @@ class MemoryBudget:
                 "per step."
             )
         self._left = MIN_MEMORY + EXPANSION * sum(sizes)
-        self._pages_left = MOST_PAGES
+        self._pages_left = MOST_PAGES + PAGES_PER_PART * len(files)
 
     def charge_columns(
         self,

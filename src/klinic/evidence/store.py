@@ -1,20 +1,21 @@
 """Records on disk: one immutable folder per step, valid once its manifest exists.
 
-    records/step=000123/part-00000.parquet    one row per completion, zstd; a part per process
+    records/step=000123/part-00000.parquet    one row per completion, zstd
     records/step=000123/complete.json         written last: files, digests, facts of the step
 
 Files are never changed in place, so a run can be read while it trains and killed at any time.
+Processes that write parts of their own have them merged by `part_merging.py`.
 """
 
 import hashlib
 import json
 import re
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -35,8 +36,14 @@ from klinic.evidence.record import Fact, StepRecord, select_rows
 from klinic.evidence.schema_version import SCHEMA
 from klinic.evidence.writing import remove_tree, write_atomically, write_durably
 
+ResultT = TypeVar("ResultT")
 MANIFEST = "complete.json"
 MANIFEST_KEYS = {"schema", "step", "parts", "facts"}
+PART_NAME = re.compile(r"part-[0-9]+\.parquet")
+MAX_PARTS = 4
+"""Parts that one process writes of a step."""
+MAX_REREADS = 3
+"""Times that a step is read again because its parts were merged meanwhile."""
 MAX_QUEUED = 4
 """Records that may be queued for writing before `RecordWriter.put` blocks."""
 
@@ -51,29 +58,41 @@ class Part:
 
 
 def write_record(run: Path, record: StepRecord, rank: int = 0) -> None:
-    """Write the record of a step, then its manifest: a part for each process that has rows."""
+    """Write the record of a step, then its manifest: at most `MAX_PARTS` parts, by process."""
     parts = [write_part(run, part, number) for number, part in _parts_by_rank(record, rank)]
     complete_step(run, record.step, parts, record.facts)
 
 
 def _parts_by_rank(record: StepRecord, rank: int) -> list[tuple[int, StepRecord]]:
-    """Return the rows of each process in turn; all rows as one part if they are not by process."""
+    """Return the rows of processes in turn; all rows as one part if they are not by process."""
     process = record.process
     if process is None or not record.num_rows or process[0] < 0 or (np.diff(process) < 0).any():
         return [(rank, record)]
     if process[0] == process[-1]:
         return [(int(process[0]), record)]
-    ranks = np.unique(process)
-    return [(int(r), select_rows(record, np.flatnonzero(process == r).tolist())) for r in ranks]
+    groups = np.array_split(np.unique(process), MAX_PARTS)
+    return [
+        (int(ranks[0]), select_rows(record, np.flatnonzero(np.isin(process, ranks)).tolist()))
+        for ranks in groups
+        if ranks.size
+    ]
 
 
 def write_part(run: Path, record: StepRecord, rank: int) -> Part:
     """Write the rows of one rank. The step is not valid before `complete_step`."""
+    folder = step_folder(run, record.step)
+    table = to_table(record)
+    _make_step_folder(folder)
+    return write_part_table(folder / part_name(rank), table)
+
+
+def write_part_table(path: Path, table: Any) -> Part:
+    """Write a part from its table. It is valid once the manifest holds its digest."""
     sink = pa.BufferOutputStream()
     # Log-probs hardly repeat, so a dictionary costs time and space. No reader uses column
     # statistics or the Arrow schema.
     pq.write_table(
-        to_table(record),
+        table,
         sink,
         compression="zstd",
         use_dictionary=False,
@@ -81,11 +100,8 @@ def write_part(run: Path, record: StepRecord, rank: int) -> Part:
         store_schema=False,
     )
     data = sink.getvalue().to_pybytes()
-    folder = step_folder(run, record.step)
-    _make_step_folder(folder)
-    name = part_name(rank)
-    write_durably(folder / name, data)  # valid once the manifest holds its hash
-    return Part(file=name, rows=record.num_rows, sha256=hashlib.sha256(data).hexdigest())
+    write_durably(path, data)
+    return Part(file=path.name, rows=len(table), sha256=hashlib.sha256(data).hexdigest())
 
 
 def _make_step_folder(folder: Path) -> None:
@@ -124,13 +140,30 @@ def manifest_digest(manifest: Mapping[str, Any]) -> str:
 
 def read_record(run: Path, step: int) -> StepRecord:
     """Return the record of a complete step; raise `EvidenceError` if it is damaged or missing."""
+    return _read_current_parts(run, step, lambda files: _read_listed(run, step, files))
+
+
+def _read_listed(run: Path, step: int, files: "StepFiles") -> StepRecord:
+    """Return the record of a step from the parts of a manifest."""
     folder = step_folder(run, step)
-    manifest = _read_manifest(folder / MANIFEST, step)
-    parts = _parse_parts(manifest, folder / MANIFEST)
-    budget = MemoryBudget(folder, [part.file for part in parts])
-    tables = [_read_part(folder, part, budget) for part in parts]
-    facts = {name: fact_from_json(value) for name, value in manifest["facts"].items()}
-    return from_table(_concat_parts(tables, folder), step=step, facts=facts, source=str(folder))
+    budget = MemoryBudget(folder, [part.file for part in files.parts])
+    tables = [read_part(folder, part, budget) for part in files.parts]
+    table = concat_parts(tables, folder)
+    return from_table(table, step=step, facts=files.facts, source=str(folder))
+
+
+def _read_current_parts(run: Path, step: int, read: "Callable[[StepFiles], ResultT]") -> ResultT:
+    """Return what `read` makes of a step's parts; again if they were merged meanwhile."""
+    files = read_step_files(run, step)
+    for _ in range(MAX_REREADS):
+        try:
+            return read(files)
+        except EvidenceError:
+            newer = read_step_files(run, step)
+            if newer.digest == files.digest:
+                raise
+            files = newer
+    return read(files)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,10 +187,14 @@ def read_step_files(run: Path, step: int) -> StepFiles:
     )
 
 
-def verify_parts(run: Path, step: int, parts: Sequence[Part]) -> None:
+def verify_parts(run: Path, step: int) -> None:
     """Raise `EvidenceError` if a part of a step differs from its digest in the manifest."""
-    for part in parts:
-        _read_part_bytes(step_folder(run, step), part)
+
+    def read_bytes_of(files: StepFiles) -> None:
+        for part in files.parts:
+            _read_part_bytes(step_folder(run, step), part)
+
+    _read_current_parts(run, step, read_bytes_of)
 
 
 def complete_steps(run: Path) -> list[int]:
@@ -274,7 +311,7 @@ def _parse_parts(manifest: Mapping[str, Any], path: Path) -> list[Part]:
     except (TypeError, KeyError, ValueError, OverflowError):
         parts = []
     # bare names only: a manifest must not point outside its folder
-    if not parts or not all(re.fullmatch(r"part-[0-9]+\.parquet", part.file) for part in parts):
+    if not parts or not all(PART_NAME.fullmatch(part.file) for part in parts):
         raise EvidenceError(
             f"{path}: `parts` must list the step's files, each with `file` (part-00000.parquet and "
             "so on, in this folder), `rows` and `sha256`. Write the step again."
@@ -296,14 +333,19 @@ def _read_part_bytes(folder: Path, part: Part) -> bytes:
     return data
 
 
-def _read_part(folder: Path, part: Part, budget: MemoryBudget) -> Any:
+def read_part(folder: Path, part: Part, budget: MemoryBudget, *, known_columns: bool = True) -> Any:
+    """Return the table of a part, without columns of other programs unless they are wanted."""
+
+    def is_read(name: str) -> bool:
+        return not known_columns or is_known_column(name)
+
     path = folder / part.file
     data = _read_part_bytes(folder, part)
     check_footer(data, path)
     try:
         parquet = pq.ParquetFile(pa.BufferReader(data), **THRIFT)
-        budget.charge_columns(parquet, data, rows=part.rows, is_read=is_known_column)
-        names = [name for name in parquet.schema_arrow.names if is_known_column(name)]
+        budget.charge_columns(parquet, data, rows=part.rows, is_read=is_read)
+        names = [name for name in parquet.schema_arrow.names if is_read(name)]
         # An Arrow thread that releases `data` at interpreter exit would abort the process.
         return parquet.read(names, use_threads=False)
     except EvidenceError as error:
@@ -312,7 +354,8 @@ def _read_part(folder: Path, part: Part, budget: MemoryBudget) -> Any:
         raise EvidenceError(f"{path}: is not Parquet ({error}). Write the step again.") from error
 
 
-def _concat_parts(tables: Sequence[Any], folder: Path) -> Any:
+def concat_parts(tables: Sequence[Any], folder: Path) -> Any:
+    """Return the tables of a step's parts as one; raise `EvidenceError` if columns differ."""
     if len(tables) == 1:  # the usual case
         return tables[0]
     names = [set(table.column_names) for table in tables]
