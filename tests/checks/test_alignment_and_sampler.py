@@ -252,6 +252,20 @@ def test_an_end_that_only_the_model_s_files_know_is_the_stop_token_s_fault(rows,
     assert verdict(stop_token_fault, found) is Verdict.NO_DATA
 
 
+def test_an_end_token_that_the_model_never_learned_is_the_stop_token_s_fault():
+    found = with_turns_that_end(ROWS)
+    unlearned = replace(found, token_ids=np.where(found.token_ids == 1, 2, found.token_ids))
+    likely = {"end_like_ids": [1, END_OF_TURN]}
+    assert verdict(stop_token_fault, unlearned, **likely) is Verdict.FAIL
+    assert verdict(stop_token_fault, unlearned, end_like_ids=[1]) is Verdict.NO_DATA
+    assert verdict(stop_token_fault, unlearned, end_like_ids=[]) is Verdict.NO_DATA
+    # one row that ends as the trainer expects: the model knows that token, and uses the other too
+    ids, reasons = unlearned.token_ids.copy(), unlearned.finish_reason.copy()
+    ids[LENGTH - 1], reasons[0] = 1, "stop"
+    learned = replace(unlearned, token_ids=ids, finish_reason=reasons)
+    assert verdict(stop_token_fault, learned, **likely) is Verdict.NO_DATA
+
+
 def test_a_turn_that_a_tool_answers_is_an_end_that_was_known():
     by_whom = np.zeros(ROWS * LENGTH, np.int8)
     by_whom[LENGTH // 2 + 1 :: LENGTH] = EmittedBy.TOOL

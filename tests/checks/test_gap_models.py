@@ -22,6 +22,7 @@ from klinic.checks import (
     imprecise_logp,
     layout_changes_logp,
     misaligned_logp,
+    prompt_mismatch,
     temperature_on_one_side,
     unexplained_gap,
 )
@@ -287,3 +288,38 @@ def test_a_smaller_gap_counts_where_both_sides_compute_in_fp32():
     both = {"policy": {"dtype": "fp32"}, "sampler": {"dtype": "fp32"}}
     assert judged(unexplained_gap, spiked, run=both) is FAIL
     assert judged(unexplained_gap, spiked, run={"sampler": {"dtype": "bf16"}}) is PASS
+
+
+def with_turns(gap, **columns):
+    """Return rows of two turns with a reply between them, and a gap after it."""
+    by_row = np.tile(np.arange(LENGTH), ROWS)
+    found = record(**columns)
+    emitted_by = np.isin(by_row, (4, 5)).astype(np.int8)
+    return replace(
+        found,
+        emitted_by=emitted_by,
+        loss_mask=emitted_by == 0,
+        logp_sampler=found.logp_old + np.where(by_row > 5, gap, 0.0),
+    )
+
+
+def test_a_gap_that_begins_with_a_reply_is_another_history_of_later_turns():
+    gap = np.random.default_rng(5).normal(size=ROWS * LENGTH)
+    first = with_turns(0.1 * gap)
+    later = replace(with_turns(0.1 * gap, version=3), step=4)
+    assert winner(first) is GapModel.TURNS
+    assert judged(prompt_mismatch, first) is FAIL
+    assert judged(prompt_mismatch, later, start=first) is FAIL
+    assert judged(prompt_mismatch, later, start=with_turns(0 * gap)) is PASS  # an old cache
+    assert judged(prompt_mismatch, replace(first, prompt_ids_match=None)) is FAIL
+    for other in (unexplained_gap, *SIMILAR):
+        assert judged(other, first) is PASS, other
+
+
+@pytest.mark.parametrize("everywhere", [0.02, 0.1])
+def test_a_gap_of_first_turns_too_is_no_other_history(everywhere):
+    noise, gap = np.random.default_rng(6).normal(size=(2, ROWS * LENGTH))
+    turns = with_turns(0.1 * gap)
+    both = replace(turns, logp_sampler=turns.logp_sampler + everywhere * 3 * noise)
+    assert judged(prompt_mismatch, both) is PASS
+    assert judged(prompt_mismatch, with_turns(0.01 * gap)) is PASS

@@ -51,6 +51,7 @@ class GapModel(StrEnum):
     PROMPT = "rows whose prompt differs"
     CACHE = "rows that a prefix cache served"
     ROUTING = "tokens routed to other experts"
+    TURNS = "turns after the first reply"
     LAYOUT = "rows shorter than the longest of the batch"
     SHIFTED_COLUMN = "log-probs of neighbouring tokens"
     SHIFTED_LOGITS = "distributions of neighbouring positions"
@@ -63,12 +64,13 @@ class GapModel(StrEnum):
 
 
 LOCALISED_MODELS = (GapModel.RETOKENISED, GapModel.PROMPT, GapModel.CACHE, GapModel.ROUTING)
-"""Explanations by what was recorded about a row or token; the others are formulas."""
+"""Explanations by what was recorded about a row or its experts, which old weights may affect too;
+the others exclude old weights."""
 
 LIMITS = dict.fromkeys(
     (
         *(GapModel.LAYOUT, GapModel.SHIFTED_IDS, GapModel.PENALTY, GapModel.TRUNCATION),
-        *(GapModel.SUPPRESSION, GapModel.POSITION),
+        *(GapModel.SUPPRESSION, GapModel.POSITION, GapModel.TURNS),
     ),
     MIN_AGREEMENT,
 )
@@ -161,6 +163,12 @@ def _fit_routing(tokens: GapTokens) -> GapFit | None:
     if tokens.routing is None:
         return None
     return _fit_localised(GapModel.ROUTING, tokens.gap, tokens.routing > 0)
+
+
+def _fit_turns(tokens: GapTokens) -> GapFit | None:
+    if (is_later := tokens.in_later_turn) is None:
+        return None
+    return _fit_localised(GapModel.TURNS, tokens.gap, is_later)
 
 
 def _fit_layout(tokens: GapTokens) -> GapFit | None:
@@ -404,6 +412,7 @@ LOCALISED: tuple[Callable[[GapTokens], GapFit | None], ...] = (
     _fit_rows(GapModel.RETOKENISED, "retokenised"),
     _fit_rows(GapModel.CACHE, "cached"),
     _fit_routing,
+    _fit_turns,
 )
 """Candidates by what was recorded about a row or token."""
 

@@ -16,7 +16,7 @@ from klinic.checks.measures import (
     float64_column,
     row_numbers,
 )
-from klinic.evidence.record import StepRecord
+from klinic.evidence.record import EmittedBy, StepRecord
 from klinic.maths.arrays import row_of_token, segment_sum
 
 
@@ -78,6 +78,16 @@ class GapTokens:
         }
         flags = columns[kind]
         return None if flags is None else np.asarray(flags, dtype=bool)[self.row]
+
+    @property
+    def in_later_turn(self) -> Bool[np.ndarray, "K"] | None:
+        """True at tokens behind the first reply of an environment or template in their row."""
+        emitted_by = self.record.emitted_by
+        if emitted_by is None:
+            return None
+        replies = np.concatenate([[0], np.cumsum(emitted_by != EmittedBy.POLICY)])
+        row_starts = self.record.row_offsets[:-1][self.row]
+        return np.asarray(replies[self.index] > replies[row_starts])
 
     def neighbours(self, shift: int) -> tuple[Int[np.ndarray, "P"], Int[np.ndarray, "P"]]:
         """Return the tokens whose neighbour at a distance is in the same row, and these."""

@@ -23,6 +23,7 @@ from klinic.evidence.run_facts import (
     METRICS,
     PROBES,
     RECIPE,
+    end_like_facts,
     write_run_facts,
     write_tokens,
 )
@@ -77,7 +78,7 @@ class ForeignRunLog:
         if not self.is_writer:
             return
         refuse_links_out(self.folder)
-        write_run_facts(self.folder, facts)
+        write_run_facts(self.folder, {**facts, **end_like_facts(texts)})
         if texts:
             write_tokens(self.folder, texts)
         if recipe is not None:

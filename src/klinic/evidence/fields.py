@@ -71,6 +71,7 @@ RUN_KEYS = {
     "unprocessed logits",
     "eos_ids": "every token id that ends a completion",
     "declared_eos_ids": "those that the model's tokenizer and generation config declare",
+    "end_like_ids": "those whose text is that of an end token, such as `<|im_end|>`",
     "pad_id": "the id used for padding, or null",
     "token_ids": '"characters" if the source has texts only: each character stands for a token, '
     "which shows equal completions and no more",

@@ -145,7 +145,7 @@ RUN_RULES: Mapping[str, Rule] = {
     "logp_old": word(SHARED_FORWARD, "scored"),
 }
 """Keys of run.json; those with token ids are renumbered."""
-ID_LISTS = ("eos_ids", "declared_eos_ids")
+ID_LISTS = ("eos_ids", "declared_eos_ids", "end_like_ids")
 LOOKS_LIKE = word(*ESTIMATORS)
 DAMAGE = "some tensors did not arrive as they were sent"
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from klinic.errors import EvidenceError
+from klinic.evidence.end_texts import find_end_like_ids
 from klinic.evidence.files import json_bytes, parse_object, read_bytes, read_json
 from klinic.evidence.schema_version import SCHEMA
 from klinic.evidence.writing import write_atomically
@@ -69,6 +70,11 @@ def read_run_facts(run: Path) -> dict[str, Any]:
             "may have changed their meaning. Update klinic."
         )
     return facts
+
+
+def end_like_facts(texts: Mapping[int, str]) -> dict[str, Any]:
+    """Return the entry of run.json that follows from the token texts; empty without texts."""
+    return {"end_like_ids": find_end_like_ids(texts)} if texts else {}
 
 
 def write_tokens(run: Path, texts: Mapping[int, str]) -> None:

@@ -11,7 +11,13 @@ from rich.console import Console
 from klinic.data.prompts import PromptDataset
 from klinic.doctor.warning_signs import WarningState
 from klinic.evidence.files import Journal
-from klinic.evidence.run_facts import METRICS, display_path, write_run_facts, write_tokens
+from klinic.evidence.run_facts import (
+    METRICS,
+    display_path,
+    end_like_facts,
+    write_run_facts,
+    write_tokens,
+)
 from klinic.maths.kl_coef import KLCoefState
 from klinic.maths.kl_estimators import ESTIMATORS
 from klinic.model.chat import PromptEncoder
@@ -294,8 +300,9 @@ def _start_learner(
 def start_new_run(run: Run) -> LoopState:
     """Write run.json and the token texts of a new run; return its initial state."""
     parts = run.parts
-    write_run_facts(parts.folder, run_facts(parts))
-    write_tokens(parts.folder, _token_texts(parts.policy))
+    texts = _token_texts(parts.policy)
+    write_run_facts(parts.folder, {**run_facts(parts), **end_like_facts(texts)})
+    write_tokens(parts.folder, texts)
     run.signs = WarningState()
     kl = run.recipe.kl
     return LoopState(kl=None if kl is None else KLCoefState(coef=kl.coef))
