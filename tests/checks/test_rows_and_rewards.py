@@ -74,7 +74,21 @@ def test_one_prompt_that_differs_is_enough():
     match = np.ones(ROWS, bool)
     match[3] = False
     assert judged(prompt_mismatch, replace(FIRST, prompt_ids_match=match)) is FAIL
+    other = ~np.repeat(match, LENGTH)
+    gap = np.where(other, 0.3, 0.0)
+    apart = replace(FIRST, prompt_ids_match=match, logp_sampler=FIRST.logp_old + gap)
+    assert judged(prompt_mismatch, apart) is FAIL
     assert judged(prompt_mismatch, FIRST) is PASS
+
+
+def test_prompts_that_end_elsewhere_before_the_same_tokens_are_no_mismatch():
+    """The ids are those that were sampled: only the boundary of the completion has moved."""
+    nowhere = np.zeros(ROWS, bool)
+    assert judged(prompt_mismatch, replace(FIRST, prompt_ids_match=nowhere)) is PASS
+    copied = replace(FIRST, prompt_ids_match=nowhere, logp=FIRST.logp_old - 0.1)
+    assert judged(prompt_mismatch, copied) is FAIL  # the old log-probs are the sampler's own
+    unknown = replace(FIRST, prompt_ids_match=nowhere, logp_sampler=None)
+    assert judged(prompt_mismatch, unknown) is FAIL
 
 
 def test_completions_that_no_working_sampler_draws():

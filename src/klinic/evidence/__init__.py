@@ -24,6 +24,7 @@
     measures.py     what the metrics measure over the tokens of a step
     token_tally.py  means, extremes and tails of a quantity per token
     trained_tokens.py  the trained tokens, in blocks of rows
+    end_texts.py    token ids whose texts say that a completion ends
     merging.py      sums and order statistics of numbers that several processes hold
     files.py        bounded reads, JSON, and append-only journals
     tail.py         follows a growing journal
