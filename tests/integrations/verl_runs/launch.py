@@ -11,8 +11,7 @@ The environment of that interpreter has verl and the dependencies of klinic:
         pytest pytest-asyncio jaxtyping typer rich
     pip uninstall -y aiohttp_cors
 
-Without the last package Ray starts its small agents: the others are too slow on a busy machine for
-a limit of 15 s in Ray's node, which cannot be set.
+Without the last package Ray starts its small agents, which import less.
 """
 
 import argparse

@@ -5,12 +5,43 @@ a run is given are in `verl_faults.py`.
 """
 
 import contextlib
+import functools
+import socket
 import types
 
 import torch
 import torch.distributed as dist
 import verl_faults
 from verl.plugin.platform import PlatformBase, PlatformRegistry
+
+AGENT_PORTS = ("metrics_agent_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
+
+
+def fix_agent_ports():
+    """Give the agents of Ray's node fixed ports.
+
+    The node waits for the port of an agent that chooses its own, for 15 s: too short on a busy
+    machine, and compiled into Ray.
+    """
+    from ray._private.parameter import RayParams
+
+    init = RayParams.__init__
+
+    @functools.wraps(init)
+    def init_with_ports(self, *args, **kwargs):
+        init(self, *args, **{**free_ports(), **kwargs})
+
+    RayParams.__init__ = init_with_ports
+
+
+def free_ports():
+    """Return a free port for each agent."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in AGENT_PORTS]
+        for opened in sockets:
+            opened.bind(("127.0.0.1", 0))
+        ports = [opened.getsockname()[1] for opened in sockets]
+    return dict(zip(AGENT_PORTS, ports, strict=True))
 
 
 def patch_torch():
@@ -200,5 +231,6 @@ def register_rollout():
     base._ROLLOUT_REGISTRY[("hf", "async")] = "verl_cpu_adapter.Adapter"
 
 
+fix_agent_ports()
 patch_torch()
 register_rollout()
