@@ -164,13 +164,13 @@ def attach(size: str, **how: Any) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def timed_hooks() -> Iterator[Inside]:
+def timed_hooks(*, has_processor_time: bool = False) -> Iterator[Inside]:
     """Let a clock run while klinic is at work in a step of TRL."""
     from klinic.integrations.trl import sampled_logprobs
     from klinic.integrations.trl.hooks import MethodWrappers
     from klinic.integrations.trl.session import _StepCallback
 
-    clock, wrap = Inside(), MethodWrappers.wrap_method
+    clock, wrap = Inside(has_processor_time=has_processor_time), MethodWrappers.wrap_method
 
     def timed(self: MethodWrappers, owner: Any, name: str, change: Any) -> Any:
         def apart(real: Any, *args: Any, **kwargs: Any) -> Any:

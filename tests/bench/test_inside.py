@@ -16,6 +16,12 @@ def clock(monkeypatch):
             return self.seconds
 
         process_time = perf_counter
+
+        def thread_time(self) -> float:
+            return self.seconds - self.waited
+
+        waited = 0.0
+
         pthread_getcpuclockid = staticmethod(time.pthread_getcpuclockid)
 
         def clock_gettime(self, _: int) -> float:
@@ -89,3 +95,29 @@ def test_the_share_counts_functions_and_threads(clock):
     assert not found["ok"]
     assert raw["added"] == pytest.approx(len(raw["step"]) * [0.01])
     assert share(step, timer, threading.main_thread(), must=None)[0]["ok"]
+
+
+def test_processor_time_leaves_out_waits(clock):
+    timer = Inside(has_processor_time=True)
+
+    def waiting() -> None:
+        clock.seconds += 1.0
+        clock.waited += 0.75
+
+    timer.added(waiting)()
+    assert timer.seconds == 0.25
+
+
+def test_the_share_of_processor_time_is_that_of_the_threads_own(clock):
+    timer = Inside(has_processor_time=True)
+    added = timer.added(passing(clock, 0.01))
+
+    def step() -> None:
+        clock.seconds += 1.0  # half of it waits
+        clock.by_others += 0.5
+        clock.waited += 0.5
+        added()
+
+    found, raw = share(step, timer, threading.main_thread(), must=None)
+    assert raw["step"] == pytest.approx(len(raw["step"]) * [0.51])
+    assert found["median"] == pytest.approx(1 + (0.01 + 0.5) / 0.5)

@@ -75,6 +75,9 @@ FAULT_CAUSES = {
     "reward by chance": "broken-reward",
 }
 """Twelve faults of `trl_ranks.py`, four of them in one process of two, and their causes."""
+FAULT_SETTINGS = {  # for three standard errors above half of the variance: 72 equal completions
+    "reward by chance": {"per_device_train_batch_size": 64, "num_generations": 32},
+}
 
 
 def launch_faults(folder, start, layout):
@@ -83,7 +86,14 @@ def launch_faults(folder, start, layout):
     from klinic.doctor.cases import read_cases
     from klinic.doctor.diagnosis import diagnose
 
-    cases = {name: {"ways": ["attached"], "fault": name, "settings": SICK} for name in FAULT_CAUSES}
+    cases = {
+        name: {
+            "ways": ["attached"],
+            "fault": name,
+            "settings": SICK | FAULT_SETTINGS.get(name, {}),
+        }
+        for name in FAULT_CAUSES
+    }
     launch(folder, start, cases, layout)
     runs = {name: folder / name / "attached" / "run" for name in FAULT_CAUSES}
     return {name: diagnose(read_cases(run), CHECKS).cause for name, run in runs.items()}
