@@ -2,7 +2,8 @@
 
 `round2` and `round4` train two start policies and some 55 scripts (about 12 minutes on one core);
 `threads` writes the files of 38 cases (about 6 minutes). What is in FOLDER already is not made
-again.
+again. The doctor is on as for a user, so its probes run; `BLIND_DOCTOR=none` is what the
+first runs had.
 """
 
 import argparse
@@ -46,6 +47,7 @@ def main() -> None:
 def _train(name_of_set: str, folder: Path, cases: list[str]) -> Iterator[tuple[str, Path]]:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     env["BLIND_OUT"] = str(folder)
+    env.setdefault("BLIND_DOCTOR", "tell")  # as for a user: only then do the probes run
     for name, settings in STARTS.items():
         start = folder / "start" / name
         if not start.exists():

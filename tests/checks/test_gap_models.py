@@ -26,7 +26,7 @@ from klinic.checks import (
     temperature_on_one_side,
     unexplained_gap,
 )
-from klinic.checks.gap_models import GapModel, compete_on_sampler_gap
+from klinic.checks.gap_models import GapCompetition, GapFit, GapModel, compete_on_sampler_gap
 
 PASS, FAIL = Verdict.PASS, Verdict.FAIL
 PICK = np.arange(ROWS * LENGTH)
@@ -323,3 +323,24 @@ def test_a_gap_of_first_turns_too_is_no_other_history(everywhere):
     both = replace(turns, logp_sampler=turns.logp_sampler + everywhere * 3 * noise)
     assert judged(prompt_mismatch, both) is PASS
     assert judged(prompt_mismatch, with_turns(0.01 * gap)) is PASS
+
+
+def test_two_explanations_of_one_gap_leave_it_open_which_is_at_work():
+    fits = (
+        GapFit(model=GapModel.TEMPERATURE, explained=0.97),
+        GapFit(model=GapModel.SHIFTED_COLUMN, explained=0.9),
+        GapFit(model=GapModel.TRUNCATION, explained=0.8),  # below its limit
+    )
+    one, two = (
+        GapCompetition(num_tokens=100, size=1.0, fits=fits[:1] + rest)
+        for rest in (fits[2:], fits[1:])
+    )
+    assert one.beyond_others(GapModel.TEMPERATURE, 0.97) == pytest.approx(0.97)
+    assert two.beyond_others(GapModel.TEMPERATURE, 0.97) == pytest.approx(0.07)
+
+
+def test_a_form_that_predicts_no_token_explains_no_fraction():
+    """Tokens that surprise the learner fit unshifted logits, and a learner that reads padding."""
+    right = sharp(0)
+    finding = misaligned_logp.CHECK(case(scored(off_by_one(right), right, 0)))
+    assert (finding.verdict, finding.explained) == (FAIL, 0.0)

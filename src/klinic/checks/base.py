@@ -110,7 +110,11 @@ class Finding:
 
     @property
     def explained(self) -> float:
-        """Fraction of the anomaly that the cause explains, if the check measures it; else 0."""
+        """Fraction of the anomaly that the cause alone predicts, if the check measures it; else 0.
+
+        A formula counts, scored at tokens that it was not fitted to, less what another explanation
+        of the same values reaches. That an anomaly looks like this cause is no such fraction.
+        """
         return min(max(self.measured.get("explained", 0.0), 0.0), 1.0)
 
     def to_json(self) -> dict[str, Any]:

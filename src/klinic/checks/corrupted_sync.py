@@ -1,5 +1,6 @@
 """corrupted-sync: the sampler has weights that the learner never had."""
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -15,7 +16,7 @@ from klinic.checks.base import (
     passed_finding,
 )
 from klinic.checks.gap_models import compete_on_sampler_gap
-from klinic.checks.gap_tokens import collect_gap_tokens, surprise_excess
+from klinic.checks.gap_tokens import SurpriseExcess, collect_gap_tokens, surprise_excess
 from klinic.checks.measures import fraction_true, logp_gap, mean, rms_logp_gap
 from klinic.evidence.record import StepRecord
 
@@ -92,8 +93,26 @@ def _is_between_networks(case: Case) -> bool:
     return (
         mean(tokens.gap) > MIN_BIAS_RATIO * size
         and fraction_true(rows > size / 5) > MIN_ROW_FRACTION
-        and surprise_excess(tokens, tokens.logp).errors > MIN_ERRORS
+        and _surprise_errors(case) > MIN_ERRORS
     )
+
+
+def _surprise_errors(case: Case) -> float:
+    """Return the learner's surprise above its entropy in standard errors, over the recent steps.
+
+    A step of few groups has few of them; the samples of different steps are independent.
+    """
+    errors = [
+        case.measure_once(_step_surprise, record).errors
+        for record in case.recent_records
+        if record.logp_sampler is not None and record.logp_old is not None
+    ]
+    return sum(errors) / math.sqrt(max(len(errors), 1))
+
+
+def _step_surprise(record: StepRecord) -> SurpriseExcess:
+    tokens = collect_gap_tokens(record, "logp_sampler")
+    return surprise_excess(tokens, tokens.logp)
 
 
 def _judge_path(case: Case, summary: str) -> Finding:
@@ -131,7 +150,10 @@ CHECK = Check(
     fix="Compare a checksum of every tensor on both sides after a sync, by name and shape: packed, "
     "sharded, tied and quantised ones, buffers, adapters with their scale; send the missing ones.",
     judge=judge_case,
-    explains=("stale-sampler", "imprecise-logp", "step-too-big", "unexplained-gap"),
+    explains=(
+        *("stale-sampler", "imprecise-logp", "step-too-big", "unexplained-gap"),
+        "equal-rewards",
+    ),
     reads=(
         "record.loss_mask",
         "record.row_offsets",

@@ -98,8 +98,15 @@ class GapCompetition:
     @property
     def winner(self) -> GapFit | None:
         """The best candidate among those that reach their limits."""
-        limits = ((fit, LIMITS.get(fit.model, MIN_EXPLAINED)) for fit in self.fits)
-        return next((fit for fit, limit in limits if fit.explained >= limit), None)
+        return next((fit for fit in self.fits if _reaches(fit)), None)
+
+    def beyond_others(self, model: GapModel, explained: float) -> float:
+        """Return what a candidate explains beyond the best other one that reaches its limit.
+
+        Two causes that explain the same gap leave it open which of them is at work.
+        """
+        others = [fit.explained for fit in self.fits if fit.model is not model and _reaches(fit)]
+        return explained - max(others, default=0.0)
 
     def explained_by(self, model: GapModel) -> float:
         """Return the fraction that a candidate explains; 0 if it could not be scored."""
@@ -112,6 +119,10 @@ class GapCompetition:
     def is_won_by(self, *models: GapModel) -> bool:
         """Return whether one of the candidates is the winner."""
         return self.winner is not None and self.winner.model in models
+
+
+def _reaches(fit: GapFit) -> bool:
+    return fit.explained >= LIMITS.get(fit.model, MIN_EXPLAINED)
 
 
 def compete_on_sampler_gap(record: StepRecord) -> GapCompetition:

@@ -156,7 +156,7 @@ CHECK = Check(
     "return completions without their prompt; and make each row of the dataset an object of its "
     "own.",
     judge=judge_case,
-    explains=("malformed-output", "cliff-rewards"),
+    explains=("malformed-output", "cliff-rewards", "equal-rewards"),
     reads=(
         "record.token_ids",
         "record.prompt_offsets",

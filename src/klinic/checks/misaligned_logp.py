@@ -120,7 +120,7 @@ def _judge_neighbours(case: Case) -> Finding | None:
         f"sampler and learner are {competition.size:.3g} nats apart, and one of them scores "
         f"{winner.model} (offset {winner.value:+.0f}), which explains {winner.explained:.0%} of it",
         gap=competition.size,
-        explained=winner.explained,
+        covered=winner.explained,  # by its form, which other causes may have: it predicts no token
     )
 
 

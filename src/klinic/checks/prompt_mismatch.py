@@ -112,7 +112,7 @@ CHECK = Check(
     explains=(
         *("misaligned-logp", "retokenised", "imprecise-logp", "temperature-on-one-side"),
         *("hidden-sampling-transform", "stale-sampler", "stale-prefix-cache", "wrong-reference"),
-        *("malformed-output", "context-truncated", "broken-sampler"),
+        *("malformed-output", "context-truncated", "broken-sampler", "equal-rewards"),
         "unexplained-gap",
         "gap-grows-with-position",
         "corrupted-sync",

@@ -227,6 +227,7 @@ CHECK = Check(
         "hidden-sampling-transform",
         "imprecise-logp",
         "unexplained-gap",
+        "equal-rewards",
     ),
     reads=(
         "record.loss_mask",

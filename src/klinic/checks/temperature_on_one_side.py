@@ -105,21 +105,15 @@ def judge_case(case: Case) -> Finding:
     if bent is not None and _is_of_raw_logprobs(case, bent.value):
         bent = None
     if bent is not None:
-        return failed_finding(
-            f"the sampler has {1 + bent.value:.2f} times the inverse temperature (limit "
-            f"1 +- {MIN_SLOPE:g}), which explains {bent.explained:.0%} of the gap in rows that it "
-            "was not fitted to",
-            slope=bent.value,
-            explained=bent.explained,
-            gap=size,
-        )
+        return _report_bent_line(case, bent, size)
     summary = (
         f"{side} against learner: slope {slope:+.3f} over logp "
         f"+ entropy (limit {MIN_SLOPE:g}), which "
         f"explains {max(explained, 0):.0%} of a gap of {size:.3g} nats"
     )
+    alone = _explained_alone(case, explained) if side == "sampler" else explained
     return (failed_finding if wrong else passed_finding)(
-        summary, slope=slope, explained=explained, gap=size
+        summary, slope=slope, explained=alone, gap=size
     )
 
 
@@ -135,6 +129,23 @@ def _bent_line(case: Case) -> GapFit | None:
         return None
     fits_well = competition.explained_by(GapModel.TEMPERATURE) >= MIN_LATE_FIT
     return competition.winner if fits_well or _is_there_at_start(case) else None
+
+
+def _report_bent_line(case: Case, bent: GapFit, size: float) -> Finding:
+    return failed_finding(
+        f"the sampler has {1 + bent.value:.2f} times the inverse temperature (limit "
+        f"1 +- {MIN_SLOPE:g}), which explains {bent.explained:.0%} of the gap in rows that it "
+        "was not fitted to",
+        slope=bent.value,
+        explained=_explained_alone(case, bent.explained),
+        gap=size,
+    )
+
+
+def _explained_alone(case: Case, explained: float) -> float:
+    """Return what a temperature explains of the sampler's gap beyond other explanations."""
+    competition = case.measure_once(compete_on_sampler_gap, case.record)
+    return competition.beyond_others(GapModel.TEMPERATURE, explained)
 
 
 def _is_of_raw_logprobs(case: Case, slope: float) -> bool:
@@ -220,6 +231,7 @@ CHECK = Check(
         "imprecise-logp",
         "hidden-sampling-transform",
         "step-too-big",
+        "equal-rewards",
         "unexplained-gap",
         "stale-sampler",  # a temperature that changes in the middle of a run
     ),

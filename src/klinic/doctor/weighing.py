@@ -26,13 +26,14 @@ PRIOR = 0.02  # of one cause in a run that somebody diagnoses
 PRIOR_OF_SETUP = 1e-3  # of a cause of a set-up of which nothing is recorded
 DETECTED = 0.95  # a cause makes its own check fail
 EFFECT = 0.25  # a cause makes a check fail that it explains; most effects need a severe fault
-UNKNOWN = 0.05  # a fault outside the catalogue makes a given check fail
+UNKNOWN = 0.01  # a fault outside the catalogue makes a given check fail: 1 in some 720 blind ones
 UNKNOWN_OF_SYMPTOM = (
     0.5  # the same for a symptom: of 6 blind cases with it alone, 5 had other faults
 )
-ACCIDENT = 5e-4  # a check fails in a healthy run: none did in 140 runs with 35 checks each
+ACCIDENT = 1e-3  # a check fails in a healthy run: 1 in some 870 of the blind rounds 3 and 4
 ACCIDENT_PER_STEP = 1e-4  # a failure of a single step can be an accident of that step
 SPORADIC = 0.01  # a check near its limit fails now and then; most faults show in every step
+MIN_UNEXPLAINED = 0.1  # of an anomaly: a formula that fits every token may still be another's
 MAX_CAUSES = 3
 
 
@@ -95,7 +96,7 @@ def _failure_probability(cause: Hypothesis, effect: Hypothesis) -> float:
 
 def _unexplained(effect: Hypothesis) -> float:
     """Return the fraction of an anomaly that its own cause leaves for others to explain."""
-    return 1.0 if effect.finding is None else 1.0 - effect.finding.explained
+    return 1.0 if effect.finding is None else max(MIN_UNEXPLAINED, 1.0 - effect.finding.explained)
 
 
 def _accidents(failed: Sequence[Hypothesis]) -> Float[np.ndarray, "F"]:

@@ -52,7 +52,7 @@ class PairOutcome:
     named: tuple[str, ...]
     """The named causes, the most probable first."""
     residue: tuple[str, ...]
-    """Failed checks that no named cause explains, and causes that are not excluded."""
+    """Failed checks that no named cause explains, causes that are not excluded, and warnings."""
     error: str | None = None
 
     @property
@@ -107,11 +107,12 @@ def run_pair(pair: FaultPair) -> PairOutcome:
         diagnosis, _ = diagnose_run(folder / "run")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    rivals = tuple(rival.name for rival in diagnosis.rivals if not rival.fields)
+    rivals = [rival.name for rival in diagnosis.rivals if not rival.fields]
+    warned = [h.check.name for h in diagnosis.hypotheses if h.num_warned and not h.num_failed]
     return PairOutcome(
         causes=(first.cause, second.cause),
         named=tuple(cause.name for cause in diagnosis.causes),
-        residue=(*diagnosis.unexplained, *rivals),
+        residue=(*diagnosis.unexplained, *rivals, *warned),
     )
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from klinic.model import zero_shards
 
 NUM_SAMPLED = 64  # entries per tensor in a fingerprint
+GOLDEN_SECTION = 0.618
 PIECE = 2**22  # entries of another rank in memory while a digest is computed
 
 
@@ -71,7 +72,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def sample_entries(tensor: Tensor) -> Tensor:
-    """Return evenly spaced entries of a tensor, 64 to 127 of a large one."""
+    """Return evenly spaced entries of a tensor in all its columns, 64 or somewhat more."""
     return tensor.reshape(-1)[:: _spacing(tensor)]
 
 
@@ -156,7 +157,17 @@ def is_sharded(tensor: Tensor) -> bool:
 
 
 def _spacing(tensor: Tensor) -> int:
-    return max(1, zero_shards.full_numel(tensor) // NUM_SAMPLED)
+    """Return the distance of sampled entries, which goes through all columns of a matrix.
+
+    A multiple of the row length would take all of one column, and a lost shard of the others stay
+    unseen. By the golden section, entries of successive rows are far apart.
+    """
+    spacing = zero_shards.full_numel(tensor) // NUM_SAMPLED
+    shape = zero_shards.full_shape(tensor)
+    columns = shape[-1] if len(shape) > 1 else 0
+    if columns and spacing >= columns:
+        spacing -= (spacing - round(GOLDEN_SECTION * columns)) % columns
+    return max(1, spacing)
 
 
 def _start_tensor(total: Any, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
