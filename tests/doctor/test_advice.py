@@ -18,7 +18,7 @@ def test_every_cause_has_steps_and_no_step_belongs_to_an_unknown_cause(trainer):
     assert STEPS[trainer].keys() == NAMES
 
 
-def diagnose_as(trainer):
+def diagnose_as(trainer, **facts):
     check = Check(
         name="stale-sampler",
         description="a fault",
@@ -28,7 +28,9 @@ def diagnose_as(trainer):
         judge=lambda _: failed_finding("s"),
         change={"sampling.top_p": 1.0},
     )
-    (cause,) = diagnose([Case(record=full_record(), run={"trainer": trainer})], [check]).causes
+    (cause,) = diagnose(
+        [Case(record=full_record(), run={"trainer": trainer, **facts})], [check]
+    ).causes
     return cause
 
 
@@ -36,6 +38,20 @@ def test_a_run_of_trl_gets_steps_for_trl_and_no_keys_of_klinic():
     cause = diagnose_as("trl")
     assert cause.steps == find_steps("stale-sampler", "trl")
     assert (cause.change, cause.first_fix) == ({}, cause.steps[0])
+
+
+@pytest.mark.parametrize(
+    ("sampler", "first"),
+    [
+        ({"kind": "vllm", "shares_weights": False}, "With an own vLLM engine, send the weights"),
+        ({"kind": "transformers", "shares_weights": True}, "Generate with `trainer.model`"),
+        ("vllm", "Generate with `trainer.model`"),
+    ],
+)
+def test_steps_for_engines_come_first_where_an_engine_samples(sampler, first):
+    cause = diagnose_as("trl", sampler=sampler)
+    assert cause.first_fix.startswith(first)
+    assert sorted(cause.steps) == sorted(find_steps("stale-sampler", "trl"))
 
 
 @pytest.mark.parametrize("trainer", ["klinic", None, ["trl"], "other"])

@@ -204,6 +204,7 @@ class Examination:
     def __init__(self, checks: Sequence[Check]) -> None:
         self.hypotheses = [Hypothesis(check=check) for check in checks]
         self._trainer: str | None = None
+        self._has_engine = False
         self._last_case: Case | None = None
         self._missing_fields: frozenset[str] | None = None
         self._processes = ProcessCases()
@@ -219,9 +220,10 @@ class Examination:
             hypothesis.add_finding(case.record.step, finding)
 
     def set_trainer(self, facts: Mapping[str, Any]) -> None:
-        """Read from run.json which trainer wrote the run: fixes name its settings."""
-        trainer = facts.get("trainer")
+        """Read from run.json which trainer wrote the run and what sampled: fixes depend on it."""
+        trainer, sampler = facts.get("trainer"), facts.get("sampler")
         self._trainer = trainer if isinstance(trainer, str) else None
+        self._has_engine = isinstance(sampler, Mapping) and sampler.get("shares_weights") is False
 
     def state(self) -> dict[str, Any]:
         """Return the state of every hypothesis by check name, for `restore`."""
@@ -258,7 +260,12 @@ class Examination:
 
     def conclude(self) -> Diagnosis:
         """Return the diagnosis of all cases so far."""
-        return conclude(self.hypotheses, self.missing_fields, trainer=self._trainer)
+        return conclude(
+            self.hypotheses,
+            self.missing_fields,
+            trainer=self._trainer,
+            has_engine=self._has_engine,
+        )
 
 
 def diagnose(cases: Iterable[Case], checks: Sequence[Check]) -> Diagnosis:
@@ -279,7 +286,11 @@ def run_check(check: Check, case: Case) -> Finding:
 
 
 def conclude(
-    hypotheses: Sequence[Hypothesis], absent: frozenset[str], *, trainer: str | None = None
+    hypotheses: Sequence[Hypothesis],
+    absent: frozenset[str],
+    *,
+    trainer: str | None = None,
+    has_engine: bool = False,
 ) -> Diagnosis:
     """Weigh all causes and set the status of each hypothesis; `absent` fields are unrecorded."""
     weighed = weigh_causes(hypotheses, absent)
@@ -298,8 +309,12 @@ def conclude(
         missing = tuple(dict.fromkeys(name for rival in rivals for name in rival.fields))
     else:
         missing = _absent_fields([h for h in hypotheses if not h.num_judged], absent)
+    steps = [find_steps(w.hypothesis.check.name, trainer, has_engine=has_engine) for w in named]
     return Diagnosis(
-        causes=tuple(_describe_cause(w, hypotheses, trainer) for w in named),
+        causes=tuple(
+            _describe_cause(weighed_cause, hypotheses, its_steps)
+            for weighed_cause, its_steps in zip(named, steps, strict=True)
+        ),
         hypotheses=tuple(hypotheses),
         rivals=tuple(rivals),
         missing=missing,
@@ -324,11 +339,10 @@ def _select_causes(
 
 
 def _describe_cause(
-    weighed: WeighedCause, hypotheses: Sequence[Hypothesis], trainer: str | None
+    weighed: WeighedCause, hypotheses: Sequence[Hypothesis], steps: tuple[str, ...]
 ) -> Cause:
     hypothesis = weighed.hypothesis
     check, finding = hypothesis.check, hypothesis.finding
-    steps = find_steps(check.name, trainer)
     effects = [h.check.name for h in hypotheses if h.num_failed and hypothesis.explains(h)]
     return Cause(
         name=check.name,

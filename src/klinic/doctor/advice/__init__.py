@@ -17,13 +17,21 @@ STEPS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
 }
 """By trainer and cause, the most likely step first."""
 
+OF_ENGINES = ("With `use_vllm`", "With an own vLLM engine")
+"""How steps begin that apply only to samplers outside the trainer."""
 
-def find_steps(cause: str, trainer: str | None) -> tuple[str, ...]:
+
+def find_steps(cause: str, trainer: str | None, *, has_engine: bool = False) -> tuple[str, ...]:
     """Return the steps that fix a cause in a trainer's settings; empty if there are none.
+
+    With `has_engine`, a sampler outside the trainer, the steps for engines come first.
 
     >>> find_steps("wrong-reference", "trl")[0]
     'Pass the start model itself as `model`; TRL loads its reference from the same name.'
     >>> find_steps("wrong-reference", None)
     ()
     """
-    return STEPS.get(trainer or "", {}).get(cause, ())
+    steps = STEPS.get(trainer or "", {}).get(cause, ())
+    if not has_engine:
+        return steps
+    return tuple(sorted(steps, key=lambda step: not step.startswith(OF_ENGINES)))
