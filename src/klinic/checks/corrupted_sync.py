@@ -152,7 +152,7 @@ CHECK = Check(
     judge=judge_case,
     explains=(
         *("stale-sampler", "imprecise-logp", "step-too-big", "unexplained-gap"),
-        "equal-rewards",
+        *("equal-rewards", "context-truncated", "malformed-output"),
     ),
     reads=(
         "record.loss_mask",
