@@ -31,6 +31,7 @@ def test_every_file_is_in_the_catalogue_once():
         "copied_samples",
         "equal_samples",
         "folded_ids",
+        "gap_contexts",
         "gap_models",
         "gap_tokens",
         "loss_fit",

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,9 @@ FAULTS = {
 }
 
 
+TRIED_ALONE = (*("equal-completions", "samples-get-older", "kl-loss-is-k1", "kl-falls-at-restart"),)
+
+
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_sign_fires_where_it_should(name):
     change, since, first = FAULTS[name]
@@ -148,7 +152,7 @@ def test_a_sign_fires_where_it_should(name):
 
 
 def test_every_sign_is_tried():
-    assert {sign.name for sign in SIGNS} == {*FAULTS, "equal-completions"}
+    assert {sign.name for sign in SIGNS} == {*FAULTS, *TRIED_ALONE}
 
 
 @pytest.mark.parametrize("sign", SIGNS, ids=lambda sign: sign.name)
@@ -354,3 +358,91 @@ def test_the_verdict_of_a_log():
     unscored = [{**e, "reward": math.nan} for e in loss]
     assert examine_log(log_of(unscored)).verdict == "cause"
     assert "reward" not in examine_log(log_of(unscored)).not_found
+
+
+def with_ages(ages):
+    entries = [
+        {
+            "step": step,
+            "ppo_actor/update/actor_loss/avg": 0.1,
+            "ppo_actor/update/clip_ratio/avg": 0.0,
+            "ppo_actor/task_reward/avg": 0.5,
+            "ppo_actor/update/version_stats/sample_staleness_theta_max": age,
+        }
+        for step, age in enumerate(ages)
+    ]
+    return heard(entries, "samples-get-older")
+
+
+def test_samples_that_get_older_after_they_were_steady_are_a_sign():
+    finding = with_ages([0, 1, *[2] * 14, *[3, 4, 5] * 3, *[6] * 6])
+    assert finding.verdict is Verdict.FAIL
+    assert finding.could_be == ("samples-too-old", "state-lost")
+
+
+@pytest.mark.parametrize(
+    "ages", [[0, 1, *[2] * 28], [min(step, 8) for step in range(60)], [0, 1, 2, 3, 2] * 8]
+)
+def test_a_steady_or_rising_age_is_no_fault(ages):
+    assert with_ages(ages).verdict is not Verdict.FAIL
+
+
+def test_a_negative_kl_points_to_the_mask_where_tools_answer():
+    entries = [
+        {"step": n, "critic/kl": -0.2, "actor/pg_clipfrac": 0.0, "actor/ppo_kl": 0.0}
+        for n in range(1, 30)
+    ]
+    assert heard(entries, "negative-kl").could_be[0] == "stale-sampler"
+    for entry in entries:
+        entry["env/number_of_valid_search"] = 1.0
+    assert heard(entries, "negative-kl").could_be[0] == "wrong-loss-mask"
+    for entry in entries:
+        entry["training/rollout_probs_diff_mean"] = 0.003
+    assert "stale-sampler" not in heard(entries, "negative-kl").could_be
+
+
+@pytest.mark.parametrize(("kl", "first"), [(0.01, "corrupted-sync"), (5.0, "stale-sampler")])
+def test_a_sampler_farther_than_the_policy_moved_has_damaged_weights(kl, first):
+    entries = sick(put(kl=kl))
+    for place, entry in enumerate(entries):
+        entry["sampling/sampling_logp_difference/mean"] = 0.003 if place < 3 else 2.0
+    assert heard(entries, "sampler-far-from-learner").could_be[0] == first
+
+
+@pytest.mark.parametrize(("same", "verdict"), [(True, Verdict.FAIL), (False, Verdict.PASS)])
+def test_a_loss_with_the_mean_log_ratio_is_told_from_other_estimators(same, verdict):
+    entries = [
+        {
+            "step": n,
+            "objective/kl0_avg": 0.01 * n,
+            "objective/kl1_avg": 0.01 * n,
+            "objective/kl3_avg": 0.012 * n,
+            "loss/policy_avg": 0.1,
+            "loss/kl_avg": 0.05 * (0.01 * n if same else 0.01 * n + 0.002 * (n % 3)),
+        }
+        for n in range(1, 20)
+    ]
+    finding = heard(entries, "kl-loss-is-k1")
+    assert finding.verdict is verdict
+    assert finding.could_be == (("kl-gradient-wrong",) if same else ())
+
+
+def restarted(first_kl, *, reward=None):
+    before = log_of(trl_entries(healthy(40)))
+    later = trl_entries(healthy(40))
+    for place, entry in enumerate(later):
+        entry["step"] += 40
+        entry["kl"] = first_kl + 1e-4 * place
+        if reward is not None:
+            entry["reward"] = reward
+    log = replace(log_of(later), before=before)
+    return {s.name: h for s, h in examine_log(log).findings}["kl-falls-at-restart"]
+
+
+def test_a_kl_that_starts_again_where_a_run_continues_is_a_new_reference():
+    at_end = log_of(trl_entries(healthy(40))).column("reward")[-1]
+    assert restarted(0.0, reward=at_end).could_be[0] == "moved-reference"
+    at_start = log_of(trl_entries(healthy(40))).column("reward")[0]
+    assert restarted(0.0, reward=at_start).could_be[0] == "state-lost"
+    end = log_of(trl_entries(healthy(40))).column("kl")[-1]
+    assert restarted(end).verdict is Verdict.PASS

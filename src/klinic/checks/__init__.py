@@ -11,6 +11,7 @@ copied_samples  copies of completions, found without log-probs
 row_texts       the texts of records whose tokens are characters
 run_on_texts    completions that run on into turns of the user
 gap_models      explanations of the gap between sampler and learner, which compete
+gap_contexts    tokens that were sampled after the same context, and turns of a row
 gap_tokens      the tokens that they are fitted to
 loss_models     signs of the terms of the recorded loss, for checks without a probe
 loss_fit        least-squares fits of that loss by the values of its possible terms

@@ -11,19 +11,28 @@ from klinic.checks.base import (
     Check,
     Finding,
     Stage,
+    count_updates,
     failed_finding,
     no_data_finding,
     passed_finding,
 )
 from klinic.checks.gap_models import compete_on_sampler_gap
 from klinic.checks.gap_tokens import SurpriseExcess, collect_gap_tokens, surprise_excess
-from klinic.checks.measures import fraction_true, logp_gap, mean, rms_logp_gap
+from klinic.checks.measures import (
+    fraction_true,
+    has_older_samples,
+    logp_gap,
+    mean,
+    rms_logp_gap,
+)
 from klinic.evidence.record import StepRecord
 
 MIN_MEAN_GAP = 0.3  # nats, mean: ten times that of bf16 against fp32
 MIN_BIAS_RATIO = 0.3  # min ratio of mean to mean absolute gap: the mean is a KL, noise has none
 MIN_ROW_FRACTION = 0.7  # min fraction of affected rows: weights affect all
 MIN_ERRORS = 4.0  # standard errors of the learner's surprise above its entropy
+MOST_PER_UPDATE = 0.3  # nats, mean: no update moves a policy by so much
+MAX_START_GAP = 0.1  # nats, mean, in the step before the first update
 MIN_PATH_RATIO = 3.0  # times the distance of policy and start: farther than any older weights
 MIN_TOKENS = 50  # tokens
 
@@ -43,7 +52,9 @@ def judge_case(case: Case) -> Finding:
         After a sync, fingerprints show a tensor that did not arrive, or arrived as another one or
         with another norm. Or: sampler and learner have separate weights, the mean gap is above
         0.3 nats and of that form, no explanation of the gap wins, and it exists before the first
-        update or is three times the distance that the policy has moved.
+        update or is three times the distance that the policy has moved. Without entropies or the
+        sampler's settings: the gap did not exist before the first update, and is above 0.3 nats
+        for every update since.
     Ruled out when
         Both use the same tensors, fingerprints agree, or the gap is smaller or of another form.
     Confused with
@@ -73,9 +84,32 @@ def judge_case(case: Case) -> Finding:
     return _judge_path(case, summary)
 
 
+def confirm_by_distance(case: Case) -> Finding | None:
+    """Confirm the cause from log-probs alone: no older weights are as far away."""
+    record, start, version = case.record, case.start, case.learner_version
+    if not version or start is None or start.logp_sampler is None or start.logp_old is None:
+        return None
+    if record.logp_sampler is None or record.logp_old is None or _has_same_weights(case):
+        return None
+    gap = logp_gap(record, "logp_sampler", "logp_old")
+    if gap.size < MIN_TOKENS or has_older_samples(record):
+        return None
+    size, at_start = mean(np.abs(gap)), mean(np.abs(logp_gap(start, "logp_sampler", "logp_old")))
+    limit = MOST_PER_UPDATE * version
+    if size <= limit or not at_start < MAX_START_GAP or not _is_between_networks(case):
+        return None
+    return failed_finding(
+        f"sampler and learner differ by {size:.3g} nats after {count_updates(version)} (limit "
+        f"{limit:.3g}: farther than any older weights), {mean(gap):+.3g} in the mean, and by "
+        f"{at_start:.2g} before the first",
+        gap=size,
+        mean=mean(gap),
+    )
+
+
 def _has_same_weights(case: Case) -> bool:
     """Return whether the fingerprints of both sides agree; without them, the set-up decides."""
-    sampler, facts = case.run["sampler"], case.record.facts
+    sampler, facts = case.run.get("sampler"), case.record.facts
     published, loaded = (facts.get(f"weights_{side}") for side in ("published", "loaded"))
     if published is not None and loaded is not None:
         return bool(published == loaded)
@@ -90,10 +124,11 @@ def _is_between_networks(case: Case) -> bool:
     tokens = collect_gap_tokens(record, "logp_sampler")
     size = mean(np.abs(tokens.gap))
     rows = tokens.row_gaps[np.isfinite(tokens.row_gaps)]
+    is_surprised = tokens.entropy is None or _surprise_errors(case) > MIN_ERRORS
     return (
         mean(tokens.gap) > MIN_BIAS_RATIO * size
         and fraction_true(rows > size / 5) > MIN_ROW_FRACTION
-        and _surprise_errors(case) > MIN_ERRORS
+        and is_surprised
     )
 
 
@@ -150,6 +185,7 @@ CHECK = Check(
     fix="Compare a checksum of every tensor on both sides after a sync, by name and shape: packed, "
     "sharded, tied and quantised ones, buffers, adapters with their scale; send the missing ones.",
     judge=judge_case,
+    confirm=confirm_by_distance,
     explains=(
         *("stale-sampler", "imprecise-logp", "step-too-big", "unexplained-gap"),
         *("equal-rewards", "context-truncated", "malformed-output"),

@@ -18,6 +18,7 @@ from enum import StrEnum
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from klinic.checks.gap_contexts import context_slope, is_proportional, jumps_between_turns
 from klinic.checks.gap_tokens import GapTokens, collect_gap_tokens, surprise_excess
 from klinic.checks.measures import has_older_samples
 from klinic.evidence.record import StepRecord
@@ -60,6 +61,7 @@ class GapModel(StrEnum):
     TEMPERATURE = "another temperature"
     TRUNCATION = "a truncated distribution"
     SUPPRESSION = "a token that is forbidden at some positions"
+    DIVIDED = "log-probs divided by a temperature after the softmax"
     POSITION = "later positions"
 
 
@@ -70,7 +72,7 @@ the others exclude old weights."""
 LIMITS = dict.fromkeys(
     (
         *(GapModel.LAYOUT, GapModel.SHIFTED_IDS, GapModel.PENALTY, GapModel.TRUNCATION),
-        *(GapModel.SUPPRESSION, GapModel.POSITION, GapModel.TURNS),
+        *(GapModel.SUPPRESSION, GapModel.POSITION, GapModel.TURNS, GapModel.DIVIDED),
     ),
     MIN_AGREEMENT,
 )
@@ -177,7 +179,8 @@ def _fit_routing(tokens: GapTokens) -> GapFit | None:
 
 
 def _fit_turns(tokens: GapTokens) -> GapFit | None:
-    if (is_later := tokens.in_later_turn) is None:
+    is_later = tokens.in_later_turn
+    if not jumps_between_turns(tokens, is_later):
         return None
     return _fit_localised(GapModel.TURNS, tokens.gap, is_later)
 
@@ -203,7 +206,7 @@ def _fit_position(tokens: GapTokens) -> GapFit | None:
     Rounding grows with the surprise of a token, so the gap is divided by its size at tokens of
     similar surprise. The first third of the positions is compared with all.
     """
-    if tokens.position.max() < MIN_POSITIONS:
+    if tokens.position.max() < MIN_POSITIONS or _fit_turns(tokens) is not None:
         return None
     ends = np.quantile(tokens.surprise, (0.25, 0.5, 0.75))
     kind = np.searchsorted(ends, tokens.surprise)
@@ -337,6 +340,8 @@ def _fit_truncation(tokens: GapTokens) -> GapFit | None:
         MIN_LARGE_ERRORS if excess.mean > MIN_SURPRISE_EXCESS else MIN_SURPRISE_ERRORS
     ):
         return None
+    if _fit_divided(tokens) is not None:
+        return None
     return GapFit(model=GapModel.TRUNCATION, explained=_sign_score(tokens.gap, tokens.gap > 0))
 
 
@@ -379,7 +384,7 @@ def _fit_temperature(tokens: GapTokens) -> GapFit | None:
     the sampler's log-probs do not depend on the learner's: two unrelated networks.
     """
     if tokens.entropy is None:
-        return None
+        return _fit_temperature_by_context(tokens)
     squared = tokens.gap**2
     raised = float(squared[tokens.gap > 0].sum() / squared.sum())
     fit_rows = tokens.row % 2 == 0
@@ -402,6 +407,52 @@ def _fit_temperature(tokens: GapTokens) -> GapFit | None:
         explained=max(0.0, min(_held_out_score(tokens.gap[~fit_rows], rest), related)),
         value=change,
     )
+
+
+def _fit_temperature_by_context(tokens: GapTokens) -> GapFit | None:
+    """Score a temperature without entropies: gap = a logp + h, with one h for each context.
+
+    h is -log of the sum of p^(1 + a), so it has the sign of a.
+    """
+    line = context_slope(tokens)
+    if line is None or abs(line.slope) < MIN_CHANGE or line.explained < MIN_AGREEMENT:
+        return None
+    if not 1 / MAX_TEMPERATURE_RATIO < 1 + line.slope < MAX_TEMPERATURE_RATIO:
+        return None
+    normaliser = (tokens.gap - line.slope * tokens.logp) * np.sign(line.slope)
+    agrees = float(np.mean(normaliser > -MAX_ROUNDING))
+    if agrees < MIN_AGREEMENT:
+        return None
+    explained = min(line.explained, agrees)
+    return GapFit(model=GapModel.TEMPERATURE, explained=explained, value=line.slope)
+
+
+def _fit_divided(tokens: GapTokens) -> GapFit | None:
+    """Score log-probs that were divided by a temperature: they miss the new normaliser.
+
+    The gap is then -log of the sum of p^(1/T), a function of the distribution alone, of one sign,
+    near (1/T - 1) times its entropy. After a truncation the two are not proportional.
+    """
+    if tokens.entropy is None or not _has_one_sign(tokens.gap) or not is_proportional(tokens):
+        return None
+    fit_rows = tokens.row % 2 == 0
+    held_out = ~fit_rows
+    if min(np.count_nonzero(fit_rows), np.count_nonzero(held_out)) < MIN_TOKENS:
+        return None
+    knots = np.quantile(tokens.entropy[fit_rows], (0.25, 0.5, 0.75))
+    terms = np.column_stack([tokens.entropy, np.maximum(tokens.entropy[:, None] - knots, 0)])
+    weights = np.linalg.lstsq(terms[fit_rows], tokens.gap[fit_rows], rcond=None)[0]
+    gap, rest = tokens.gap[held_out], tokens.gap[held_out] - terms[held_out] @ weights
+    explained = 1 - float(np.sum(rest**2)) / max(float(np.sum((gap - gap.mean()) ** 2)), 1e-300)
+    slope = float(np.sum(tokens.gap) / max(float(np.sum(tokens.entropy)), 1e-300))
+    if abs(slope) < MIN_CHANGE or explained < MIN_AGREEMENT:
+        return None
+    return GapFit(model=GapModel.DIVIDED, explained=explained, value=slope)
+
+
+def _has_one_sign(gap: Float[np.ndarray, "K"]) -> bool:
+    raised = float(np.sum(np.square(gap), where=gap > 0)) / float(np.sum(gap**2))
+    return max(raised, 1 - raised) > 1 - MIN_SIGN_ENERGY
 
 
 def _held_out_score(gap: Float[np.ndarray, "K"], rest: Float[np.ndarray, "K"]) -> float:
@@ -434,6 +485,7 @@ CANDIDATES: tuple[Callable[[GapTokens], GapFit | None], ...] = (
     _fit_shifted_ids,
     _fit_layout,
     _fit_temperature,
+    _fit_divided,
     _fit_penalty,
     _fit_truncation,
     _fit_suppression,

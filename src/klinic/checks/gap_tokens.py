@@ -80,12 +80,14 @@ class GapTokens:
         return None if flags is None else np.asarray(flags, dtype=bool)[self.row]
 
     @property
-    def in_later_turn(self) -> Bool[np.ndarray, "K"] | None:
-        """True at tokens behind the first reply of an environment or template in their row."""
-        emitted_by = self.record.emitted_by
-        if emitted_by is None:
-            return None
-        replies = np.concatenate([[0], np.cumsum(emitted_by != EmittedBy.POLICY)])
+    def in_later_turn(self) -> Bool[np.ndarray, "K"]:
+        """True at tokens behind the first reply of an environment or template in their row.
+
+        If emitters were not recorded, a reply is what is not trained on between trained tokens.
+        """
+        emitted_by, mask = self.record.emitted_by, self.record.loss_mask
+        is_reply = ~mask if emitted_by is None else emitted_by != EmittedBy.POLICY
+        replies = np.concatenate([[0], np.cumsum(is_reply)])
         row_starts = self.record.row_offsets[:-1][self.row]
         return np.asarray(replies[self.index] > replies[row_starts])
 

@@ -77,7 +77,7 @@ def _gap_of_rows(record: StepRecord, rows: np.ndarray) -> float | None:
 def judge_later_turns(case: Case) -> Finding | None:
     """Return a finding if sampler and learner agree up to the first reply and not after it."""
     record = case.record
-    if record.logp_sampler is None or record.logp_old is None or record.emitted_by is None:
+    if record.logp_sampler is None or record.logp_old is None:
         return None
     competition = case.measure_once(compete_on_sampler_gap, record)
     if competition.size <= MIN_GAP or not competition.is_won_by(GapModel.TURNS):

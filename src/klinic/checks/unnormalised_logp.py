@@ -14,7 +14,8 @@ from klinic.checks.base import (
     no_data_finding,
     passed_finding,
 )
-from klinic.checks.measures import finite_trained_tokens, float64_column
+from klinic.checks.gap_models import GapFit, GapModel, compete_on_sampler_gap
+from klinic.checks.measures import finite_trained_tokens, float64_column, has_older_samples
 from klinic.evidence.record import StepRecord
 
 TOLERANCE_FP32 = 1e-3  # nats: a logit minus a logsumexp, both of size 100, in fp32 or TF32
@@ -27,15 +28,16 @@ def judge_case(case: Case) -> Finding:
 
     Looks for
         Log-probs above 0, on each side; entropies below 0 or above that of a uniform choice among
-        twice the vocabulary; and tokens of rank r with a log-prob above -log(r + 1), though r
-        others are likelier.
+        twice the vocabulary; tokens of rank r with a log-prob above -log(r + 1), though r
+        others are likelier; and a gap between sampler and learner that is a function of the
+        entropy alone, as of log-probs that were divided by a temperature after the softmax.
     Why it matters
         The normaliser is wrong: a fused kernel that counts columns outside the vocabulary, a
         vocabulary shard that is left out, logits instead of log-probs. Ratios and KL are then
         arbitrary, and the loss looks ordinary.
     Confirmed when
         A single trained token violates a bound by more than rounding (0.001 nats in fp32, 0.5 in
-        bf16).
+        bf16); or the entropy explains nine tenths of a gap that goes one way.
     Ruled out when
         All recorded values are within their bounds.
     Confused with
@@ -49,9 +51,24 @@ def judge_case(case: Case) -> Finding:
     bounds = list(_excesses(record, case.run.get("vocabulary_size")))
     if not bounds:
         return no_data_finding("no trained token has a finite log-prob")
+    if (divided := _divided(case)) is not None:
+        return failed_finding(
+            f"the gap between sampler and learner is {divided.value:+.2f} times the entropy, which "
+            f"explains {divided.explained:.0%} of it: log-probs of one side were divided by a "
+            "temperature after the softmax",
+            explained=divided.explained,
+        )
     name, excess = max(bounds, key=lambda bound: bound[1])
     summary = f"{name} by {excess:.3g} nats at most (limit {tolerance:g})"
     return (failed_finding if excess > tolerance else passed_finding)(summary, excess=excess)
+
+
+def _divided(case: Case) -> GapFit | None:
+    """Return the explanation of the gap by divided log-probs, if it is the best one."""
+    if case.record.logp_sampler is None or has_older_samples(case.record):
+        return None
+    winner = case.measure_once(compete_on_sampler_gap, case.record).winner
+    return winner if winner is not None and winner.model is GapModel.DIVIDED else None
 
 
 def _excesses(record: StepRecord, vocabulary_size: int | None) -> Iterator[tuple[str, float]]:
@@ -84,7 +101,8 @@ CHECK = Check(
     stage=Stage.ALIGNMENT,
     needs=("record.logp_old",),
     fix="Compute log-probs as logits minus the logsumexp over the whole vocabulary, without padded "
-    "columns and over all shards; compare a fused kernel with log_softmax in fp32.",
+    "columns and over all shards; compare a fused kernel with log_softmax in fp32. Divide logits, "
+    "never log-probs, by a temperature.",
     judge=judge_case,
     explains=(
         *("imprecise-logp", "temperature-on-one-side", "hidden-sampling-transform"),

@@ -3,13 +3,17 @@
 import numpy as np
 
 from klinic.checks.base import Case, Check, Finding, Stage, failed_finding, passed_finding
-from klinic.checks.measures import row_numbers, tokens_per_row
+from klinic.checks.measures import float64_column, row_numbers, tokens_per_row
 from klinic.evidence.record import EmittedBy, StepRecord
 
 MAX_FOREIGN_FRACTION = 0.0  # allowed fraction of trained tokens that the policy did not emit
 MAX_LEFT_OUT_FRACTION = (
     0.01  # allowed fraction of emitted tokens, except row ends, that are not trained on
 )
+MIN_SPAN = 4  # tokens in a row without a sampler log-prob: a lost one stands alone
+CERTAIN_LOGP = -0.5  # nats, mean of a span: tokens that are certain have a log-prob of 0 as well
+MAX_WITHOUT_FRACTION = 0.01  # of the trained tokens, in such spans
+MAX_UNTRAINED_FRACTION = 0.1  # of the tokens with a sampler log-prob, in rows that are trained on
 
 
 def judge_case(case: Case) -> Finding:
@@ -22,7 +26,10 @@ def judge_case(case: Case) -> Finding:
         It is visible on no curve. The policy is trained to write tool output, or part of its
         own output is never trained on.
     Confirmed when
-        A single trained token is not the policy's, or more than 1% of its tokens are left out.
+        A single trained token is not the policy's, or more than 1% of its tokens are left out. If
+        emitters were not recorded: a hundredth of the trained tokens lie in spans of four or more
+        to which the sampler gave no log-prob, or 0, and which are not certain; or a tenth of the
+        tokens with one are not trained on.
     Ruled out when
         The trained tokens are those that the policy emitted.
     Confused with
@@ -64,6 +71,44 @@ def _last_tokens(row_offsets: np.ndarray, own: np.ndarray) -> np.ndarray:
     return last
 
 
+def confirm_by_sampler(case: Case) -> Finding | None:
+    """Confirm the cause by the tokens to which the sampler gave a log-prob: it sampled them."""
+    record = case.record
+    if record.logp_sampler is None or record.logp_old is None:
+        return None
+    sampler = float64_column(record, "logp_sampler")
+    has_one = np.isfinite(sampler) & (sampler != 0)
+    is_sampled_row = tokens_per_row(record, has_one) > 0
+    used = is_sampled_row[row_numbers(record)]
+    trained = record.loss_mask & used
+    if not trained.any():
+        return None
+    foreign = float(_in_long_spans(record, trained & ~has_one).sum() / trained.sum())
+    inner = has_one & ~_last_tokens(record.row_offsets, has_one) & _tokens_of_trained_rows(record)
+    left_out = float((inner & ~record.loss_mask).sum() / max(int(inner.sum()), 1))
+    if foreign <= MAX_WITHOUT_FRACTION and left_out <= MAX_UNTRAINED_FRACTION:
+        return None
+    return failed_finding(
+        f"{foreign:.2%} of the trained tokens lie in spans without a log-prob of the sampler "
+        f"(limit {MAX_WITHOUT_FRACTION:.0%}), and {left_out:.2%} of the tokens with one are left "
+        f"out (limit {MAX_UNTRAINED_FRACTION:.0%})",
+        foreign=foreign,
+        left_out=left_out,
+    )
+
+
+def _in_long_spans(record: StepRecord, without: np.ndarray) -> np.ndarray:
+    """Return a mask of the tokens in spans of a row that are long and not certain."""
+    kept = np.zeros(len(without), dtype=bool)
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], without, [False]]).astype(int)))
+    rows, old = row_numbers(record), float64_column(record, "logp_old")
+    for start, end in edges.reshape(-1, 2).tolist():
+        is_certain = not np.nanmean(old[start:end]) < CERTAIN_LOGP
+        if end - start >= MIN_SPAN and rows[start] == rows[end - 1] and not is_certain:
+            kept[start:end] = True
+    return kept
+
+
 CHECK = Check(
     name="wrong-loss-mask",
     description="tokens are trained on that the policy did not emit, or the reverse",
@@ -72,7 +117,12 @@ CHECK = Check(
     fix="Build the mask from the emitter of each token, and use the same mask for the policy term, "
     "the KL, metrics and denominators.",
     judge=judge_case,
-    explains=("stop-token-fault", "nan-outside-mask", "step-too-big", "unexplained-gap"),
+    confirm=confirm_by_sampler,
+    explains=(
+        *("stop-token-fault", "nan-outside-mask", "step-too-big", "unexplained-gap"),
+        *("misaligned-logp", "broken-sampler", "stale-sampler", "hidden-sampling-transform"),
+        *("corrupted-sync", "gap-grows-with-position"),
+    ),
     reads=(
         "record.loss_mask",
         "record.row_offsets",

@@ -58,11 +58,12 @@ def find_scalars(
 def _read_scalars(run: Path, names: "Mapping[str, str]") -> "tuple[ScalarLog | None, str]":
     from klinic.evidence.readers.dumps.torch_files import advise_convert
     from klinic.evidence.readers.find import read_log
+    from klinic.evidence.readers.run_folders import join_earlier_part
 
     if not run.is_dir():
         return None, ""
     try:
-        log = read_log(run, names)
+        log = join_earlier_part(read_log(run, names), run)
     except EvidenceError as error:
         is_dump_alone = "has no records" in str(error) or str(error) == advise_convert(run)
         return None, "" if is_dump_alone else str(error)
@@ -119,7 +120,7 @@ def _print_findings(result: "DumpDiagnosis", run: Path, *, every: bool) -> None:
     console = Console(highlight=False)
     if result.scalars is not None and result.scalars.sick:
         print_failed_signs(result.scalars, console)
-    if not result.is_of_scalars:
+    if result.records.sick or not result.is_of_scalars:
         print_diagnosis(result.records, console, run=run, every=every)
         return
     # no headline of the records: a sick run does not end with the line of a healthy one

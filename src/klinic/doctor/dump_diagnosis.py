@@ -61,8 +61,9 @@ class DumpDiagnosis:
 
     @property
     def is_of_scalars(self) -> bool:
-        """Whether the scalars show a fault that the records do not."""
-        return self.sick and not self.records.sick
+        """Whether the scalars show a fault, and the records name no cause."""
+        is_of_records = self.records.first_cause is not None
+        return self.scalars is not None and self.scalars.sick and not is_of_records
 
     @property
     def num_decided(self) -> int:

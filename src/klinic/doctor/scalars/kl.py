@@ -1,6 +1,7 @@
 """Checks of the KL to the reference: nonzero at step 0, negative, always 0, or useless drift."""
 
 import math
+import re
 
 from klinic.doctor.scalars.check import (
     STREAK_LENGTH,
@@ -15,13 +16,23 @@ from klinic.doctor.scalars.check import (
     ok,
     warn,
 )
-from klinic.evidence.readers.log import Column, ScalarLog
+from klinic.doctor.scalars.sampler import verdicts_of_gap
+from klinic.evidence.readers.log import Column, ScalarLog, parse_number
+from klinic.evidence.verdict import Verdict
 
 MAX_START_KL = 0.05  # nats per token: bf16 noise alone gives 0.0005
 NOISE = 0.01
 MIN_K1 = -0.01  # nats per token: k1 on the policy's own samples stays above
 MIN_K3 = -1e-3  # k3 is never negative, except for rounding
 WINDOW = 10  # logged steps: their median ignores a spike
+LAST = 5  # logged steps before a restart
+MIN_BEFORE = 5e-4  # nats: that of bf16 noise, which a restart does not change
+RESTART_FRACTION = 0.2  # of the KL before it
+MIN_TERM = 1e-4  # nats: smaller values are rounding
+SAME_RATIO = 0.02  # relative: a term of its own estimator differs by more
+TOOLS = re.compile(r"tool|search|observation|retriev|env(ironment)?[/_]|interaction")
+TURNS = re.compile(r"(^|[/_])num_turns")
+SINGLE_TURN = 2.0  # messages: a question and an answer
 FAR = 0.2  # nats per token, as in `doctor/warning_signs.py`
 REPLAY_STEPS = 150  # logged steps before the KL exceeds `FAR` that are replayed
 
@@ -99,11 +110,34 @@ def negative_kl(log: ScalarLog) -> ScalarFinding:
                 "the tokens were not sampled from the "
                 "policy that scores them",
                 log.steps[index],
-                *("stale-sampler", "wrong-loss-mask", "misaligned-logp", "samples-too-old"),
-                *("hidden-sampling-transform", "temperature-on-one-side", "wrong-metric"),
+                *_causes_of_negative_kl(log),
                 kl=value,
             )
     return ok(f"no median of {WINDOW} logged steps is below {MIN_K1:g} nats per token")
+
+
+def _causes_of_negative_kl(log: ScalarLog) -> tuple[str, ...]:
+    """Return the causes, the likeliest first: with tools, text that the policy did not sample."""
+    of_mask = ("wrong-loss-mask", "misaligned-logp", "wrong-metric")
+    if any(v is Verdict.PASS for v in verdicts_of_gap(log)):  # the tokens are the learner's own
+        return of_mask
+    of_sampler = ("stale-sampler", "samples-too-old")
+    of_settings = ("hidden-sampling-transform", "temperature-on-one-side")
+    if _uses_tools(log):
+        return (*of_mask[:2], *of_sampler, *of_settings, of_mask[2])
+    return (of_sampler[0], *of_mask[:2], of_sampler[1], *of_settings, of_mask[2])
+
+
+def _uses_tools(log: ScalarLog) -> bool:
+    """Return whether the metrics are those of episodes with tools or several turns."""
+    values = log.entries[-1] if log.entries else {}
+    for name, value in values.items():
+        number = parse_number(value)
+        if number is None or not number > 0:
+            continue
+        if TOOLS.search(name) or (TURNS.search(name) and number > SINGLE_TURN):
+            return True
+    return False
 
 
 def _rolling_medians(column: Column) -> list[tuple[int, float]]:
@@ -112,6 +146,64 @@ def _rolling_medians(column: Column) -> list[tuple[int, float]]:
     values = [value for _, value in present]
     ends = range(WINDOW, len(present) + 1)
     return [(present[end - 1][0], median(values[end - WINDOW : end])) for end in ends]
+
+
+def kl_falls_at_restart(log: ScalarLog) -> ScalarFinding:
+    """Look for a KL that starts again near 0 where a run continues another one."""
+    before = log.before
+    if before is None:
+        return no_data("the log does not continue that of another folder beside it")
+    last, first = finite_values(_kl_column(before))[-LAST:], finite_values(_kl_column(log))[:1]
+    if len(last) < LAST or not first or median(last) < MIN_BEFORE:
+        return no_data(
+            f"{LAST} logged steps with a KL above {MIN_BEFORE:g} are needed before the start"
+        )
+    level = median(last)
+    message = (
+        f"the KL is {format_number(first[0])} nats per token in step {log.steps[0]}, where the run "
+        f"continues {before.files[0].parent}, and was {format_number(level)} before (limit "
+        f"{RESTART_FRACTION:.0%} of it)"
+    )
+    if first[0] >= RESTART_FRACTION * level:
+        return ok(message, kl=first[0])
+    if _reward_starts_again(log, before):
+        return fail(message, log.steps[0], "state-lost", "moved-reference", kl=first[0])
+    message += ", and the reward goes on: the reference is the policy that was loaded"
+    return fail(message, log.steps[0], "moved-reference", "state-lost", kl=first[0])
+
+
+def _reward_starts_again(log: ScalarLog, before: ScalarLog) -> bool:
+    """Return whether the first rewards are nearer to those of the start than to the last ones."""
+    rewards = finite_values(before.column("reward")), finite_values(log.column("reward"))
+    if min(map(len, rewards)) < LAST:
+        return False
+    start, end, now = rewards[0][:LAST], rewards[0][-LAST:], rewards[1][:LAST]
+    return abs(median(now) - median(start)) < abs(median(now) - median(end))
+
+
+def kl_loss_is_k1(log: ScalarLog) -> ScalarFinding:
+    """Look for a KL term of the loss that is the mean log-ratio times a constant."""
+    term, k1 = log.column("kl_loss"), log.column("kl_k1/mean")
+    pairs = [
+        (t, k)
+        for t, k in zip(term, k1, strict=True)
+        if is_finite(t) and is_finite(k) and abs(k) > MIN_TERM
+    ]
+    if len(pairs) < LAST:
+        return no_data(f"{LAST} logged steps with both are needed")
+    ratios = [t / k for t, k in pairs]
+    ratio = median(ratios)
+    message = f"`{log.written_as['kl_loss']}` is {format_number(ratio)} times "
+    message += f"`{log.written_as['kl_k1/mean']}`"
+    if not ratio or any(abs(r - ratio) > SAME_RATIO * abs(ratio) for r in ratios):
+        return ok(f"{message} in the median, and not in every step: it has another estimator")
+    return fail(
+        f"{message} in all {len(pairs)} steps: the loss has the mean log-ratio (k1), whose "
+        "expected gradient is 0, so the term holds nothing",
+        log.steps[0],
+        "kl-gradient-wrong",
+        ratio=ratio,
+    )
 
 
 def kl_stays_0(log: ScalarLog) -> ScalarFinding:
@@ -189,6 +281,21 @@ SIGNS = (
         needs=("kl|kl_k1/mean",),
         check_log=negative_kl,
         decided_by=(*TOKENS, "record.emitted_by", "record.weight_version", "run.sampling"),
+    ),
+    ScalarCheck(
+        name="kl-falls-at-restart",
+        needs=("kl|kl_k1/mean",),
+        check_log=kl_falls_at_restart,
+        decided_by=(
+            *("record.logp_ref", "record.logp_old", "facts.reference_fingerprint"),
+            "run.reference",
+        ),
+    ),
+    ScalarCheck(
+        name="kl-loss-is-k1",
+        needs=("kl_loss", "kl_k1/mean"),
+        check_log=kl_loss_is_k1,
+        decided_by=("probes.kl_gradient", "run.estimator"),
     ),
     ScalarCheck(
         name="kl-stays-0",

@@ -6,6 +6,7 @@ Of several logs in a folder the most detailed is read; the others are listed in 
 from codecs import getincrementaldecoder
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from klinic.errors import EvidenceError
@@ -98,8 +99,8 @@ def _tracker_logs(folder: Path, inside: list[Path]) -> Iterator[LogSource]:
     if databases := _with_suffix(inside, (trackio_db.SUFFIX,)):
         database = max(databases, key=lambda path: path.stat().st_mtime)
         yield LogSource(label=str(database), read=lambda: trackio_db.read_log(database))
-    if tables := _with_suffix(inside, table_csv.SUFFIXES):
-        yield LogSource(label=str(tables[0]), read=lambda: table_csv.read_log(tables))
+    for tables in table_csv.split_runs(_with_suffix(inside, table_csv.SUFFIXES)):
+        yield LogSource(label=str(tables[0]), read=partial(table_csv.read_log, tables))
 
 
 def log_of_file(path: Path) -> LogSource:

@@ -47,6 +47,8 @@ class ScalarLog:
     """Lines without a step in a log with steps, plus values that are not numeric."""
     also: tuple[str, ...] = ()
     """Other logs at the path, which were not read."""
+    before: "ScalarLog | None" = None
+    """The log of the run that this one continues, from another folder."""
     unknown: tuple[str, ...] = ()
     """Metric names that klinic does not know."""
     entries: tuple[Mapping[str, Any], ...] = field(default=(), repr=False, compare=False)

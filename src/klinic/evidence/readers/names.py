@@ -8,6 +8,7 @@ frac_reward_zero_std       fraction of the groups whose rewards are all equal
 advantage/min, /max        as the loss used it
 kl                         of policy against reference, by an estimator that is never negative
 kl_k1/mean                 the same as a mean of log-ratios, which may be negative
+kl_loss                    the KL term of the loss, coefficient included
 entropy                    nats per token
 frac_mixed                 fraction of the groups whose rewards differ
 completions/clipped_ratio  fraction of the completions cut off at the length limit
@@ -16,6 +17,7 @@ sampler/gap                mean of |log-prob of the sampler - that of the learne
 sampler/kl                 mean of half its square, or k3 of it
 sampler/prob_gap           mean of |probability of the sampler - that of the learner|
 sampler/mult_prob_error    mean of exp(|log-prob of the sampler - that of the learner|), 1 at best
+staleness/max              largest number of updates since a sample of the step was generated
 
 `source` of a trainer is where its names were read: version or commit, then file:line.
 """
@@ -40,7 +42,7 @@ AS_TRL = {
 """Metric names that klinic and TRL share."""
 CONVERTED = (
     *("sampler/gap", "sampler/kl", "sampler/prob_gap", "sampler/mult_prob_error", "frac_mixed"),
-    *("reward/min", "reward/max", "completions/equal_ratio"),
+    *("reward/min", "reward/max", "completions/equal_ratio", "kl_loss", "staleness/max"),
 )
 """Names that only a run of another trainer has after `klinic convert`."""
 
@@ -234,6 +236,7 @@ OPEN_INSTRUCT = Trainer(
         "val/advantages_max": "advantage/max",
         "objective/kl2_avg": "kl",  # numbered from 0: this is k3
         "objective/kl0_avg": "kl_k1/mean",
+        "loss/kl_avg": "kl_loss",
         "policy/entropy_avg": "entropy",
         "debug/vllm_vs_local_logprob_diff_mean": "sampler/gap",
     },
@@ -244,7 +247,7 @@ OPEN_INSTRUCT = Trainer(
     ),
     klinic_records="Set `--save_traces true` and give `--rollouts_save_path`",
     why_none={"kl": "without a reference open-instruct logs objective/kl2_avg as 0"},
-    zero_is_none=("kl", "kl_k1/mean"),
+    zero_is_none=("kl", "kl_k1/mean", "kl_loss"),
 )
 MILES = Trainer(
     name="miles",
@@ -300,6 +303,7 @@ AREAL = Trainer(
         "ppo_actor/update/entropy/avg": "entropy",
         # of the policy that trains against the one that sampled
         "ppo_actor/update/compute_logp/kl_div_dual/avg": "sampler/kl",
+        "ppo_actor/update/version_stats/sample_staleness_theta_max": "staleness/max",
     },
     marks=(
         *("ppo_actor/update/importance_weight/avg", "ppo_actor/update/clip_ratio/avg"),

@@ -1,17 +1,19 @@
 """Folders that hold runs: the run that is read, and the names of the others."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from klinic.errors import EvidenceError
 from klinic.evidence.readers.dumps.find import find_dumps
 from klinic.evidence.readers.dumps.torch_files import advise_convert
 from klinic.evidence.readers.find import MAX_ENTRIES, has_records, logs_in_folder
+from klinic.evidence.readers.log import ScalarLog
 from klinic.evidence.readers.trainer_state import list_folder
 
 LOGS = "logs"  # of NeMo-RL, with a folder per start
 MOST_RUNS = 100  # folders of runs that are inspected
 MOST_NAMED = 6
+MOST_NEIGHBOURS = 20  # folders beside a run that continues another
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +67,34 @@ def runs_inside(path: Path) -> list[Path]:
 
 def _newest_first(path: Path) -> list[Path]:
     inside = [child for child in list_folder(path)[:MAX_ENTRIES] if child.is_dir()]
-    return sorted(inside, key=lambda child: child.stat().st_mtime, reverse=True)
+    return sorted(inside, key=lambda child: (child.stat().st_mtime, child.name), reverse=True)
+
+
+def join_earlier_part(log: ScalarLog, run: Path) -> ScalarLog:
+    """Return the log with that of the run which it continues, from a folder beside its own.
+
+    A trainer that resumes may begin a new folder; its first step follows the last one of another.
+    """
+    first, interval = log.steps[0], log.log_interval
+    if not run.is_dir() or log.steps_are_counted or first <= interval:
+        return log
+    for folder in _newest_first(run.parent)[:MOST_NEIGHBOURS]:
+        earlier = None if folder == run else _read_first_log(folder)
+        if (
+            earlier is not None
+            and not earlier.steps_are_counted
+            and 0 < first - earlier.steps[-1] <= interval
+            and earlier.trainer == log.trainer
+        ):
+            return replace(log, before=earlier)
+    return log
+
+
+def _read_first_log(folder: Path) -> ScalarLog | None:
+    try:
+        return next((source.read() for source in logs_in_folder(folder)), None)
+    except (EvidenceError, OSError):  # it is only compared with
+        return None
 
 
 def _is_run(folder: Path) -> bool:

@@ -6,7 +6,7 @@ Cells are separated by commas, tabs or semicolons.
     W&B chart a row per step, columns `RUN - METRIC`, `RUN - METRIC__MIN` and `RUN - METRIC__MAX`
     long      a row per value: `run_id,key,value,step,timestamp`, as MLflow's page downloads it
 
-A folder of W&B charts, one file per metric, is read as one log.
+A folder of W&B charts, one file per metric, is read as one log; of tables of several runs, one.
 Source of the long form: mlflow ac9005c2d5, MetricsPlotPanel.tsx:64.
 """
 
@@ -42,7 +42,6 @@ def read_log(paths: Sequence[Path]) -> ScalarLog:
     """Return the metrics of one CSV file, or of several charts of one run."""
     builder = LogBuilder()
     runs: set[str] = set()
-    _refuse_several_runs(paths)
     for path in paths:
         for entry in _read_entries(path, runs):
             if is_training_entry(entry):
@@ -57,18 +56,26 @@ def read_log(paths: Sequence[Path]) -> ScalarLog:
     return builder.build_log(format="CSV", files=tuple(paths))
 
 
-def _refuse_several_runs(paths: Sequence[Path]) -> None:
-    """Raise if two tables have a metric in common: they are not the charts of one run."""
-    path_of: dict[str, Path] = {}
-    for path in paths if len(paths) > 1 else ():
+def split_runs(paths: Sequence[Path]) -> list[tuple[Path, ...]]:
+    """Return the tables of each run, the newest first.
+
+    Tables with a metric in common are not the charts of one run.
+    """
+    if len(paths) > 1 and _have_common_metric(paths):
+        newest_first = sorted(paths, key=lambda p: (p.stat().st_mtime, p.name), reverse=True)
+        return [(path,) for path in newest_first]
+    return [tuple(paths)] if paths else []
+
+
+def _have_common_metric(paths: Sequence[Path]) -> bool:
+    used_names: set[str] = set()
+    for path in paths:
         header = next(_read_rows(path), [])
-        for name in {"key"} if LONG_COLUMNS.issubset(header) else set(header):
-            other = path_of.setdefault(name, path)
-            if other != path and name not in COUNTER_COLUMNS:
-                raise EvidenceError(
-                    f"{path.parent}: {other.name} and {path.name} both have {name}, so they are "
-                    f"of two runs, and a diagnosis is of one. Give one of them: {other}"
-                )
+        names = {"key"} if LONG_COLUMNS.issubset(header) else set(header) - COUNTER_COLUMNS
+        if names & used_names:
+            return True
+        used_names |= names
+    return False
 
 
 def _read_entries(path: Path, runs: set[str]) -> Iterator[Entry]:

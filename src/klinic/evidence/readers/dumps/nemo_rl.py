@@ -69,7 +69,9 @@ def _parse_row(entry: JsonEntry) -> DumpRow:
     row = split_sequence(ids, mask, columns, entry.where)
     # 0 where the sampler reported none: tokens of the environment
     row.tokens = {
-        name: np.where(row.loss_mask, column, np.nan) if name == "logp_sampler" else column
+        name: np.where(row.loss_mask | (column != 0), column, np.nan)
+        if name == "logp_sampler"
+        else column
         for name, column in row.tokens.items()
     }
     if entry.number("sample_loss_mask") == 0:
