@@ -1,6 +1,7 @@
 """Which tests can run here, and how the code blocks of README and docs are run."""
 
 import doctest
+import gc
 import os
 import re
 import shlex
@@ -8,7 +9,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from importlib import import_module
 from importlib.metadata import metadata
 from importlib.util import find_spec
@@ -127,6 +128,18 @@ def pytest_configure(config: pytest.Config) -> None:
 def warm_starts(pytestconfig: pytest.Config) -> Path:
     """The cache of warm starts that tests and pages share: a trial's takes longer than a trial."""
     return pytestconfig.stash[CACHE]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Take modules and collected tests out of every search for garbage: they all stay."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PagesWhole:

@@ -3,8 +3,8 @@
 pytest's plugin of jaxtyping puts `jaxtyping.jaxtyped` around every function and record of klinic.
 That makes both of its checks while a module is imported, and at each call binds the arguments,
 opens a scope for the names of axes and checks the arguments twice. Here a check is made at the
-first call, and where no annotation names an array, so that there are no axes to compare, it is
-beartype's alone.
+first call, and it is beartype's alone, once for each value: within a scope of its own where an
+annotation names an array, so that axes are compared. Hints that are strings are left to jaxtyping.
 """
 
 import functools
@@ -17,7 +17,8 @@ from typing import Any
 import jaxtyping
 from beartype import BeartypeConf, beartype
 
-ARRAYS_TOO = jaxtyping.jaxtyped
+BY_JAXTYPING = jaxtyping.jaxtyped
+SCOPE = BY_JAXTYPING("context")
 SAME_ERROR = BeartypeConf(violation_type=jaxtyping.TypeCheckError)
 
 
@@ -36,7 +37,7 @@ def check_annotations(checked: Any = None, *, typechecker: Any = None) -> Any:
         return checked
     if inspect.isfunction(checked):
         return _check_at_first_call(checked, typechecker)
-    return ARRAYS_TOO(checked, typechecker=typechecker)
+    return BY_JAXTYPING(checked, typechecker=typechecker)
 
 
 def _check_at_first_call(function: Any, typechecker: Any) -> Any:
@@ -61,20 +62,41 @@ def _check_at_first_call(function: Any, typechecker: Any) -> Any:
 def _checking(function: Any, typechecker: Any) -> Callable[..., Any]:
     if getattr(function, "__no_type_check__", False):
         return function  # type: ignore[no-any-return]
-    hints = function.__annotations__.values()
-    if any(_is_left_to_jaxtyping(hint) for hint in hints):
-        return ARRAYS_TOO(function, typechecker=typechecker)  # type: ignore[no-any-return]
-    return beartype(conf=SAME_ERROR)(function)  # type: ignore[no-any-return]
+    hints = list(function.__annotations__.values())
+    if any(_contains(_is_string, hint) for hint in hints):
+        return BY_JAXTYPING(function, typechecker=typechecker)  # type: ignore[no-any-return]
+    check = beartype(conf=SAME_ERROR)(function)
+    return _in_a_scope(check) if any(_contains(_is_array, hint) for hint in hints) else check
 
 
-def _is_left_to_jaxtyping(hint: Any) -> bool:
-    """Whether it names an array, or a name that may not exist while klinic runs."""
-    if isinstance(hint, (str, typing.ForwardRef)):
-        return True
+def _in_a_scope(check: Callable[..., Any]) -> Callable[..., Any]:
+    """Compare the names of axes among the arguments and the result of one call."""
+
+    def scoped(*args: Any, **kwargs: Any) -> Any:
+        __tracebackhide__ = True
+        with SCOPE:
+            return check(*args, **kwargs)
+
+    return scoped
+
+
+def _is_string(hint: Any) -> bool:
+    """Whether it is a name that may not exist while klinic runs, or of the size of an axis."""
     if inspect.isclass(hint) and issubclass(hint, jaxtyping.AbstractArray):
+        return "{" in hint.dim_str  # the value of an argument
+    return isinstance(hint, str | typing.ForwardRef)
+
+
+def _is_array(hint: Any) -> bool:
+    return inspect.isclass(hint) and issubclass(hint, jaxtyping.AbstractArray)
+
+
+def _contains(is_wanted: Callable[[Any], bool], hint: Any) -> bool:
+    """Whether a hint, or a part of it, is wanted."""
+    if is_wanted(hint):
         return True
     if typing.get_origin(hint) is typing.Literal:  # its strings are values
         return False
-    if isinstance(hint, list | tuple):  # the arguments of a Callable
-        return any(map(_is_left_to_jaxtyping, hint))
-    return any(map(_is_left_to_jaxtyping, typing.get_args(hint)))
+    # a list has the arguments of a Callable
+    parts = hint if isinstance(hint, list | tuple) else typing.get_args(hint)
+    return any(_contains(is_wanted, part) for part in parts)

@@ -166,10 +166,3 @@ def test_every_fault_acts_in_a_real_step(fault, tmp_path):
             **settings,
         )
     assert (tmp_path / "run" / "recipe.yaml").is_file()
-
-
-@pytest.mark.parametrize("severity", Severity)
-@pytest.mark.parametrize("fault", [*FAULTS, *SECOND_FAULTS], ids=lambda fault: fault.mechanism)
-def test_every_fault_finds_what_it_changes(fault, severity):
-    with fault.inject(severity):
-        pass

@@ -64,20 +64,23 @@ def weights_by_hand(mode, models, batch):
     return weight
 
 
+@pytest.fixture(scope="module")
 def token_gradients(models, batch):
     """Return the uncorrected policy gradient of each trained token alone."""
+    found = {}
     for token in np.flatnonzero(batch.loss_mask):
         alone = np.zeros_like(batch.loss_mask)
         alone[token] = True
         # dr_grpo divides by the rows with a trained token
-        yield token, gradient_of(models, replace(batch, loss_mask=alone)) / batch.num_rows
+        found[token] = gradient_of(models, replace(batch, loss_mask=alone)) / batch.num_rows
+    return found
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_policy_term_is_weighted_token_by_token(models, batch, mode):
+def test_the_policy_term_is_weighted_token_by_token(models, batch, token_gradients, mode):
     weight = weights_by_hand(mode, models, batch)
     assert len(set(weight[batch.loss_mask].round(6))) > 2
-    expected = sum(weight[token] * g for token, g in token_gradients(models, batch))
+    expected = sum(weight[token] * g for token, g in token_gradients.items())
     sampling = ImportanceSampling(mode=mode, cap=CAP)
     how = {"importance_sampling": sampling, "corrects_policy_term": True}
     assert apart(gradient_of(models, batch, **how), expected) < 1e-6  # a record has float32

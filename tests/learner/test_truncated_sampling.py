@@ -5,6 +5,8 @@ learner. Weighted by its probability, value and gradient are compared with those
 enumeration, which filters and differentiates by itself.
 """
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
@@ -152,34 +154,42 @@ def learned(models, rows, probability, *, move=None, **settings):
     return value, total
 
 
+@pytest.fixture(scope="module")
+def enumerated(models):
+    """Return the completions of a filter and their enumerated KL; the policy never moves."""
+    policy, reference = models
+
+    @cache
+    def enumerate_all(filters):
+        rows = enumerate_completions(policy, filters)
+        probability = [probability_of(policy, row) for row in rows]
+        sequence_level = expected_sequence_level(policy, reference, rows)
+        token_level = expected_token_level(policy, reference, rows, probability)
+        return rows, probability, sequence_level, token_level
+
+    return enumerate_all
+
+
 def relative_error(actual, expected):
     return float((actual - expected).norm() / expected.norm())
 
 
 @pytest.mark.parametrize("filters", FILTERS, ids=str)
 @pytest.mark.parametrize("estimator", TOKEN_LEVEL + SEQUENCE_LEVEL)
-def test_value_and_gradient_are_those_of_the_distribution_sampled_from(models, filters, estimator):
-    policy, reference = models
-    rows = enumerate_completions(policy, filters)
-    probability = [probability_of(policy, row) for row in rows]
+def test_value_and_gradient_are_those_of_the_distribution_sampled_from(
+    models, enumerated, filters, estimator
+):
+    rows, probability, (sequence_value, of_sequence), (_, of_tokens) = enumerated(filters)
     assert sum(probability) == pytest.approx(1, abs=1e-12)
     value, actual = learned(models, rows, probability, estimator=estimator, filters=filters)
-    sequence_value, sequence_gradient = expected_sequence_level(policy, reference, rows)
-    if estimator in SEQUENCE_LEVEL:
-        expected = sequence_gradient
-    else:
-        _, expected = expected_token_level(policy, reference, rows, probability)
+    expected = of_sequence if estimator in SEQUENCE_LEVEL else of_tokens
     assert relative_error(actual, expected) < 1e-9
     assert value == pytest.approx(sequence_value, rel=1e-9)
 
 
-def test_scoring_without_the_filters_is_another_gradient(models):
-    policy, reference = models
-    filters = TokenFilters(top_p=0.8)
-    rows = enumerate_completions(policy, filters)
-    probability = [probability_of(policy, row) for row in rows]
+def test_scoring_without_the_filters_is_another_gradient(models, enumerated):
+    rows, probability, _, (_, expected) = enumerated(TokenFilters(top_p=0.8))
     _, unfiltered = learned(models, rows, probability, estimator="unbiased")
-    _, expected = expected_token_level(policy, reference, rows, probability)
     assert relative_error(unfiltered, expected) > 0.05
 
 

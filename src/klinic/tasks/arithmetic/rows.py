@@ -24,7 +24,8 @@ def eval_rows(skill: str, num: int) -> list[Row]:
     >>> [row["prompt"] for row in eval_rows("addition", 3)]
     ['66+20=', '9+89=', '41+67=']
     """
-    return list(first_rows(held_out_rows(skill), num, skill))
+    questions = first_rows(_split_questions(skill)[1], num, skill)
+    return [_make_row(skill, question) for question in questions]
 
 
 def held_out_rows(skill: str) -> list[Row]:
