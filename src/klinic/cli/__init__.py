@@ -20,6 +20,7 @@ proof.py          the replay of `--prove`, or why there is none
 diagnose_dump.py  the same of the batch dumps of other trainers
 convert.py        `klinic convert`
 explain.py        `klinic explain`
+fetched_run.py    a local copy of a run at a URL
 chosen_run.py     the newest run of a folder of runs
 lookup.py         words of `klinic explain` that are no checks
 words.py          words with another name in klinic, and their answers

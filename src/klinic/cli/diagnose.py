@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from klinic.cli.chosen_run import choose_run
+from klinic.cli.fetched_run import fetch_if_url
 from klinic.cli.metric_option import Metric, given_names, refuse_names
 from klinic.cli.printing import Json, print_json
 from klinic.cli.progress import NoCache, findings_cache, show_progress
@@ -27,7 +28,7 @@ Run = Annotated[
     Path,
     typer.Argument(
         metavar="RUN",
-        help="A run folder, a bundle, or the log of another trainer.",
+        help="A run folder or its URL, a bundle, or the log of another trainer.",
         show_default=False,
     ),
 ]
@@ -57,6 +58,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options of a command line
     """Name the root cause of a run, with evidence, ruled-out causes, and the fix."""
     if run_code and not prove:
         raise ConfigError("--run-code needs --prove: diagnosing records runs no code.")
+    run = fetch_if_url(run, whole=prove)
     with unreadable_as_evidence(run):
         if not is_klinic_run(run):
             code = diagnose_other(run, given_names(metric), json=json, every=every)

@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from klinic.cli.chosen_run import choose_run
+from klinic.cli.fetched_run import fetch_if_url
 from klinic.cli.metric_option import Metric, given_names, refuse_names
 from klinic.cli.printing import print_line
 from klinic.cli.progress import NoCache, findings_cache, show_progress
 from klinic.errors import ConfigError
+from klinic.evidence.remote.url import url_of_path
 from klinic.evidence.writing import refuse_special, write_atomically
 from klinic.runtime.terminal_text import escape_for_terminal
 
@@ -20,7 +22,7 @@ Runs = Annotated[
     list[Path],
     typer.Argument(
         metavar="RUN [RUN2]",
-        help="A run folder, a bundle or the log of another trainer; two to compare.",
+        help="A run folder or its URL, a bundle, the log of another trainer; two to compare.",
         show_default=False,
     ),
 ]
@@ -57,6 +59,7 @@ def report(
 
     if len(runs) > 2:
         raise ConfigError(f"{len(runs)} runs are given, but a page compares at most two.")
+    runs = [fetch_if_url(run) for run in runs]
     for run in runs:
         if not run.exists():
             raise ConfigError(f"{run} does not exist. Give a run folder or a log.")
@@ -104,7 +107,9 @@ def read_any_report(run: Path, metric: list[str] | None = None, **options: Any) 
 
 
 def _default_page(run: Path) -> Path:
-    """Return where the page is written: into a folder, or beside a log."""
+    """Return where the page is written: into a folder, beside a log, or here for a URL."""
+    if url_of_path(run) is not None:
+        return Path(f"{run.name}.html")
     return run / "report.html" if run.is_dir() else run.with_name(f"{run.name}.html")
 
 

@@ -35,6 +35,7 @@
     warm_start_status.py  progress of a warm start
     verdict.py      verdicts of a check: pass, warn, fail, no data
     fields.py       names and meanings of facts, run keys, metrics and probes
+    remote/         runs at a URL: published, fetched, valid by their manifest
     readers/        logs and exports of other trainers, one file per format
 
 Nothing here imports torch.

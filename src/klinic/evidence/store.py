@@ -183,7 +183,7 @@ def read_step_files(run: Path, step: int) -> StepFiles:
     return StepFiles(
         digest=manifest_digest(manifest),
         facts={name: fact_from_json(value) for name, value in manifest["facts"].items()},
-        parts=tuple(_parse_parts(manifest, path)),
+        parts=tuple(parse_parts(manifest, path)),
     )
 
 
@@ -297,7 +297,8 @@ def _read_manifest(path: Path, step: int) -> dict[str, Any]:
     return manifest
 
 
-def _parse_parts(manifest: Mapping[str, Any], path: Path) -> list[Part]:
+def parse_parts(manifest: Mapping[str, Any], path: Path) -> list[Part]:
+    """Return the parts that a manifest lists."""
     entries = manifest["parts"]
     if isinstance(entries, list) and len(entries) > MOST_PARTS:
         raise EvidenceError(

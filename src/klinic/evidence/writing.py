@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -43,6 +43,17 @@ def write_durably(path: Path, data: bytes) -> None:
     refuse_special(path)
     path.unlink(missing_ok=True)
     _write_new(path, data)
+
+
+def write_chunks(path: Path, chunks: Iterable[bytes]) -> None:
+    """Write and fsync a file from pieces of its content, replacing the one that is there."""
+    refuse_special(path)
+    path.unlink(missing_ok=True)
+    with os.fdopen(os.open(path, CREATE_FLAGS, MODE), "wb") as file:
+        for chunk in chunks:
+            file.write(chunk)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_new(path: Path, data: bytes) -> None:

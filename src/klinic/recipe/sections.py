@@ -317,7 +317,7 @@ class OutputSection(Section):
     """Run folder, metrics sinks, records and doctor."""
 
     dir: Text | None = None
-    """Run folder; null: `runs/` and the name of the recipe file or of the model."""
+    """Run folder, or a URL where the run is published; null: `runs/` and the recipe's name."""
     trackers: Annotated[tuple[TrackerName, ...], Field(strict=False)] = ("tensorboard",)
     """Metrics sinks in addition to the console: any of `tensorboard`, `wandb`, `trackio`."""
     project: Project = "klinic"

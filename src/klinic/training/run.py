@@ -44,6 +44,7 @@ from klinic.training.collect import RolloutBatch
 from klinic.training.evaluation import complete_rows
 from klinic.training.guards import StepAnomalyError, StepGuard
 from klinic.training.parts import RunParts
+from klinic.training.published_run import Publishing
 from klinic.training.recovery import (
     TRANSIENT_EVENT,
     TRANSIENT_MESSAGE,
@@ -77,6 +78,7 @@ class Run:
             display_folder=parts.display_folder,
         )
         self.checkpoints = RunCheckpoints(parts, self.log, self.recovery, self.doctor)
+        self.publishing = Publishing(None)
         self.initial_eval: dict[str, float] | None = None
         """Held-out metrics before the first step."""
         self.signs = WarningState()
@@ -158,6 +160,7 @@ class Run:
         """Roll back to a checkpoint, or the one before if it is broken, and discard later data."""
         if self._record_writer is not None:
             self._record_writer.flush()
+        self.publishing.wait(step)
         run_state, problems = self.checkpoints.restore_finite(step)
         state = self._adopt_state(run_state)
         checkpoint.set_aside_damaged(self.parts.folder, after=state.step, max_step=step)
@@ -299,9 +302,14 @@ class Run:
         if due or last or stop_requested or wishes.save:
             self._refuse_non_finite(completed, metrics)
             self.save(state)
-        if last or stop_requested:
-            self.doctor.report_diagnosis(completed.step)
+        self._finish_step(completed.step, is_end=last or stop_requested)
         return not stop_requested
+
+    def _finish_step(self, step: int, *, is_end: bool) -> None:
+        """Report the diagnosis at the end of a run; publish the state if that is due."""
+        if is_end:
+            self.doctor.report_diagnosis(step)
+        self.publishing.publish(step)
 
     def collect_metrics(self, completed: CompletedStep) -> dict[str, float]:
         """Return every metric of a step by name."""
@@ -414,9 +422,11 @@ class Run:
         if self._record_writer is not None:
             self._record_writer.flush()  # a resumed run does not write earlier records again
         run_state = RunState(state=state, initial_eval=self.initial_eval, signs=self.signs)
+        self.publishing.wait(state.step)  # old checkpoints are removed
         folder = self.checkpoints.save(run_state, self._metrics_at(state.step))
         if self._callbacks is not None and state.step:  # not for the target of a first roll-back
             self._callbacks.end_save(state.step)
+        self.publishing.publish(state.step, at_once=True)
         return folder
 
     def restore(self, saved: Checkpoint) -> LoopState:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from klinic.errors import ConfigError, EvidenceError, MachineError
+from klinic.evidence.remote.url import local_folder
 from klinic.evidence.run_facts import LOCK, METRICS, RECIPE, RUN_FACTS
 from klinic.evidence.schema import refuse_newer
 from klinic.evidence.writing import open_log, refuse_links_out, write_atomically
@@ -70,13 +71,13 @@ def open_folder(recipe: Recipe, name: str, *, resume: bool) -> Path:
 def resume_folder(recipe: Recipe, name: str) -> Path:
     """Return the folder of the run that a recipe continues."""
     chosen = recipe.output.dir
-    return Path(chosen).expanduser() if chosen else _newest_folder(name)
+    return local_folder(chosen) if chosen else _newest_folder(name)
 
 
 def move_aside(recipe: Recipe, name: str) -> Path | None:
     """Rename the folder of a run that a new run replaces; None if there is none."""
     chosen = recipe.output.dir
-    folder = Path(chosen).expanduser() if chosen else _newest_folder(name)
+    folder = local_folder(chosen) if chosen else _newest_folder(name)
     if not folder.is_dir() or is_unused_folder(folder):
         return None
     if not (folder / RECIPE).is_file():
@@ -84,6 +85,11 @@ def move_aside(recipe: Recipe, name: str) -> Path | None:
             f"{folder} is not the folder of a run, so --start-over does not move it. Give "
             "another output.dir."
         )
+    return rename_aside(folder)
+
+
+def rename_aside(folder: Path) -> Path:
+    """Rename a run folder in which no process trains; return its new path."""
     names = (folder.with_name(f"{folder.name}.old-{number}") for number in count(1))
     old_folder = next(path for path in names if not path.exists())
     with lock_folder(folder):  # no other process trains there
@@ -116,7 +122,7 @@ def new_folder(chosen: str | None, name: str, *, instead: str) -> Path:
     """Return the folder of a new run: the chosen one, which must be empty, or the next free one."""
     if chosen is None:
         return next(folder for folder in _numbered_folders(name) if _make_folder(folder))
-    folder = Path(chosen).expanduser()
+    folder = local_folder(chosen)
     if folder.exists() and not is_unused_folder(folder):
         raise ConfigError(f"output.dir is {folder}, which is not empty. {instead}")
     _make_folder(folder)
@@ -219,7 +225,7 @@ def last_locked_by(pid: int, recipe: Recipe, name: str) -> Path | None:
     """Return the folder whose lock a process, dead or alive, held last; None without one."""
     chosen = recipe.output.dir
     candidates = (
-        [Path(chosen).expanduser()] if chosen else takewhile(Path.exists, _numbered_folders(name))
+        [local_folder(chosen)] if chosen else takewhile(Path.exists, _numbered_folders(name))
     )
     locked_folders = [folder for folder in candidates if lock_holder_pid(folder) == str(pid)]
     return locked_folders[-1] if locked_folders else None  # an older run may have had the same pid

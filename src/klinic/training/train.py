@@ -2,6 +2,7 @@
 
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,6 +12,7 @@ from rich.console import Console
 from klinic.data.prompts import PromptDataset
 from klinic.doctor.warning_signs import WarningState
 from klinic.evidence.files import Journal
+from klinic.evidence.remote.url import is_url
 from klinic.evidence.run_facts import (
     METRICS,
     display_path,
@@ -45,6 +47,7 @@ from klinic.training.build import (
 from klinic.training.given_model import save_given_model
 from klinic.training.loop import run_async_loop, run_loop
 from klinic.training.parts import RunParts
+from klinic.training.published_run import prepare_working_folder, publish_run
 from klinic.training.result import Result
 from klinic.training.resume import find_resume_point, refuse_other_schema, resume_run
 from klinic.training.run import Run
@@ -84,6 +87,7 @@ def train(
     """
     refuse_missing_extras(recipe.output)
     make_deterministic(recipe)
+    prepare_working_folder(recipe.output.dir, start=start, say=partial(print_line, console))
     if start == "resume":  # before the recipe's own functions are imported
         if inputs.model is not None:
             recipe = start_from_folder(recipe, resume_folder(recipe, name))
@@ -94,7 +98,7 @@ def train(
     display_folder = open_folder(recipe, name, resume=start == "resume")
     folder = display_folder.absolute()  # a reward may change the working directory
     with lock_folder(folder):
-        print_line(console, f"Run: {display_folder}")
+        print_line(console, f"Run: {display_folder}{published_at(recipe)}")
         if inputs.model is not None:
             save_given_model(inputs.model, inputs.tokenizer, folder / START_FOLDER)
             recipe = start_from_folder(recipe, folder)
@@ -118,12 +122,30 @@ def _train_in(
         print_line(console, line)
     # first: makes a killed run resumable, and gives `klinic watch` the number of steps
     write_recipe(folder, recipe)
-    run = assemble_run(recipe, folder, task_data, console, view)
+    with publish_run(folder, recipe.output.dir) as publishing:
+        run = assemble_run(recipe, folder, task_data, console, view)
+        run.publishing = publishing
+        state = _train_assembled(run, search, console)
+    return Result(
+        folder=folder,
+        step=state.step,
+        before=run.initial_eval or {},
+        after=_last_evaluation(folder),
+        signal=run.stop_signal.signal,
+    )
+
+
+def _train_assembled(
+    run: Run, search: checkpoint.CheckpointSearch | None, console: Console
+) -> LoopState:
+    """Start or resume an assembled run, and train it to its end."""
+    recipe = run.recipe
     for line in device_lines(recipe, run.parts.policy):
         print_line(console, line)
     with run:
         resumed = None if search is None else resume_run(run, search, console)
         state = start_new_run(run) if resumed is None else resumed
+        run.publishing.claim(run.record_event)
         run.open_doctor(after=state.step)
         for tracker in run.parts.trackers:
             tracker.begin(step=state.step)
@@ -140,13 +162,13 @@ def _train_in(
         run.doctor.report_diagnosis(state.step)
     if run.stop_signal.signal is not None:  # last: marks a clean stop
         run.log.events.append(stop_event(state.step, run.stop_signal.signal))
-    return Result(
-        folder=folder,
-        step=state.step,
-        before=run.initial_eval or {},
-        after=_last_evaluation(folder),
-        signal=run.stop_signal.signal,
-    )
+    return state
+
+
+def published_at(recipe: Recipe) -> str:
+    """Return where a run is published as its first line says it; empty if it is local."""
+    chosen = recipe.output.dir
+    return f", published at {chosen}" if chosen is not None and is_url(chosen) else ""
 
 
 def kl_lines(recipe: Recipe) -> list[str]:
