@@ -2,9 +2,10 @@
 
 python rank_memory.py RECIPE NUM_RANKS [KEY=VALUE ...]
 
-Prints the peak bytes of scoring, updating and committing of a diagnostic step as JSON. The process
-group sends nothing. It shares no code with `klinic.capacity`, whose forecast is compared with it,
-but the record of a step.
+Prints as JSON the peak bytes of scoring, updating and committing of a diagnostic step, and the
+bytes that the rank receives in collectives of each kind in an ordinary and in a diagnostic step.
+The process group sends nothing. It shares no code with `klinic.capacity`, whose forecast is
+compared with it, but the record of a step.
 """
 
 import cuda_guard
@@ -12,6 +13,7 @@ import cuda_guard
 if __name__ == "__main__":
     cuda_guard.load()
 
+import collections
 import contextlib
 import json
 import sys
@@ -82,10 +84,33 @@ class RankMeter:
         self.peak = max(self.peak, self.live)
 
 
+class TrafficMeter:
+    """Bytes that a rank receives in collectives, by the kind of collective."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self._others = (num_ranks - 1) / num_ranks
+        self.received: collections.Counter[str] = collections.Counter()
+
+    def count(self, operation: Any, args: Any) -> None:
+        is_sent = operation.namespace in ("c10d", "_c10d_functional")
+        if not is_sent or "wait" in operation._schema.name:
+            return
+        name = operation._schema.name.partition("::")[2].strip("_")
+        # the whole tensor is the output of a gather, and the input of a reduction
+        whole = args[1] if name == "reduce_scatter_base" else args[0]
+        self.received[name] += round(self._others * count_bytes(whole))
+
+
+def count_bytes(tensors: Any) -> int:
+    if isinstance(tensors, list | tuple):
+        return sum(map(count_bytes, tensors))
+    return tensors.numel() * tensors.element_size() if isinstance(tensors, torch.Tensor) else 0
+
+
 @contextlib.contextmanager
-def metered_ranks(num: int) -> Iterator[RankMeter]:
-    """Run a block as rank 0 of `num` on fake CUDA devices, and count their memory."""
-    meter, dispatch = RankMeter(), fake_cuda.FakeCuda.dispatch
+def metered_ranks(num: int) -> Iterator[tuple[RankMeter, TrafficMeter]]:
+    """Run a block as rank 0 of `num` on fake CUDA devices, and count memory and traffic."""
+    meter, traffic, dispatch = RankMeter(), TrafficMeter(num), fake_cuda.FakeCuda.dispatch
     resize = torch.UntypedStorage.resize_
     propagate = ShardingPropagator._propagate_tensor_meta_non_cached
 
@@ -93,6 +118,7 @@ def metered_ranks(num: int) -> Iterator[RankMeter]:
         result = dispatch(self, func, types, args, kwargs)
         if not meter.is_paused:
             meter.count_results(result)
+            traffic.count(func, args)
         return result
 
     def resize_counted(storage: Any, size: int) -> Any:
@@ -120,7 +146,7 @@ def metered_ranks(num: int) -> Iterator[RankMeter]:
         dist.init_process_group("fake", rank=0, world_size=num, store=FakeStore())
         stack.callback(dist.destroy_process_group)
         stack.enter_context(fake_cuda.fake_cuda())
-        yield meter
+        yield meter, traffic
 
 
 class IdleStream:
@@ -251,13 +277,17 @@ def build_learner(recipe: Recipe, num_ranks: int) -> LocalLearner:
     return FsdpLearner(policy, reference, **parts, group=TorchProcessGroup())
 
 
-def measure(recipe: Recipe, num_ranks: int) -> dict[str, int]:
-    """Return the peaks of a diagnostic step, after an ordinary one that makes the moments."""
-    with metered_ranks(num_ranks) as meter:
+def measure(recipe: Recipe, num_ranks: int) -> dict[str, dict[str, int]]:
+    """Return the peaks of a diagnostic step, after an ordinary one that makes the moments.
+
+    With them are the bytes that the rank receives in each of the two steps.
+    """
+    with metered_ranks(num_ranks) as (meter, traffic):
         learner = build_learner(recipe, num_ranks)
         lengths = find_prompt_lengths(recipe, window=None)
         num_rows = recipe.loop.prompts_per_step * recipe.loop.group_size
         peaks: dict[str, int] = {}
+        received: dict[str, dict[str, int]] = {}
 
         def run(name: str, act: Callable[[], Any]) -> Any:
             meter.peak = meter.live
@@ -265,13 +295,15 @@ def measure(recipe: Recipe, num_ranks: int) -> dict[str, int]:
             peaks[name] = meter.peak
             return result
 
-        for step in (2, EARLY_INTERVAL + 1):
+        for name, step in (("ordinary", 2), ("diagnostic", EARLY_INTERVAL + 1)):
+            traffic.received.clear()
             record = largest_record(recipe, lengths, num_rows, step)
             scored = run("scoring", lambda: learner.score(record, needs_reference=True))  # noqa: B023
             run("updating", lambda: learner.prepare(scored, LossScales(kl_coef=0.01)))  # noqa: B023
             run("committing", learner.commit)
             del scored
-    return peaks
+            received[name] = dict(traffic.received)
+    return {"peaks": peaks, **received}
 
 
 if __name__ == "__main__":

@@ -4,12 +4,15 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from transformers import LlamaConfig
+from transformers import AutoConfig, LlamaConfig
 
+from klinic.capacity.bytes_moved import gathered_bytes
+from klinic.capacity.flops import StepSizes, dense_shape
 from klinic.capacity.forecast import forecast_memory
 from klinic.recipe.loading import load_recipe
 
@@ -54,7 +57,7 @@ def write_recipe(folder: Path, model: dict, *, prompt: int, completion: int, row
     return path
 
 
-def measure(recipe: Path, num_ranks: int, *overrides: str) -> dict[str, int]:
+def measure(recipe: Path, num_ranks: int, *overrides: str) -> dict[str, dict[str, int]]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), *sys.path])}
     done = subprocess.run(
         [sys.executable, str(HERE / "rank_memory.py"), str(recipe), str(num_ranks), *overrides],
@@ -64,20 +67,50 @@ def measure(recipe: Path, num_ranks: int, *overrides: str) -> dict[str, int]:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    peaks: dict[str, int] = json.loads(done.stdout.splitlines()[-1])
-    return peaks
+    found: dict[str, dict[str, int]] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def compare(recipe: Path, num_ranks: int) -> int:
     """Assert that the forecast is within 5% of the meter; return the highest peak."""
-    measured = measure(recipe, num_ranks)
+    found = measure(recipe, num_ranks)
+    measured = found["peaks"]
     forecast = forecast_memory(load_recipe(recipe, []).recipe, num_gpus=num_ranks)
     predicted = {phase.name: phase.total_bytes for phase in forecast.phases}
     assert predicted.keys() == measured.keys()
     highest = max(measured, key=lambda name: measured[name])
     (recipe.parent / "peaks.json").write_text(json.dumps({"meter": measured, "said": predicted}))
     assert max(predicted.values()) == pytest.approx(measured[highest], rel=0.05)
+    if num_ranks > 1:
+        compare_traffic(recipe, found, num_ranks)
     return measured[highest]
+
+
+def compare_traffic(recipe: Path, found: dict[str, dict[str, int]], num_ranks: int) -> None:
+    """Assert that the formula has the bytes that a rank received, but for sums and norms."""
+    resolved = load_recipe(recipe, []).recipe
+    config = AutoConfig.from_pretrained(resolved.model.name)
+    shape = dense_shape(
+        num_layers=config.num_hidden_layers,
+        hidden=config.hidden_size,
+        inner=config.intermediate_size,
+        heads=(config.num_attention_heads, config.num_key_value_heads, config.head_dim),
+        vocabulary=config.vocab_size,
+    )
+    loop, completion = resolved.loop, resolved.sampling.max_new_tokens
+    sizes = StepSizes(
+        prompts=loop.prompts_per_step,
+        group=loop.group_size,
+        prompt_length=1,
+        completion_length=completion,
+        micro_batch=resolved.learner.micro_batch_size,
+        reference=True,
+    )
+    for step, split in (("ordinary", 0), ("diagnostic", 1)):
+        expected = gathered_bytes(
+            shape, replace(sizes, split_gradient_fraction=split), num=num_ranks
+        )
+        assert sum(found[step].values()) == pytest.approx(expected, rel=1e-3)
 
 
 def test_the_forecast_of_a_rank_is_what_the_meter_counts(tmp_path):
@@ -115,6 +148,7 @@ SHAPES = {
     "8B on 8": Shape("8B", 8, (512, 8192), most=40),
     "8B on 64": Shape("8B", 64, (512, 8192)),
     "70B on 64": Shape("70B", 64, (1024, 8192), most=72),
+    "70B on 512": Shape("70B", 512, (1024, 8192), most=40),
 }
 
 
@@ -149,7 +183,7 @@ def test_a_recipe_for_gpus_fits_the_card_of_its_name(name):
     shape, num_ranks, gigabytes = RECIPES[name]
     recipes = HERE.parents[1] / "recipes"
     overrides = [f"model.name={recipes / 'shapes' / shape}"]
-    measured = measure(recipes / f"{name}.yaml", num_ranks, *overrides)
+    measured = measure(recipes / f"{name}.yaml", num_ranks, *overrides)["peaks"]
     recipe = load_recipe(recipes / f"{name}.yaml", overrides).recipe
     forecast = forecast_memory(recipe, num_gpus=num_ranks)
     predicted = max(phase.total_bytes for phase in forecast.phases)

@@ -279,19 +279,17 @@ def test_a_record_on_disk_has_the_bytes_that_are_computed(tmp_path):
 def test_shards_are_passed_round_once_a_pass():
     sizes = replace(SIZES, micro_batch=8, split_gradient_fraction=0.0)  # 128 rows
     ends = LLAMA_1B.num_parameters - LLAMA_1B.num_layer_parameters
-    weights = 2 * LLAMA_1B.num_layer_parameters + 4 * ends  # layers in bf16
-    gradient = 4 * LLAMA_1B.num_parameters
+    layers = 2 * LLAMA_1B.num_layer_parameters  # in bf16
+    head = 4 * LLAMA_1B.hidden * LLAMA_1B.vocabulary
     assert bytes_moved.gathered_bytes(LLAMA_1B, sizes, num=1) == 0
-    # a pass each: reference, forward, backward and gradient
-    assert bytes_moved.gathered_bytes(LLAMA_1B, sizes, num=16) == pytest.approx(
-        (3 * weights + gradient) * 15 / 16
-    )
-    assert bytes_moved.gathered_bytes(LLAMA_1B, sizes, num=4) == pytest.approx(
-        4 * (3 * weights + gradient) * 3 / 4
-    )
+    # reference, forward and backward pass; the reference's head for the exact KL; the gradient
+    step = 3 * layers + 2 * 4 * ends + head + 4 * LLAMA_1B.num_parameters
+    assert bytes_moved.gathered_bytes(LLAMA_1B, sizes, num=16) == pytest.approx(step * 15 / 16)
+    assert bytes_moved.gathered_bytes(LLAMA_1B, sizes, num=4) == pytest.approx(4 * step * 3 / 4)
+    # an adapter's reference has the policy's head, which is gathered
     adapted = replace(LLAMA_1B, num_trained=0)
     assert bytes_moved.gathered_bytes(adapted, sizes, num=16) == pytest.approx(
-        3 * weights * 15 / 16
+        (3 * layers + 2 * 4 * ends) * 15 / 16
     )
 
 

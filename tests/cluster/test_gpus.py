@@ -88,8 +88,8 @@ def test_a_single_learner_of_a_cluster_is_on_the_gpu_that_ray_reserved(
         def close(self):
             pass
 
-        def make_sampler(self, policy, weights_source):
-            return build.make_sampler(recipe, policy)
+        def make_sampler(self, recipe, policy, source, start):
+            return build.make_sampler(recipe, policy, source)
 
     monkeypatch.setattr(train, "_start_ray_workers", lambda *_: OneWorker())
     monkeypatch.setattr(train, "move_model", lambda lm, device: moved_to.append(device))

@@ -107,8 +107,8 @@ class GapCompetition:
 
         Two causes that explain the same gap leave it open which of them is at work.
         """
-        others = [fit.explained for fit in self.fits if fit.model is not model and _reaches(fit)]
-        return explained - max(others, default=0.0)
+        rivals = [fit.explained for fit in self.fits if fit.model is not model and _reaches(fit)]
+        return explained - max(rivals, default=0.0)
 
     def explained_by(self, model: GapModel) -> float:
         """Return the fraction that a candidate explains; 0 if it could not be scored."""

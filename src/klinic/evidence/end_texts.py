@@ -21,5 +21,5 @@ def find_end_like_ids(texts: Mapping[int, str]) -> list[int]:
     >>> find_end_like_ids({7: "</think>", 8: "<|end_header_id|>", 9: "<|im_start|>"})
     []
     """
-    found = [i for i, text in texts.items() if END_TEXT.fullmatch(text.strip().replace("▁", "_"))]
-    return sorted(found)[:MOST_IDS]
+    end_ids = [i for i, text in texts.items() if END_TEXT.fullmatch(text.strip().replace("▁", "_"))]
+    return sorted(end_ids)[:MOST_IDS]

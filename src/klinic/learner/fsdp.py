@@ -8,7 +8,7 @@ With replicas, consecutive ranks share one set of shards, and every set has all 
 stay inside a set, for example a machine, and only gradients cross its border.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, partial
 from itertools import pairwise
 from pathlib import Path
@@ -32,7 +32,7 @@ from klinic.errors import PolicyError
 from klinic.evidence.record import ProbeResult, StepRecord
 from klinic.learner import checkpoint
 from klinic.learner.local import LocalLearner
-from klinic.learner.objective import Objective
+from klinic.learner.objective import LossTerms, Objective
 from klinic.learner.protocol import LearnerState
 from klinic.learner.scored_batch import ScoredBatch
 from klinic.learner.settings import LearnerSettings
@@ -44,6 +44,7 @@ from klinic.model.loading import Policy
 from klinic.model.policy_source import CompletionIds, PromptIds
 from klinic.model.reference import Reference
 from klinic.model.scorer import TokenScorer
+from klinic.model.token_scores import TokenScores
 from klinic.model.weights import Weights
 
 FORWARD_METHODS = (
@@ -86,14 +87,18 @@ class TorchProcessGroup:
 def shard_scorer(scorer: TokenScorer, mesh: DeviceMesh) -> None:
     """Shard a model's weights over the ranks, layer by layer; without effect if they are.
 
-    The embeddings and the head stay gathered until the backward pass has used them; a frozen model
-    has none, so `FsdpLearner` releases them.
+    The head stays gathered after a pass without a gradient, so `FsdpLearner` releases it.
     """
     if isinstance(scorer, FSDPModule):
         return
-    _shard_layers(_decoder_layers(scorer.lm), mesh, in_bf16=scorer.autocast == torch.bfloat16)
-    for part in _separate_embedding(scorer.lm):
-        fully_shard(part, mesh=mesh)
+    layers = _decoder_layers(scorer.lm)
+    _shard_layers(layers, mesh, in_bf16=scorer.autocast == torch.bfloat16)
+    for embedding in _separate_embedding(scorer.lm):
+        fully_shard(embedding, mesh=mesh)
+        # its gradient does not depend on its weights
+        embedding.set_unshard_in_backward(False)  # type: ignore[operator]
+    for module in _modules_beside(layers, scorer.lm):
+        fully_shard(module, mesh=mesh)
     fully_shard(scorer, mesh=mesh, reshard_after_forward=False)
     for module in scorer.modules():
         if isinstance(module, FSDPModule):
@@ -170,10 +175,35 @@ def _decoder_layers(lm: Any) -> list[nn.Module]:
     )
 
 
+def _modules_beside(layers: Sequence[nn.Module], lm: Any) -> Iterator[nn.Module]:
+    """Yield the modules of a decoder with weights of their own, such as its last norm.
+
+    Its layers and the embedding are no such modules.
+    """
+    inside = {id(module) for layer in layers for module in layer.modules()}
+    embedding = lm.get_input_embeddings()
+    for module in lm.get_decoder().modules():
+        is_leaf = bool(module._parameters) and next(module.children(), None) is None
+        if is_leaf and id(module) not in inside and module is not embedding:
+            yield module
+
+
 def _separate_embedding(lm: Any) -> list[nn.Module]:
     """Return the input embedding, unless it shares its weights with the head."""
     embedding, head = lm.get_input_embeddings(), lm.get_output_embeddings()
     return [] if embedding.weight is head.weight else [embedding]
+
+
+def _holds_head_alone(scorer: TokenScorer) -> bool:
+    """Whether every weight outside of the modules that are sharded apart is the head's."""
+    inner = {
+        id(p)
+        for module in scorer.modules()
+        if isinstance(module, FSDPModule) and id(module) != id(scorer)
+        for p in module.parameters()
+    }
+    heads = {id(p) for p in scorer.lm.get_output_embeddings().parameters()}
+    return all(id(p) in inner or id(p) in heads for p in scorer.parameters())
 
 
 def release_gathered(scorer: nn.Module) -> None:
@@ -243,6 +273,26 @@ class FsdpLearner(LocalLearner):
         release_gathered(self.scorer)
         self._release_frozen()
         return results
+
+    def _backprop_batches(
+        self,
+        scored: ScoredBatch,
+        objective: Objective,
+        to_scalar: Callable[[LossTerms], Tensor],
+    ) -> list[TokenScores]:
+        """Run every micro-batch; the head is not gathered again for the backward pass.
+
+        A fused loss has made its gradient by then.
+        """
+        self._gather_head_in_backward(not _holds_head_alone(self.scorer))
+        try:
+            return super()._backprop_batches(scored, objective, to_scalar)
+        finally:
+            self._gather_head_in_backward(True)
+
+    def _gather_head_in_backward(self, is_gathered: bool) -> None:
+        root: Any = self.scorer
+        root.set_unshard_in_backward(is_gathered)
 
     def _release_frozen(self) -> None:
         """Release the heads of reference and teacher, where they have their own weights."""

@@ -35,6 +35,7 @@ from klinic.model.reference import (
 from klinic.model.start_digests import StartDigests
 from klinic.model.weights import digest
 from klinic.recipe.recipe import Recipe
+from klinic.runtime.freed_memory import freed_memory_returned
 from klinic.runtime.process_tree import PARENT_PID_VARIABLE
 from klinic.training.build import (
     FrozenIdentities,
@@ -227,6 +228,7 @@ def open_call_channel(timeout: timedelta = COLLECTIVE_TIMEOUT) -> BroadcastChann
     return BroadcastChannel(dist.new_group(backend="gloo", timeout=limit))
 
 
+@freed_memory_returned()
 def build_sharded_learner(
     recipe: Recipe, weights_source: str, *, tokenizer: Any = None
 ) -> tuple[FsdpLearner, StartDigests, FrozenIdentities]:
