@@ -75,7 +75,9 @@ FAULT_CAUSES = {
     "reward by chance": "broken-reward",
 }
 """Twelve faults of `trl_ranks.py`, four of them in one process of two, and their causes."""
-FAULT_SETTINGS = {  # for three standard errors above half of the variance: 72 equal completions
+FAULT_SETTINGS = {
+    # equal completions of a prompt: 15 in 6 steps in groups of 8, too few for three standard errors
+    # above half of the variance; 30 in 2 steps in groups of 32
     "reward by chance": {"per_device_train_batch_size": 64, "num_generations": 32},
 }
 
