@@ -2,7 +2,7 @@
 
 from klinic.recipe.keys import all_fields
 
-BUDGET = 105
+BUDGET = 106
 
 KNOBS = [
     "seed",
@@ -109,6 +109,7 @@ KNOBS = [
     "output.trackers",
     "output.project",
     "output.records_every",
+    "output.keep_records",
     "output.doctor",
 ]
 

@@ -65,9 +65,10 @@ def _print_open_questions(diagnosis: "Diagnosis", console: "Console") -> None:
     """Print the causes that are not excluded, or the fields that would decide more."""
     missing = f"Not recorded, and would decide more: {', '.join(diagnosis.missing)}"
     sentence = diagnosis.rivals_sentence or (missing if diagnosis.missing else "")
-    if sentence:
-        console.print()
-        print_text(console, sentence)
+    for text in (sentence, diagnosis.dropped.sentence):
+        if text:
+            console.print()
+            print_text(console, text)
 
 
 def print_proof(attempt: "ProofAttempt", console: "Console") -> None:

@@ -15,8 +15,11 @@ from klinic.doctor.advice import find_steps
 from klinic.doctor.hypothesis import Hypothesis, Status
 from klinic.doctor.process_cases import ProcessCases, judge_processes
 from klinic.doctor.weighing import WeighedCause, weigh_causes
+from klinic.evidence.dropped_records import NOTHING_DROPPED, DroppedRecords
 from klinic.evidence.verdict import RunVerdict
 
+NO_FAULT = "No fault found"
+NO_FAULT_IN_KEPT = "No fault found in the records that are kept"
 NAMED = 0.9  # probability from which a cause is stated without reserve
 LIKELY = 0.6  # probability from which a cause beside the first is named, or a symptom is
 LIKELY_AMONG_RECORDED = 0.4  # two causes that explain one another have a little less than half
@@ -87,6 +90,8 @@ class Diagnosis:
     """Causes that could not be excluded."""
     missing: tuple[str, ...]
     """Unrecorded fields without which a cause cannot be named or excluded."""
+    dropped: DroppedRecords = NOTHING_DROPPED
+    """Steps that were not judged, because their records were dropped."""
 
     @property
     def unexplained(self) -> tuple[str, ...]:
@@ -154,9 +159,12 @@ class Diagnosis:
             failed = ", ".join(self.unexplained)
             return f"No cause found, but something is wrong. Failed: {failed}"
         passed, num = len(self.with_status(Status.RULED_OUT)), len(self.hypotheses)
+        start = (
+            "No fault found in the records that are kept" if self.dropped.num_steps else NO_FAULT
+        )
         if passed == num:
-            return f"No fault found: all {num} checks passed."
-        return f"No fault found: {passed} of {num} checks passed, none failed."
+            return f"{start}: all {num} checks passed."
+        return f"{start}: {passed} of {num} checks passed, none failed."
 
     @property
     def rivals_sentence(self) -> str:
@@ -188,6 +196,7 @@ class Diagnosis:
             "not_excluded": [rival.to_json() for rival in self.rivals],
             "missing": list(self.missing),
             "not_read": [],
+            "dropped": self.dropped.to_json(),
             "fix": self.fix,
             "change": dict(self.change),
             "first_step": self.first_step,

@@ -88,6 +88,12 @@ class LiveDoctor:
             for step in dict.fromkeys([*steps[:1], *steps[-WINDOW:]]):
                 self._cases.add_record(store.read_record(self._folder, step))
 
+    @property
+    def first_failures(self) -> list[int]:
+        """The steps in which a check failed first."""
+        firsts = {h.first_step for h in self._examination.hypotheses}
+        return sorted(step for step in firsts if step is not None)
+
     def save(self, folder: Path) -> dict[str, Any] | None:
         """Return the state for a checkpoint after pending checks; None if that fails.
 
@@ -273,6 +279,10 @@ class RunDoctor:
         """Return the state for a checkpoint, from which `restart_after` continues exactly."""
         state = None if self._doctor is None else self._doctor.save(folder)
         return None if state is None else {"named": sorted(self._reported_causes), **state}
+
+    def first_failures(self) -> list[int]:
+        """Return the steps in which checks failed first: the evidence of causes."""
+        return [] if self._doctor is None else self._doctor.first_failures
 
     def close(self) -> None:
         """Wait for pending checks."""

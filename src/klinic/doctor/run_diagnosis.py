@@ -6,7 +6,7 @@ values of all segments gives bit for bit the result of judging every step in ord
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from klinic.checks import CHECKS
@@ -30,6 +30,7 @@ from klinic.doctor.segments import (
     split_run,
     to_json_values,
 )
+from klinic.evidence.dropped_records import read_dropped
 
 MAX_WORKERS = 3  # in addition to this process
 PATIENCE = 30.0  # seconds to wait for a worker, longer if segments take longer here
@@ -74,7 +75,8 @@ def diagnose_run(
             examination.merge_later(job.examination)
     if cache is not None:
         cache.trim()
-    return examination.conclude()
+    recorded = [step for job in jobs for step in job.step_files]
+    return replace(examination.conclude(), dropped=read_dropped(run, recorded))
 
 
 def default_num_workers() -> int:

@@ -10,6 +10,7 @@
     columns.py      converts a record to an Arrow table and back
     store.py        records on disk: one folder per step, valid once its manifest exists
     part_merging.py merges the parts of many processes to a few files
+    dropped_records.py  steps whose records a run dropped to stay within its budget
     part_limits.py  memory limits on Parquet files, checked before decoding
     thrift.py       reads the Thrift structs of Parquet footers and page headers
     run_facts.py    file names of a run; run.json and tokens.json

@@ -211,10 +211,21 @@ def remove_records_after(run: Path, step: int) -> None:
     """Remove records after `step` and incomplete ones; the run resumes from `step`."""
     for recorded_step, folder in _step_folders(run).items():
         if recorded_step > step or not (folder / MANIFEST).is_file():
-            # the manifest first, so that an interrupted removal leaves an invalid step
-            if not folder.is_symlink():
-                (folder / MANIFEST).unlink(missing_ok=True)
-            remove_tree(folder)
+            remove_step(folder)
+
+
+def remove_step(folder: Path) -> None:
+    """Remove the folder of a step, its manifest first: a kill leaves an incomplete step."""
+    if not folder.is_symlink():
+        (folder / MANIFEST).unlink(missing_ok=True)
+    remove_tree(folder)
+
+
+def record_bytes(run: Path, step: int) -> int:
+    """Return the size of a step's files on disk."""
+    folder = step_folder(run, step)
+    names = (MANIFEST, *(part.file for part in read_step_files(run, step).parts))
+    return sum((folder / name).stat().st_size for name in names)
 
 
 class RecordWriter:

@@ -3,6 +3,7 @@
 recipe.py               the `Recipe` model: all sections, and the checks across sections
 sections.py             the sections of a recipe: `kl`, `model`, `data`, `loop`, `learner`, ...
 section.py              base class of the sections: strict, frozen, bounds with a reason
+record_budget.py        `output.keep_records` as steps or bytes
 rewards.py              the `rewards` list
 aliases.py              names of other trainers, and the keys that each sets
 trl_arguments.py        arguments of TRL's `GRPOConfig` as settings

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from klinic.maths.kl_coef import Rule
+from klinic.recipe.record_budget import parse_record_budget
 from klinic.recipe.rewards import Rewards
 from klinic.recipe.section import MAX_COUNT, Count, CountOrZero, Section, Seed, Text, within
 
@@ -313,6 +314,14 @@ def _check_project(value: str) -> str:
 Project = Annotated[Text, AfterValidator(_check_project)]
 
 
+def _check_record_budget(value: int | str) -> int | str:
+    parse_record_budget(value)
+    return value
+
+
+RecordBudgetText = Annotated[int | str, AfterValidator(_check_record_budget)]
+
+
 class OutputSection(Section):
     """Run folder, metrics sinks, records and doctor."""
 
@@ -324,6 +333,8 @@ class OutputSection(Section):
     """Project name in W&B and trackio; the run is named after its folder."""
     records_every: CountOrZero = 1
     """Steps between per-token step records; 0: none."""
+    keep_records: RecordBudgetText | None = None
+    """Records to keep, in steps or as a size (`20 GB`), and evidence of causes; null: all."""
     doctor: Literal["tell", "stop", "none"] = "tell"
     """Test every step for known causes: `tell` prints a finding, `stop` ends the run, or `none`."""
 

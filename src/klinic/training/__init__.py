@@ -20,6 +20,7 @@ The run:
   the parts of a run
 - run, run_log, run_checkpoints: the run, its journals and trackers, its saved state
 - run_folder, run_facts, signals: run folder and lock, run.json, stop signals
+- record_budget: drops old records
 - published_run: a run whose output.dir is a URL
 - checkpoint, resume: checkpoint files, resume
 - source: rows, rewards and evaluation sets of a recipe

@@ -45,6 +45,7 @@ from klinic.training.evaluation import complete_rows
 from klinic.training.guards import StepAnomalyError, StepGuard
 from klinic.training.parts import RunParts
 from klinic.training.published_run import Publishing
+from klinic.training.record_budget import RecordKeeper
 from klinic.training.recovery import (
     TRANSIENT_EVENT,
     TRANSIENT_MESSAGE,
@@ -77,6 +78,9 @@ class Run:
             self.log.record_event,
             display_folder=parts.display_folder,
         )
+        self.record_keeper = RecordKeeper(
+            parts.folder, parts.recipe.output.keep_records, self.log.events.append
+        )
         self.checkpoints = RunCheckpoints(parts, self.log, self.recovery, self.doctor)
         self.publishing = Publishing(None)
         self.initial_eval: dict[str, float] | None = None
@@ -100,6 +104,7 @@ class Run:
     def __enter__(self) -> "Run":
         parts, stack = self.parts, self._exit_stack
         stack.enter_context(self.stop_signal)
+        stack.callback(self.record_keeper.close)
         if parts.cluster is not None:
             stack.callback(parts.cluster.close)
         stack.callback(parts.learner.close)
@@ -161,6 +166,7 @@ class Run:
         if self._record_writer is not None:
             self._record_writer.flush()
         self.publishing.wait(step)
+        self.record_keeper.forget()
         run_state, problems = self.checkpoints.restore_finite(step)
         state = self._adopt_state(run_state)
         checkpoint.set_aside_damaged(self.parts.folder, after=state.step, max_step=step)
@@ -306,9 +312,12 @@ class Run:
         return not stop_requested
 
     def _finish_step(self, step: int, *, is_end: bool) -> None:
-        """Report the diagnosis at the end of a run; publish the state if that is due."""
+        """Report the diagnosis at the end; drop old records; publish the state if that is due."""
         if is_end:
             self.doctor.report_diagnosis(step)
+        if self.record_keeper.has_budget:
+            named = [named_in for named_in, _ in self.log.named_causes()]
+            self.record_keeper.drop_old(step, [*self.doctor.first_failures(), *named])
         self.publishing.publish(step)
 
     def collect_metrics(self, completed: CompletedStep) -> dict[str, float]:

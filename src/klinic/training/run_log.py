@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from klinic.doctor.live import DIAGNOSIS_EVENT
+from klinic.evidence.dropped_records import DROPPED_EVENT
 from klinic.evidence.files import Journal
 from klinic.evidence.run_facts import EVENTS, METRICS, PROBES
 from klinic.trackers.protocol import Tracker
@@ -12,8 +13,8 @@ from klinic.training.recovery import DECISION_EVENTS
 from klinic.training.run_folder import RESTARTED_EVENT, entry_step
 from klinic.training.state import CompletedStep, EventFacts
 
-PERSISTENT_EVENTS = DECISION_EVENTS | {RESTARTED_EVENT}
-"""Events that a rollback keeps, because they explain it."""
+PERSISTENT_EVENTS = DECISION_EVENTS | {RESTARTED_EVENT, DROPPED_EVENT}
+"""Events that a rollback keeps: they explain it, or records are gone for good."""
 
 
 class RunLog:
