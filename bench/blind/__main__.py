@@ -1,9 +1,9 @@
-"""`python -m bench.blind round2|round4|threads FOLDER`: run a blind set, diagnose and count.
+"""`python -m bench.blind SET FOLDER`: run a blind set, diagnose and count.
 
 `round2` and `round4` train two start policies and some 55 scripts (about 12 minutes on one core);
-`threads` writes the files of 38 cases (about 6 minutes). What is in FOLDER already is not made
-again. The doctor is on as for a user, so its probes run; `BLIND_DOCTOR=none` is what the
-first runs had.
+`threads` and `trainers` write the files of 38 and 36 cases (about 6 minutes each). What is in
+FOLDER already is not made again. The doctor is on as for a user, so its probes run;
+`BLIND_DOCTOR=none` is what the first runs had.
 """
 
 import argparse
@@ -23,20 +23,23 @@ STARTS = {
     "full": ("loop.eval_prompts=64",),
     "early": ("loop.eval_prompts=8", "warm_start.steps=250", "warm_start.batch_size=32"),
 }
+OF_FILES = ("threads", "trainers")
+"""The sets that are files in the formats of other trainers."""
 KLINIC = [sys.executable, "-m", "klinic.cli"]
 
 
 def main() -> None:
     """Run a set and print the verdict of each case and the counts."""
     parser = argparse.ArgumentParser(prog="python -m bench.blind", description=__doc__)
-    parser.add_argument("name", choices=["round2", "round4", "threads"])
+    parser.add_argument("name", choices=["round2", "round4", *OF_FILES])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--only", nargs="*", default=[], help="cases, such as trl/s01 or 07")
     given = parser.parse_args()
     folder = given.folder.resolve()
     names = json.loads((HERE / given.name / "mapping.json").read_text())
     cases = [case for case in names if not given.only or case in given.only]
-    made = _write(folder, cases) if given.name == "threads" else _train(given.name, folder, cases)
+    make = _write if given.name in OF_FILES else _train
+    made = make(given.name, folder, cases)
     verdicts = []
     for case, run in made:
         verdicts.append(judge(case, names[case], _diagnose(run)))
@@ -65,11 +68,11 @@ def _train(name_of_set: str, folder: Path, cases: list[str]) -> Iterator[tuple[s
         yield case, run
 
 
-def _write(folder: Path, cases: list[str]) -> Iterator[tuple[str, Path]]:
+def _write(name_of_set: str, folder: Path, cases: list[str]) -> Iterator[tuple[str, Path]]:
     for case in cases:
         run = folder / "cases" / case
         if not run.exists():
-            script = HERE / "threads" / "scripts" / f"{case}.py"
+            script = HERE / name_of_set / "scripts" / f"{case}.py"
             env = {**os.environ, "BLIND_OUT": str(folder)}
             subprocess.run([sys.executable, str(script)], check=True, env=env)  # noqa: S603
         yield case, _converted(run)

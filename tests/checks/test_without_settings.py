@@ -7,7 +7,13 @@ import pytest
 
 from checks.exact_records import case
 from checks.test_gap_contexts import LENGTH, ROWS, VOCABULARY, at, dumped, log_softmax, verdict
-from klinic.checks import Verdict, corrupted_sync, misaligned_logp, wrong_loss_mask
+from klinic.checks import (
+    Verdict,
+    corrupted_sync,
+    misaligned_logp,
+    stale_sampler,
+    wrong_loss_mask,
+)
 
 POSITION = np.arange(ROWS * LENGTH) % LENGTH
 
@@ -63,3 +69,29 @@ def test_a_sampler_that_is_far_away_after_one_update_has_damaged_weights():
     assert judged_after(1, 1.5) is Verdict.FAIL
     assert judged_after(1, 0.3) is Verdict.NO_DATA
     assert judged_after(30, 1.5) is Verdict.NO_DATA  # old weights may be as far away
+
+
+def lagging(lag, gaps):
+    """Return the verdict on the last of steps with these gaps, of a sampler that may lag."""
+    steps = [
+        replace(
+            dumped(at(1.0), seed=step, noise=gap),
+            step=step + 1,
+            facts={"learner_version": step},
+        )
+        for step, gap in enumerate(gaps)
+    ]
+    last = replace(
+        case(steps[-1], run={}),
+        run={"sampler": {"max_version_lag": lag}},
+        start=steps[0],
+        earlier=tuple(steps[:-1]),
+    )
+    return stale_sampler.CHECK(last).verdict
+
+
+def test_a_sampler_that_is_behind_by_design_is_compared_with_its_first_lag():
+    assert lagging(0, [0.003, 0.1]) is Verdict.FAIL
+    assert lagging(1, [0.003, 0.1]) is Verdict.NO_DATA
+    assert lagging(1, [0.003, 0.1, 0.12]) is Verdict.PASS
+    assert lagging(1, [0.003, 0.02, 0.3]) is Verdict.FAIL

@@ -137,7 +137,10 @@ FAULTS = {
 }
 
 
-TRIED_ALONE = (*("equal-completions", "samples-get-older", "kl-loss-is-k1", "kl-falls-at-restart"),)
+TRIED_ALONE = (
+    *("equal-completions", "samples-get-older", "kl-loss-is-k1", "kl-falls-at-restart"),
+    "kl-applied-twice",
+)
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -425,6 +428,25 @@ def test_a_loss_with_the_mean_log_ratio_is_told_from_other_estimators(same, verd
     finding = heard(entries, "kl-loss-is-k1")
     assert finding.verdict is verdict
     assert finding.could_be == (("kl-gradient-wrong",) if same else ())
+
+
+@pytest.mark.parametrize(("in_loss", "verdict"), [(0.01, Verdict.FAIL), (0.0, Verdict.PASS)])
+def test_a_kl_in_reward_and_loss_counts_twice(in_loss, verdict):
+    entries = [
+        {
+            "step": n,
+            "actor/kl_loss": 0.1,
+            "actor/kl_coef": in_loss,
+            "actor/reward_kl_penalty": 0.1,
+            "actor/reward_kl_penalty_coeff": 0.05,
+            "actor/ppo_kl": 0.0,
+            "actor/pg_clipfrac": 0.0,
+        }
+        for n in range(1, 20)
+    ]
+    finding = heard(entries, "kl-applied-twice")
+    assert finding.verdict is verdict
+    assert finding.could_be == (("kl-not-applied",) if in_loss else ())
 
 
 def restarted(first_kl, *, reward=None):

@@ -64,8 +64,11 @@ def judge_case(case: Case) -> Finding:
     """
     if (sync_finding := _judge_sync(case)) is not None:
         return sync_finding
-    if case.learner_version == 0 or case.start is None:
-        return no_data_finding("the step before the first update and a later one are needed")
+    start_gap = _expected_gap(case)
+    if start_gap is None:
+        return no_data_finding(
+            "the step before the first update and one after the declared lag are needed"
+        )
     if has_older_samples(case.record):
         return passed_finding("the sampler reports an older version itself")
     fresh_gap = _uncached_gap(case)
@@ -73,7 +76,6 @@ def judge_case(case: Case) -> Finding:
         return no_data_finding(
             f"fewer than {MIN_TOKENS} trained tokens have a log-prob of both sides"
         )
-    start_gap = case.measure_once(_sampler_gap, case.start)
     limit = max(MIN_GAP, MIN_GAP_GROWTH * start_gap)
     current_gap, reference_gap = rms(fresh_gap), _reference_gap(case)
     summary = (
@@ -128,6 +130,24 @@ def _other_reason(case: Case, gap: float) -> str:
 
 def _sampler_gap(record: StepRecord) -> float:
     return rms_logp_gap(record, "logp_sampler", "logp_old")
+
+
+def _expected_gap(case: Case) -> float | None:
+    """Return the gap of the first step, or of those up to the declared lag; None within them.
+
+    A sampler that is behind by design, and reports no versions, has a gap in every later step.
+    """
+    if case.learner_version == 0 or case.start is None:
+        return None
+    first = case.measure_once(_sampler_gap, case.start)
+    lag = (case.run.get("sampler") or {}).get("max_version_lag") or 0
+    if not lag or case.record.weight_version is not None:
+        return first
+    if (case.learner_version or 0) <= lag:
+        return None
+    steps = [r for r in case.earlier if 0 < int(r.facts.get("learner_version") or 0) <= lag]
+    gaps = [case.measure_once(_sampler_gap, r) for r in steps if r.logp_sampler is not None]
+    return max([first, *gaps])
 
 
 def _uncached_gap(case: Case) -> np.ndarray:

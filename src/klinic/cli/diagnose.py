@@ -171,10 +171,10 @@ def diagnose_scalars(
     from klinic.cli.log_view import print_log_diagnosis, unread_message
     from klinic.doctor.scalars.examine import examine_log
     from klinic.evidence.readers.find import read_log
-    from klinic.evidence.readers.run_folders import join_earlier_part
+    from klinic.evidence.readers.run_folders import join_parts
     from klinic.evidence.verdict import RunVerdict
 
-    diagnosis = examine_log(join_earlier_part(read_log(path, names), path))
+    diagnosis = examine_log(join_parts(read_log(path, names), path))
     if json:
         is_well = diagnosis.verdict is RunVerdict.NONE
         print_json("diagnose", ok=is_well, **diagnosis.to_json())

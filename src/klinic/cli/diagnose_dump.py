@@ -50,20 +50,27 @@ def diagnose_dumps(
 def find_scalars(
     run: Path, dump: Path, names: "Mapping[str, str]"
 ) -> "tuple[ScalarLog | None, str]":
-    """Return the scalar log in the folder of a run, else in that of its dump, or the reason."""
-    log, reason = _read_scalars(run, names)
-    return (log, reason) if log is not None or dump == run else _read_scalars(dump, names)
+    """Return the scalar log in the folder of a run, of its dump, or in a sub-folder, or why not."""
+    from klinic.evidence.readers.run_folders import folders_of_logs
+
+    reasons = []
+    for folder in dict.fromkeys((run, dump, *folders_of_logs(run))):
+        log, reason = _read_scalars(folder, names)
+        if log is not None:
+            return log, ""
+        reasons.append(reason)
+    return None, next(filter(None, reasons), "")
 
 
 def _read_scalars(run: Path, names: "Mapping[str, str]") -> "tuple[ScalarLog | None, str]":
     from klinic.evidence.readers.dumps.torch_files import advise_convert
     from klinic.evidence.readers.find import read_log
-    from klinic.evidence.readers.run_folders import join_earlier_part
+    from klinic.evidence.readers.run_folders import join_parts
 
     if not run.is_dir():
         return None, ""
     try:
-        log = join_earlier_part(read_log(run, names), run)
+        log = join_parts(read_log(run, names), run)
     except EvidenceError as error:
         is_dump_alone = "has no records" in str(error) or str(error) == advise_convert(run)
         return None, "" if is_dump_alone else str(error)

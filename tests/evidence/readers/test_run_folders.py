@@ -7,7 +7,7 @@ from foreign_logs import healthy, trl_entries, write_lines
 
 from klinic.errors import EvidenceError
 from klinic.evidence.readers.find import read_log
-from klinic.evidence.readers.run_folders import find_run, refuse_several
+from klinic.evidence.readers.run_folders import find_run, join_parts, refuse_several
 
 
 def write_run(folder, age):
@@ -46,3 +46,26 @@ def test_several_logs_of_json_lines_are_named(tmp_path):
         write_lines(tmp_path / name, trl_entries(healthy(3)))
     with pytest.raises(EvidenceError, match=r"2 logs of JSON lines \(a.jsonl, b.jsonl\)"):
         read_log(tmp_path)
+
+
+def test_folders_that_are_numbered_alike_are_ordered_by_number(tmp_path):
+    for name, age in (("exp_002", 100), ("exp_010", 150), ("exp_001", 50)):
+        write_run(tmp_path / name, age)
+    assert find_run(tmp_path).path.name == "exp_010"
+
+
+def test_the_two_logs_of_a_resumed_run_are_joined(tmp_path):
+    entries = trl_entries(healthy(12))
+    parts = {"first": entries[:8], "second": entries[8:]}
+    for name, part in parts.items():
+        (tmp_path / name).mkdir()
+        write_lines(tmp_path / name / "metrics.jsonl", part)
+    for name in parts:
+        log = join_parts(read_log(tmp_path / name), tmp_path / name)
+        assert (log.steps, log.before.steps) == (tuple(range(9, 13)), tuple(range(1, 9)))
+
+
+def test_a_log_of_another_run_is_not_joined(tmp_path):
+    for age, name in enumerate("ab"):
+        write_run(tmp_path / name, age)
+    assert join_parts(read_log(tmp_path / "a"), tmp_path / "a").before is None

@@ -28,6 +28,7 @@ WINDOW = 10  # logged steps: their median ignores a spike
 LAST = 5  # logged steps before a restart
 MIN_BEFORE = 5e-4  # nats: that of bf16 noise, which a restart does not change
 RESTART_FRACTION = 0.2  # of the KL before it
+LOSS_COEF, REWARD_COEF = "actor/kl_coef", "actor/reward_kl_penalty_coeff"  # of verl
 MIN_TERM = 1e-4  # nats: smaller values are rounding
 SAME_RATIO = 0.02  # relative: a term of its own estimator differs by more
 TOOLS = re.compile(r"tool|search|observation|retriev|env(ironment)?[/_]|interaction")
@@ -206,6 +207,23 @@ def kl_loss_is_k1(log: ScalarLog) -> ScalarFinding:
     )
 
 
+def kl_applied_twice(log: ScalarLog) -> ScalarFinding:
+    """Look for a KL in the reward and in the loss of the same run."""
+    coefs = {
+        place: finite_values([parse_number(entry.get(name)) for entry in log.entries])
+        for place, name in (("loss", LOSS_COEF), ("reward", REWARD_COEF))
+    }
+    both = all(any(values) for values in coefs.values())
+    if not both:
+        return ok("the KL is not both in the reward and in the loss")
+    return fail(
+        f"the KL is in the loss (`{LOSS_COEF}` {format_number(coefs['loss'][0])}) and in the "
+        f"reward (`{REWARD_COEF}` {format_number(coefs['reward'][0])}): it counts twice",
+        log.steps[0],
+        "kl-not-applied",
+    )
+
+
 def kl_stays_0(log: ScalarLog) -> ScalarFinding:
     """Look for a KL of exactly 0 in every step although there are gradients."""
     kls = finite_values(_kl_column(log))
@@ -290,6 +308,12 @@ SIGNS = (
             *("record.logp_ref", "record.logp_old", "facts.reference_fingerprint"),
             "run.reference",
         ),
+    ),
+    ScalarCheck(
+        name="kl-applied-twice",
+        needs=("kl", "kl_k1/mean"),
+        check_log=kl_applied_twice,
+        decided_by=("facts.kl_coef", "run.estimator"),
     ),
     ScalarCheck(
         name="kl-loss-is-k1",

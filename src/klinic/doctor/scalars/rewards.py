@@ -93,6 +93,8 @@ def equal_rewards(log: ScalarLog) -> ScalarFinding:
         *("kl-sign-flipped", "hidden-sampling-transform"),
         *("broken-sampler", "random-weights", "reward-hacking", "step-too-big"),
         *("entropy-term-wrong", "ratio-not-applied", "kl-controller-reversed"),
+        *("corrupted-sync", "prompt-mismatch", "stop-token-fault", "malformed-prompt"),
+        "temperature-on-one-side",
         reward=level,
     )
 
@@ -154,7 +156,7 @@ def cut_off(log: ScalarLog) -> ScalarFinding:
         message,
         step,
         *("context-truncated", "stop-token-fault", "random-weights", "prompt-mismatch"),
-        *("reward-hacking", "step-too-big"),
+        *("reward-hacking", "step-too-big", "corrupted-sync"),
         share=CUT_OFF,
     )
 

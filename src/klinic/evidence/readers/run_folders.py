@@ -1,5 +1,6 @@
 """Folders that hold runs: the run that is read, and the names of the others."""
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from klinic.evidence.readers.trainer_state import list_folder
 LOGS = "logs"  # of NeMo-RL, with a folder per start
 MOST_RUNS = 100  # folders of runs that are inspected
 MOST_NAMED = 6
+NUMBERED = re.compile(r"(.*?)([0-9]{1,15})")
 MOST_NEIGHBOURS = 20  # folders beside a run that continues another
 
 
@@ -65,29 +67,44 @@ def runs_inside(path: Path) -> list[Path]:
     return [child for child in _newest_first(path) if has_records(child)]
 
 
+def folders_of_logs(run: Path) -> list[Path]:
+    """Return the folders in that of a run which may have its log beside a dump."""
+    if not run.is_dir():
+        return []
+    inside = [child for child in _newest_first(run) if not child.name.isdecimal()]
+    return [child for child in inside if not child.is_symlink()][:MOST_NEIGHBOURS]
+
+
 def _newest_first(path: Path) -> list[Path]:
+    """Return the folders in a folder: by their numbers if they are numbered alike, else by time."""
     inside = [child for child in list_folder(path)[:MAX_ENTRIES] if child.is_dir()]
+    matches = [NUMBERED.fullmatch(child.name) for child in inside]
+    if inside and all(matches) and len({m[1] for m in matches if m}) == 1:
+        numbers = {child: int(m[2]) for child, m in zip(inside, matches, strict=True) if m}
+        return sorted(inside, key=numbers.__getitem__, reverse=True)
     return sorted(inside, key=lambda child: (child.stat().st_mtime, child.name), reverse=True)
 
 
-def join_earlier_part(log: ScalarLog, run: Path) -> ScalarLog:
-    """Return the log with that of the run which it continues, from a folder beside its own.
+def join_parts(log: ScalarLog, run: Path) -> ScalarLog:
+    """Return the later of two logs of a resumed run, with the one that it continues.
 
     A trainer that resumes may begin a new folder; its first step follows the last one of another.
     """
-    first, interval = log.steps[0], log.log_interval
-    if not run.is_dir() or log.steps_are_counted or first <= interval:
+    if not run.is_dir() or log.steps_are_counted:
         return log
     for folder in _newest_first(run.parent)[:MOST_NEIGHBOURS]:
-        earlier = None if folder == run else _read_first_log(folder)
-        if (
-            earlier is not None
-            and not earlier.steps_are_counted
-            and 0 < first - earlier.steps[-1] <= interval
-            and earlier.trainer == log.trainer
-        ):
-            return replace(log, before=earlier)
+        other = None if folder == run else _read_first_log(folder)
+        if other is None or other.steps_are_counted or other.trainer != log.trainer:
+            continue
+        if _continues(log, other):
+            return replace(log, before=other)
+        if _continues(other, log):
+            return replace(other, before=log)
     return log
+
+
+def _continues(later: ScalarLog, earlier: ScalarLog) -> bool:
+    return 0 < later.steps[0] - earlier.steps[-1] <= max(later.log_interval, earlier.log_interval)
 
 
 def _read_first_log(folder: Path) -> ScalarLog | None:

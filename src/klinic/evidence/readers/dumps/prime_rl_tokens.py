@@ -18,6 +18,7 @@ from klinic.evidence.readers.dumps.token_dump import TokenDump
 from klinic.evidence.record import StepRecord
 
 NOTE = "reference, finish reasons"
+ASYNCHRONOUS = {"max_version_lag": 1}  # by design; the export has no versions of the weights
 
 
 def open_dump(folder: Path, traces: dict[int, Path]) -> TokenDump:
@@ -26,7 +27,7 @@ def open_dump(folder: Path, traces: dict[int, Path]) -> TokenDump:
         format="token export of prime-rl",
         path=folder,
         read_records=lambda: _read_records(folder, traces),
-        facts={"trainer": "prime-rl", **prime_rl.RUN_FACTS},
+        facts={"trainer": "prime-rl", "sampler": ASYNCHRONOUS, **prime_rl.RUN_FACTS},
         lacks=NOTE if traces else f"rewards, {NOTE}",
     )
 

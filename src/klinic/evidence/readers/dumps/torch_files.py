@@ -22,6 +22,7 @@ NUMBERED = re.compile(r"([0-9]{1,15})(?:_([0-9]{1,9}))?\.pt")
 SKYRL = re.compile(r"global_step_([0-9]{1,15})_training_input\.(pkl|pt)")
 SKYRL_FOLDER = "dumped_data"
 MOST_ENTRIES = 100_000
+MOST_FOLDERS = 20  # in that of a run, one of which may be that of --dump-details
 SKYRL_COMMAND = (
     'python -c "import pathlib, pickle, torch; '
     "[torch.save({k: v for k, v in pickle.loads(p.read_bytes()).items() if torch.is_tensor(v)}, "
@@ -53,7 +54,9 @@ class TorchDump:
 def find_torch_dump(path: Path) -> TorchDump | None:
     """Return the dump at a path, or None; raise `EvidenceError` for one of pickles alone."""
     folder = path.parent if path.is_file() else path
-    for root in (folder, folder.parent if folder.name in (ROLLOUTS, TRAINED) else folder):
+    above = folder.parent if folder.name in (ROLLOUTS, TRAINED) else folder
+    inside = [p for p in list_folder(folder)[:MOST_ENTRIES] if p.is_dir() and not p.is_symlink()]
+    for root in (folder, above, *inside[:MOST_FOLDERS]):
         if steps := _slime_steps(root):
             is_miles = any("_" in file.stem for step in steps for file in step.trained)
             return TorchDump(trainer="miles" if is_miles else "slime", folder=root, steps=steps)

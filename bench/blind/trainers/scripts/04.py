@@ -1,0 +1,20 @@
+import os, sys; sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from sim import *; import writers as W
+NN = os.path.basename(__file__)[:2]
+
+# healthy AReaL: fully async with max_head_offpolicyness 4, decoupled loss.
+class S(Sim):
+    steps = 28; G = 8; n_prompts = 4; ofp = 4
+    def setup(s): s.queue = []; s.accepted = 0; s.tid = 0
+    def get_batch(s, k):
+        ver = k - 1; cap = (s.ofp + ver + 1) * s.n_prompts - s.accepted
+        while cap > 0:
+            b = super().rollout(k)
+            for g in range(s.n_prompts):
+                q = np.nonzero(b['grp'] == g)[0]; s.queue.append((s.tid, ver, {n: [b[n][i] for i in q] for n in ('ids', 'slp', 'gen', 'finish', 'pid')})); s.tid += 1
+            cap -= s.n_prompts; s.accepted += s.n_prompts
+        take, s.queue = s.queue[:s.n_prompts], s.queue[s.n_prompts:]
+        o = {n: [x for t in take for x in t[2][n]] for n in ('ids', 'slp', 'gen', 'finish', 'pid')}; o['pid'] = np.array(o['pid']); o['n'] = len(o['ids']); o['L'] = np.array([len(x) for x in o['ids']])
+        o['grp'] = np.repeat(np.arange(len(take)), s.G); o['head'] = o['tail'] = np.repeat([t[1] for t in take], s.G); o['tid'] = np.array([t[0] for t in take]); o['rle'] = [[[int(v), int(l)]] for v, l in zip(o['head'], o['L'])]; o['version'] = ver; return o
+    def weights(s, b, idx): return np.minimum(np.exp(b['old'] - b['fslp']), 5)[idx]
+W.areal(S(206).run(), NN, cfg={'rollout': {'max_head_offpolicyness': 4}})
