@@ -76,20 +76,22 @@ def pass_bytes(shape: DecoderShape) -> int:
 def gathered_bytes(shape: DecoderShape, sizes: StepSizes, *, num: int) -> float:
     """Return the bytes that each of `num` shards receives in a step with `model.dtype: bf16`.
 
-    A forward pass gathers every weight. A backward pass gathers the layers again and reduces the
-    gradient of the trained weights in fp32. A reference with weights of its own gathers its head
-    once more in every update, for the exact KL.
+    A forward pass gathers every weight; while a batch is scored, the head stays gathered. A
+    backward pass gathers the layers again and reduces the gradient of the trained weights in fp32.
+    A reference with weights of its own gathers its head once more in every update, for the exact
+    KL.
     """
     if num == 1:
         return 0.0
     passes = -(-sizes.rows // (sizes.micro_batch * num))
-    forward = pass_bytes(shape)
+    forward, head = pass_bytes(shape), FP32_BYTES * shape.hidden * shape.vocabulary
     update = forward + BF16_BYTES * shape.num_layer_parameters + FP32_BYTES * shape.num_trained
     if sizes.reference and shape.trains_all:
-        update += FP32_BYTES * shape.hidden * shape.vocabulary
+        update += head
     scored = sizes.scores_old + sizes.reference + sizes.num_extra_reference_passes
-    per_pass = scored * forward + sizes.updates * (1 + sizes.split_gradient_fraction) * update
-    return passes * per_pass * (num - 1) / num
+    scoring = scored * (passes * forward - (passes - 1) * head)
+    updating = passes * sizes.updates * (1 + sizes.split_gradient_fraction) * update
+    return (scoring + updating) * (num - 1) / num
 
 
 def stored_per_token(shape: DecoderShape, *, group: int, reference: bool) -> float:
