@@ -1,12 +1,17 @@
 """What may be concluded: intervals by hand, and no winner where seeds cannot tell."""
 
+import io
 import math
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
-from klinic.lab.ablation.comparison import num_tests, setting_rows, skill_measure_name
+from klinic.cli.ablation_view import print_results
+from klinic.lab.ablation.comparison import ALL_MEASURES, num_tests, setting_rows, skill_measure_name
 from klinic.lab.ablation.intervals import mean_interval, paired_difference
 from klinic.lab.ablation.page import CONDITION, PageContent, write_page
+from klinic.lab.ablation.results import AblationSummary
 from klinic.lab.ablation.verdict import Verdict, pareto_front, recommend_setting, summary_lines
 
 
@@ -186,3 +191,53 @@ def test_the_page_names_its_conditions_and_its_tests(tmp_path):
     text = write_page(tmp_path, content, []).read_text()
     assert CONDITION in text
     assert "the 4 tests of this page (Holm)" in text
+
+
+def test_the_page_has_no_column_without_values(tmp_path):
+    table = setting_rows(results(b0=[(0.8, 1.0)]), ["kl.coef=0"], "kl.coef=0")
+    content = PageContent(
+        title="t",
+        command="c",
+        rows=table,
+        verdict=Verdict(best=None, says=""),
+        failures=[],
+        baseline="kl.coef=0",
+    )
+    heads = write_page(tmp_path, content, []).read_text().partition("</tr>")[0]
+    assert ">accuracy</th>" in heads
+    assert ">reward</th>" not in heads
+
+
+@pytest.fixture
+def summary():
+    found = results(b0=[(0.80, 0.7), (0.82, 0.7)], b0_01=[(0.90, 1.0), (0.93, 1.0)])
+    return AblationSummary(
+        results=found,
+        curves={},
+        table=setting_rows(found, settings_of(found), "kl.coef=0"),
+        learnt="accuracy",
+        verdict=Verdict(best="kl.coef=0.01", says="Use kl.coef=0.01."),
+        failures=[],
+        baseline="kl.coef=0",
+        question=ALL_MEASURES,
+    )
+
+
+def screen(summary, *, width, terminal):
+    console = Console(file=io.StringIO(), width=width, force_terminal=terminal, color_system=None)
+    print_results(Path("out"), summary, console)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(("width", "terminal"), [(60, True), (80, False)])
+def test_lines_where_the_table_has_no_room(summary, width, terminal):
+    text = screen(summary, width=width, terminal=terminal)
+    assert "beta=0.01: Acc=0.915+-0.191, KL=0.0500," in text
+    assert "to baseline" not in text
+    assert "…" not in text
+
+
+def test_a_table_is_not_repeated_as_lines(summary):
+    text = screen(summary, width=100, terminal=True)
+    assert "kl.coef=0.01 <- best" in text
+    assert "Acc=" not in text

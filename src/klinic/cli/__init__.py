@@ -8,6 +8,7 @@ step_cost.py      compute, data movement and disk use of a step
 supervisor.py     parent process that restarts a lost run
 eval.py           `klinic eval`
 ablate.py         `klinic ablate`
+ablation_view.py  prints the results of an ablation
 ablate_power.py   the seeds that a difference needs
 export.py         `klinic export`
 check.py          `klinic check`
@@ -27,7 +28,6 @@ words.py          words with another name in klinic, and their answers
 metric_option.py  the `--metric` option: names of the metrics in a log
 report.py         `klinic report`
 bundle.py         `klinic bundle`
-convert.py        `klinic convert`
 watch.py          `klinic watch`, and its single key presses
 demo.py           `klinic demo`
 printing.py       JSON and console output, missing optional dependencies

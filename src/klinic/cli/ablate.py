@@ -15,7 +15,6 @@ from klinic.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from klinic.lab.ablation.comparison import Question
     from klinic.lab.ablation.plan import Plan
@@ -137,10 +136,7 @@ def ablate(  # noqa: PLR0913, PLR0917 - options of a command line
         runs = finished_runs(trials)
         findings = summarize_runs(runs, failed_trials(trials), baseline, question)
     _write_results(folder, findings)
-    if json:
-        print_json("ablate", ok=not findings.failures, **_json_content(folder, findings))
-    else:
-        _print_results(folder, findings, console)
+    _print_results(folder, findings, console, json=json)
     raise typer.Exit(1 if findings.failures else 0)
 
 
@@ -270,6 +266,17 @@ def _write_results(folder: Path, findings: "AblationSummary") -> None:
     )
 
 
+def _print_results(
+    folder: Path, findings: "AblationSummary", console: "Console", *, json: bool
+) -> None:
+    from klinic.cli.ablation_view import print_results
+
+    if json:
+        print_json("ablate", ok=not findings.failures, **_json_content(folder, findings))
+    else:
+        print_results(folder, findings, console)
+
+
 def _json_content(folder: Path, findings: "AblationSummary") -> dict[str, object]:
     return {
         "folder": str(folder),
@@ -282,46 +289,3 @@ def _json_content(folder: Path, findings: "AblationSummary") -> dict[str, object
         "trials": findings.results,
         "failures": [{"trial": name, "why": why} for name, why in findings.failures],
     }
-
-
-def _print_results(folder: Path, findings: "AblationSummary", console: "Console") -> None:
-    from klinic.lab.ablation.page import PAGE
-    from klinic.lab.ablation.verdict import summary_lines
-
-    if findings.results:
-        console.print(_settings_table(findings))
-        for line in summary_lines(findings.table, findings.verdict):
-            print_line(console, line)
-        print_line(console)
-        print_line(console, findings.verdict.says)
-    for name, why in findings.failures:
-        print_line(console, f"Failed: {name}: {why}")
-    if findings.failures:
-        print_line(console, "Rerun the same command to retry failed trials.")
-    if findings.results:
-        print_line(console, f"Page: {folder / PAGE}")
-
-
-def _settings_table(findings: "AblationSummary") -> "Table":
-    from rich import box
-    from rich.table import Table
-
-    from klinic.lab.ablation.page import classify_noise, format_difference, format_mean
-
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("setting", no_wrap=True)
-    learnt = findings.learnt
-    names = list(dict.fromkeys(("accuracy", learnt, "retention", "kl_token")))
-    for name in [*names[:-1], "KL/token", f"{learnt} to baseline"]:
-        table.add_column(name, justify="right")
-    for row in findings.table:
-        gap = row.differences.get(learnt)
-        means = (row.means[name] for name in names)
-        table.add_row(
-            row.setting,
-            *(format_mean(mean).replace(" ", "") for mean in means),
-            "baseline"
-            if gap is None
-            else f"{format_difference(gap).split(' ')[0]} {classify_noise(gap)}".strip(),
-        )
-    return table

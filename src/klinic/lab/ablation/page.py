@@ -8,11 +8,12 @@ from importlib.resources import files
 from pathlib import Path
 
 from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
 
 from klinic.evidence.writing import write_atomically
 from klinic.lab.ablation.comparison import COMPARED, SettingRow, num_tests
 from klinic.lab.ablation.intervals import CONFIDENCE, Difference, Interval
-from klinic.lab.ablation.measures import MEASURES, SCORE
+from klinic.lab.ablation.measures import MEASURES, SCORE, Measure
 from klinic.lab.ablation.verdict import Verdict
 
 PAGE = "index.html"
@@ -45,10 +46,15 @@ def write_page(folder: Path, content: PageContent, pictures: Sequence[Path]) -> 
     )
     text = template.render(
         page=content,
-        measures=MEASURES,
+        measures=_measured(content.rows, MEASURES),
         described=(*MEASURES, SCORE),
         condition=CONDITION,
-        compared=[measure for measure in (*MEASURES, SCORE) if measure.name in COMPARED],
+        compared=[
+            measure
+            for measure in _measured(content.rows, (*MEASURES, SCORE))
+            if measure.name in COMPARED
+        ],
+        lines=_split_cell,
         num_tests=num_tests(content.rows),
         shown=format_mean,
         signed=format_difference,
@@ -58,6 +64,27 @@ def write_page(folder: Path, content: PageContent, pictures: Sequence[Path]) -> 
     path = folder / PAGE
     write_atomically(path, text.encode("utf-8", "backslashreplace"))
     return path
+
+
+def _measured(rows: Sequence[SettingRow], measures: Sequence[Measure]) -> list[Measure]:
+    """Return the measures that any setting has: an empty column would push others off the page."""
+    return [
+        measure
+        for measure in measures
+        if any(not math.isnan(row.means[measure.name].mean) for row in rows)
+    ]
+
+
+def _split_cell(text: str, second: str) -> Markup:
+    """Return a cell of two lines, the second from this separator on.
+
+    >>> _split_cell("0.842 ± 0.040", " ±")
+    Markup('0.842<small>± 0.040</small>')
+    """
+    head, separator, rest = text.partition(second)
+    if not separator:
+        return Markup("{}").format(text)
+    return Markup("{}<small>{}</small>").format(head, separator.strip() + rest)
 
 
 def format_mean(value: Interval) -> str:
