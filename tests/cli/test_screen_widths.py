@@ -1,7 +1,11 @@
 """Terminals of 60, 100 and 200 columns: no word is broken, nothing is cut."""
 
 import io
-from contextlib import closing
+import os
+import pty
+import subprocess
+import sys
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -68,3 +72,41 @@ def test_a_sentence_without_room_says_that_it_goes_on(snapshot):
     lines = [line.plain for line in render_screen(snapshot, terminal(20))]
     start = next(i for i, line in enumerate(lines) if line.startswith(" Cause:"))
     assert lines[start + 5].endswith(" ...")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("diagnose", "a-folder-that-is-not-there"),  # an error of klinic
+        ("diagnose", "runs", "--not-an-option"),  # an error of the options
+        ("demo", "--list"),
+        ("ablate", "--help"),
+    ],
+)
+def test_plain_messages_are_wrapped_between_words_on_a_terminal(words, tmp_path):
+    lines = terminal_lines(words, 60, tmp_path)
+    assert max(map(len, lines)) < 60
+    wide = terminal_lines(words, 1000, tmp_path)
+    assert {word for line in lines for word in line.split()} - {"\\"} <= {
+        word for line in wide for word in line.split()
+    }
+
+
+def terminal_lines(words, width, folder):
+    """Return what a command prints on a terminal of this width."""
+    leader, follower = pty.openpty()
+    command = [sys.executable, "-m", "klinic.cli", *words]
+    environment = {**os.environ, "COLUMNS": str(width), "NO_COLOR": "1"}
+    with subprocess.Popen(
+        command, stdout=follower, stderr=follower, cwd=folder, env=environment
+    ) as process:
+        os.close(follower)
+        chunks = []  # reading ends with an error
+        with (
+            suppress(OSError),
+            os.fdopen(leader, "rb", buffering=0) as screen,
+        ):  # ends with an error
+            while chunk := screen.read(4096):
+                chunks.append(chunk)
+    assert process.returncode in {0, 2}
+    return b"".join(chunks).decode().replace("\r", "").splitlines()

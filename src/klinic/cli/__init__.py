@@ -31,6 +31,7 @@ bundle.py         `klinic bundle`
 watch.py          `klinic watch`, and its single key presses
 demo.py           `klinic demo`
 printing.py       JSON and console output, missing optional dependencies
+plain_text.py     messages without rich, wrapped between words
 text_layout.py    text that wraps between words, lists, commands to run next
 progress.py       progress bar and findings cache
 recorded_code.py  the `--run-code` option

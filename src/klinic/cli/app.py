@@ -25,6 +25,7 @@ from klinic.cli.explain import explain
 from klinic.cli.export import export
 from klinic.cli.help_page import HelpCommand, HelpGroup
 from klinic.cli.output import ignore_broken_pipes, ignore_write_errors
+from klinic.cli.plain_text import echo_text
 from klinic.cli.process_exit import exit_despite_threads
 from klinic.cli.report import report
 from klinic.cli.train import FLAGS, train
@@ -33,9 +34,6 @@ from klinic.cli.watch import watch
 from klinic.errors import KlinicError, error_text
 from klinic.runtime.interrupts import remember_interrupts
 from klinic.runtime.machine_faults import as_machine_error
-from klinic.runtime.terminal_text import escape_for_terminal
-
-ALLOWED_WHITESPACE = "\n\t"  # whitespace allowed in messages
 
 DESCRIPTION = (
     "Train language models with GRPO, tie them to a reference by a KL term that is proven right, "
@@ -138,5 +136,5 @@ def _run_command() -> int:
 
 def _print_error(sentence: str, exit_code: int) -> int:
     with suppress(OSError):  # standard error may be closed, or its disk full
-        typer.echo(escape_for_terminal(sentence, keep=ALLOWED_WHITESPACE), err=True)
+        echo_text(sentence, err=True)
     return exit_code

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from klinic.cli.plain_text import echo_text
 from klinic.cli.printing import Json, format_bytes, print_json
 from klinic.cli.progress import NoCache
 from klinic.errors import ConfigError
-from klinic.runtime.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
     from klinic.doctor.diagnosis import Diagnosis
@@ -56,8 +56,8 @@ def bundle(
         print_json("bundle", ok=is_same, **_to_json(contents), **verdicts)
     else:
         for line in _contents_lines(contents):
-            typer.echo(escape_for_terminal(line))
-        typer.echo(_verdict_line(diagnosis, again, is_same=is_same))
+            echo_text(line, hang=2)
+        echo_text(_verdict_line(diagnosis, again, is_same=is_same), hang=2)
     raise typer.Exit(0 if is_same else 1)
 
 

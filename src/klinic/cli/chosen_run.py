@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import typer
-
-from klinic.runtime.terminal_text import escape_for_terminal
+from klinic.cli.plain_text import echo_text
 
 
 def choose_run(path: Path) -> Path:
@@ -13,5 +11,5 @@ def choose_run(path: Path) -> Path:
 
     found = find_run(path)
     if found.notice:
-        typer.echo(escape_for_terminal(found.notice), err=True)
+        echo_text(found.notice, err=True)
     return found.path

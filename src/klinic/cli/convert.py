@@ -7,10 +7,10 @@ import typer
 
 from klinic.cli.chosen_run import choose_run
 from klinic.cli.metric_option import Metric, given_names
+from klinic.cli.plain_text import echo_text
 from klinic.cli.printing import Json, print_json, require_modules
 from klinic.cli.progress import show_progress
 from klinic.errors import ConfigError
-from klinic.runtime.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
     from klinic.doctor.dump_conversion import ConvertedRun
@@ -56,7 +56,7 @@ def convert(path: Input, out: Out, metric: Metric = None, json: Json = False) ->
         _print_json(result, dump, log, also)
     else:
         for line in _summary_lines(result, dump, log, [*also, *([unread] if unread else [])]):
-            typer.echo(escape_for_terminal(line))
+            echo_text(line, hang=2)
 
 
 def find_dump(path: Path) -> "tuple[TokenDump | None, list[str]]":

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from klinic.cli.plain_text import echo_text
 from klinic.cli.printing import Json, print_json, print_line, require_modules
 from klinic.cli.proof import ProofAttempt, attempt_proof
 from klinic.cli.text_layout import print_commands, print_text
@@ -112,8 +113,8 @@ def _list_faults(*, json: bool) -> None:
         print_json("demo", ok=True, faults=faults, left_out=dict(EXCLUDED))
         return
     for name, description in DEMO_FAULTS.items():
-        typer.echo(f"{name}: {description}")
-    typer.echo("\nklinic demo --fault NAME runs one of them; klinic explain NAME describes it.")
+        echo_text(f"{name}: {description}", hang=4)
+    echo_text("\nklinic demo --fault NAME runs one of them; klinic explain NAME describes it.")
 
 
 def _refuse_training(overrides: list[str] | None, fault: str | None) -> None:

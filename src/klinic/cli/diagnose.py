@@ -13,6 +13,7 @@ import typer
 from klinic.cli.chosen_run import choose_run
 from klinic.cli.fetched_run import fetch_if_url
 from klinic.cli.metric_option import Metric, given_names, refuse_names
+from klinic.cli.plain_text import echo_text
 from klinic.cli.printing import Json, print_json
 from klinic.cli.progress import NoCache, findings_cache, show_progress
 from klinic.cli.proof import OF_OTHERS, attempt_proof
@@ -63,7 +64,7 @@ def diagnose(  # noqa: PLR0913, PLR0917 - options of a command line
         if not is_klinic_run(run):
             code = diagnose_other(run, given_names(metric), json=json, every=every)
             if prove and not json:
-                typer.echo(f"\nProof: not possible: {OF_OTHERS}")
+                echo_text(f"\nProof: not possible: {OF_OTHERS}")
             raise typer.Exit(code)
         refuse_names(run, metric)
         diagnosis = read_diagnosis(run, no_cache=no_cache)

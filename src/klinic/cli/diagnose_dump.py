@@ -4,11 +4,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from klinic.cli.plain_text import echo_text
 from klinic.cli.progress import show_progress
 from klinic.errors import EvidenceError
-from klinic.runtime.terminal_text import escape_for_terminal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -42,7 +40,7 @@ def diagnose_dumps(
         _print_json(result, also)
     else:
         for line in _source_lines(result, also, unread):
-            typer.echo(escape_for_terminal(line))
+            echo_text(line, hang=2)
         _print_findings(result, run, every=every)
     return 1 if result.sick else 0
 

@@ -10,12 +10,16 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from klinic.cli.plain_text import wrap_words
+
+UsageError: Any = typer.BadParameter.__base__  # of click, or of the copy of it in newer typer
 MAX_WIDTH, MIN_WIDTH = 100, 40
 MAX_LABEL = 26  # columns; a longer label has its text on the next line
 GAP = 2  # columns between a label and its text
@@ -152,6 +156,16 @@ class HelpCommand(TyperCommand):
 class HelpGroup(TyperGroup):
     """The `klinic` command with a page of this module as its help."""
 
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Parse the options of the group; wrap the message of an error."""
+        with _wrap_usage_errors():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command; wrap the message of a usage error."""
+        with _wrap_usage_errors():
+            return super().invoke(ctx)
+
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Write the commands by group, the options and the first examples."""
         page = _Page()
@@ -179,6 +193,18 @@ class HelpGroup(TyperGroup):
         near = get_close_matches(name, self.commands, n=1)
         meant = OTHER_NAMES.get(name) or next(iter(near), None)
         return f"Did you mean {meant}?" if meant else "`klinic --help` lists the commands."
+
+
+@contextmanager
+def _wrap_usage_errors() -> Iterator[None]:
+    """Wrap the message of a usage error between words; typer leaves that to the terminal."""
+    try:
+        yield
+    except UsageError as error:
+        if not sys.stderr.isatty():
+            raise
+        message = wrap_words(error.format_message(), taken=len("Error: "))
+        raise UsageError(message, ctx=error.ctx) from None
 
 
 def option_label(record: str) -> str:
@@ -270,7 +296,7 @@ class _Page:
                 lines.append(f"  {self._cyan(command)}{pad}{self._dim('# ' + why)}")
             else:
                 lines += [self._dim(line) for line in self._wrap(f"# {why}", indent=2)]
-                lines.append(f"  {self._cyan(command)}")
+                lines += [self._cyan(line) for line in self._wrap_command(command)]
         self._parts.append(lines)
 
     def render(self) -> str:
@@ -286,6 +312,18 @@ class _Page:
             break_long_words=False,
             break_on_hyphens=False,
         )
+
+    def _wrap_command(self, command: str) -> list[str]:
+        """Return a command in lines that a shell reads as one."""
+        *lines, last = textwrap.wrap(
+            command,
+            self._width - 2,
+            initial_indent=" " * 2,
+            subsequent_indent=" " * 6,
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+        return [*(f"{line} \\" for line in lines), last]
 
     def _bold(self, text: str) -> str:
         return typer.style(text, bold=True, fg="green") if self._colours else text

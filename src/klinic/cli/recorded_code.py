@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from klinic.runtime.terminal_text import escape_for_terminal
+from klinic.cli.plain_text import echo_text
 
 if TYPE_CHECKING:
     from klinic.recipe.recorded import NamedCode
@@ -41,4 +41,4 @@ def model_code(code: "Sequence[NamedCode]") -> "list[NamedCode]":
 
 
 def _print_stderr(line: str) -> None:
-    typer.echo(escape_for_terminal(line), err=True)
+    echo_text(line, err=True)

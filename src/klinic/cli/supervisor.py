@@ -20,8 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-import typer
-
+from klinic.cli.plain_text import echo_text
 from klinic.cli.process_exit import before_exit
 from klinic.errors import LostError, UnfinishedError
 from klinic.runtime import process_tree
@@ -229,7 +228,7 @@ class _RestartHistory:
         where = "Restarting" if self._folder is None else f"Continuing in {self._folder}"
         count = f"restart {self._restarts} of at most {MAX_RESTARTS} without a new step"
         says = f"The run {ending} after step {step}. {where}: {count}."
-        typer.echo(says, err=True)
+        echo_text(says, err=True)
         self._write_event(step, says, ending)
 
     def refuse_unfinished(self, ending: _ProcessExit, *, is_stopped: bool) -> None:

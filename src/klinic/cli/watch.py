@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
+from klinic.cli.plain_text import echo_text
 from klinic.cli.printing import print_line
 from klinic.errors import ConfigError
 from klinic.runtime.terminal_text import escape_for_terminal
@@ -125,7 +126,7 @@ def _serve_page(run: Path, port: int) -> None:
         raise ConfigError(str(error)) from error
     with server, _exit_on_signals():
         typer.echo(f"Open {server.url}")
-        typer.echo("Reachable only from this machine at this address. Ctrl-C stops the server.")
+        echo_text("Reachable only from this machine at this address. Ctrl-C stops the server.")
         try:
             server.serve_forever()
         except KeyboardInterrupt:

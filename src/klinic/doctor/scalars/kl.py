@@ -280,7 +280,7 @@ def _replay_warning_signs(log: ScalarLog, column: Column, start: int) -> ScalarF
                     *BEHIND_DRIFT,
                     kl=float(sign.facts["figure"]),
                 )
-    return ok("the KL is far from 0, and the reward rises or stays with it: the policy learns")
+    return ok("the KL is far from 0, and no lasting fall of the reward follows it")
 
 
 SIGNS = (
