@@ -20,9 +20,11 @@ from klinic.cli.app import app
 from klinic.cli.explain import markdown_sections
 from klinic.cli.help_page import EXAMPLES as COMMAND_LINES
 from klinic.cli.help_page import parameter_rows
+from klinic.cli.words import WORDS
 from klinic.doctor.recorder import Recorder
 from klinic.doctor.recorder_settings import RecorderSettings
 from klinic.doctor.scalars.examine import SIGNS
+from klinic.evidence.metric_meanings import METRIC_MEANINGS
 from klinic.evidence.readers.names import KLINIC, TRAINERS
 from klinic.lab.ablation.comparison import (
     Question,
@@ -168,6 +170,18 @@ def names() -> str:
 def listed(words: Iterable[str]) -> str:
     """Return words as a table has them."""
     return ", ".join(f"`{word}`" for word in words)
+
+
+def metrics() -> str:
+    """Return every metric with its unit and its meaning."""
+    rows = ((listed(m.names), m.unit, m.meaning) for m in METRIC_MEANINGS)
+    return "\n".join([*table(("metric", "unit", "meaning"), rows), ""])
+
+
+def words() -> str:
+    """Return the words of `klinic explain` with their answers."""
+    rows = ((", ".join(sought), answer) for sought, answer in WORDS.items())
+    return "\n".join([*table(("word", "answer"), rows), ""])
 
 
 def aliases() -> str:
@@ -478,6 +492,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "cause-sections": cause_sections,
     "signs": signs,
     "names": names,
+    "metrics": metrics,
+    "words": words,
     "aliases": aliases,
     "refused": refused,
     "study-tests": study_tests,

@@ -1,6 +1,8 @@
 """`klinic explain WORD`: every word that people look for has an answer that is true."""
 
 import io
+import re
+from pathlib import Path
 
 import pytest
 import typer
@@ -10,10 +12,12 @@ from klinic.checks import CHECKS
 from klinic.checks import HYPOTHESES as GROUPS
 from klinic.cli import explain as module
 from klinic.cli.explain import explain
+from klinic.cli.hypotheses import HYPOTHESES
 from klinic.cli.lookup import known_words, look_up
-from klinic.cli.words import HYPOTHESES, WORDS
+from klinic.cli.words import WORDS
 from klinic.doctor.scalars.examine import SIGNS
 from klinic.errors import ConfigError
+from klinic.evidence.metric_meanings import METRIC_MEANINGS
 from klinic.recipe import aliases, keys
 
 # words of other tools and of people, and a part of the answer
@@ -41,7 +45,47 @@ SOUGHT = {
     "reward_weights": "rewards: [{function: f, weight: 0.5}]",
     "coef": "Default: 0.01",
     "estimator": "unbiased",
+    "k3": "a KL estimator",
+    "reversed k3": "klinic verify direction",
+    "dr_grpo": "a value of learner.loss",
+    "0.012": "klinic verify importance-sampling",
+    "musique": "--kl-beta 0.0 --batch-size 8",
+    "ref_logp": "`logp_ref`",
+    "kl/max": "`kl_k3/max`",
+    "kl_k3/top_share": "largest 0.1% of tokens",
+    "rewards/f1/mean": "by reward function",
+    "reward/penalized": "summed k1",
+    "LoRA sync": "stale-sampler",
+    "full-parameter": "model.lora_rank=null",
+    "compute_kl_divergence": "examples/starter.py",
+    "scripts/verify_kl_direction.py": "klinic verify direction",
+    "plot_kl_ablation.py": "klinic ablate --plot",
+    "evaluate.py": "klinic eval --checkpoint",
+    "papers": "docs/explanation/papers.md",
+    "mixed precision": "model.dtype=bf16",
+    "graduated rewards": "docs/how-to/rewards.md",
+    "conservative": "recipes/conservative.yaml",
+    "adaptive reference": "reference.reset_every",
+    "KL cap": "kl.rollout_limit",
+    "Qwen2.5-7B-Instruct": "recipes/qwen2.5-7b-lora.yaml",
+    "KL between checkpoints": "klinic eval ONE --reference OTHER",
+    "hypotheses": "klinic explain H01",
+    "monitor": "klinic watch",
+    "train": "klinic train --help",
+    "importance sampling": "learner.importance_sampling",
 }
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def pages_named(answers):
+    """Return the files of the repository that answers name."""
+    return {
+        page
+        for text in answers
+        for page in re.findall(r"\b(?:docs|recipes|examples)/[\w./-]+\w", text)
+    }
 
 
 def printed(word, *, width=None):
@@ -72,7 +116,7 @@ def test_every_name_of_another_trainer_is_answered():
 
 def test_every_key_is_answered_with_its_description():
     for key, field in keys.recipe_fields().items():
-        assert field.description in "\n".join(look_up(key)), key
+        assert " ".join((field.description or "").split()) in "\n".join(look_up(key)), key
 
 
 def test_an_answer_names_keys_that_exist():
@@ -141,3 +185,21 @@ def test_a_word_that_is_nearly_right_is_guessed(typed, meant):
     assert meant in known_words() or meant in CAUSES
     with pytest.raises(ConfigError, match=f"Did you mean {meant}\\?"):
         explain(typed)
+
+
+def test_words_without_an_entry_list_the_entries_that_mention_them():
+    text = printed("gradient cosine to policy")
+    assert "has no entry of its own" in text
+    assert "kl/grad_norm_kl, kl/grad_share, kl/grad_cosine_policy: " in text
+
+
+def test_every_metric_is_explained_once():
+    names = [name for one in METRIC_MEANINGS for name in one.names]
+    assert len(names) == len(set(names))
+    for name in names:
+        assert "a metric" in printed(name.replace("…", "mean")), name
+
+
+@pytest.mark.parametrize("page", sorted(pages_named(WORDS.values())))
+def test_an_answer_names_pages_that_exist(page):
+    assert (ROOT / page).is_file()

@@ -25,6 +25,7 @@ fetched_run.py    a local copy of a run at a URL
 chosen_run.py     the newest run of a folder of runs
 lookup.py         words of `klinic explain` that are no checks
 words.py          words with another name in klinic, and their answers
+hypotheses.py     hypotheses about an exploding KL
 metric_option.py  the `--metric` option: names of the metrics in a log
 report.py         `klinic report`
 bundle.py         `klinic bundle`

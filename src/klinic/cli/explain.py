@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from klinic.cli.hypotheses import HYPOTHESES
 from klinic.cli.text_layout import print_numbered, print_text, print_title
-from klinic.cli.words import HYPOTHESES
 from klinic.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -107,19 +107,41 @@ def _explain_word(word: str, checks: list[str], console: "Console") -> None:
         _print_sign(sign, console)
         return
     paragraphs = look_up(word)
-    if not paragraphs:
-        raise ConfigError(_unknown_word(word, [*checks, *(sign.name for sign in SIGNS)]))
+    names = [*checks, *(sign.name for sign in SIGNS)]
+    if not paragraphs and not _print_mentions(word, names, console):
+        raise ConfigError(_unknown_word(word, names))
     for paragraph in paragraphs:
         print_text(console, paragraph)
 
 
-def _unknown_word(word: str, names: list[str]) -> str:
+def _print_mentions(word: str, names: list[str], console: "Console") -> bool:
+    """Print the entries that mention a word; return whether there are any.
+
+    A word that is nearly a check or another known word is a typing error instead.
+    """
+    from klinic.cli.lookup import find_mentions
+
+    mentions = find_mentions(word)
+    if not mentions or _nearest(word, names):
+        return False
+    print_text(console, f"{word!r} has no entry of its own. Entries that mention it:")
+    for name, text in mentions:
+        print_text(console, text, label=f"{name}: ", label_style="cyan", indent=(2, 6))
+    return True
+
+
+def _nearest(word: str, names: list[str]) -> list[str]:
+    """Return the known word that a word was probably meant to be."""
     from difflib import get_close_matches
 
     from klinic.cli.lookup import known_words
 
-    near = get_close_matches(_as_check_name(word), names, n=1, cutoff=0.7)
-    near = near or get_close_matches(word.lower(), [*names, *known_words()], n=1)
+    near = get_close_matches(_as_check_name(word), names, n=1, cutoff=0.8)
+    return near or get_close_matches(word.lower(), [*names, *known_words()], n=1, cutoff=0.8)
+
+
+def _unknown_word(word: str, names: list[str]) -> str:
+    near = _nearest(word, names)
     hint = f"Did you mean {near[0]}?" if near else "`klinic explain` lists the checks."
     return f"{word!r} is no check, setting or metric. {hint}"
 

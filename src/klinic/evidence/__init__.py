@@ -23,6 +23,7 @@
     stored_zip.py   uncompressed zip files, and a strict reader of them
     metrics.py      computes the metrics of a step from its record
     measures.py     what the metrics measure over the tokens of a step
+    metric_meanings.py  unit and meaning of every metric
     token_tally.py  means, extremes and tails of a quantity per token
     trained_tokens.py  the trained tokens, in blocks of rows
     end_texts.py    token ids whose texts say that a completion ends
