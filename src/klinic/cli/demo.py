@@ -12,6 +12,7 @@ from klinic.cli.proof import ProofAttempt, attempt_proof
 from klinic.cli.text_layout import print_commands, print_text
 from klinic.cli.train import report_command
 from klinic.errors import ConfigError
+from klinic.runtime.import_speed import pause_collection
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +70,7 @@ def _train(overrides: list[str], fault: str | None, out: Path | None, *, json: b
     from rich.console import Console
 
     console = Console(stderr=json, highlight=False)
-    with console.status("Loading torch ..."):
+    with console.status("Loading torch ..."), pause_collection():
         from klinic.lab.demo.out_folder import check_empty
         from klinic.lab.demo.run import demo_recipe, find_fault, train_demo
         from klinic.recipe.loading import flags_to_overrides

@@ -14,6 +14,7 @@ from klinic.cli.printing import is_missing, require_modules
 from klinic.cli.recorded_code import model_code
 from klinic.cli.supervisor import find_supervisor, supervise
 from klinic.errors import ConfigError
+from klinic.runtime.import_speed import pause_collection
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -174,7 +175,7 @@ def _run_training(loaded: "LoadedRecipe", console: "Console", start: "StartMode"
         from klinic.training.learner_process import main
 
         raise typer.Exit(main())
-    with console.status("Loading torch ..."):
+    with console.status("Loading torch ..."), pause_collection():
         from klinic.training.source import PythonInputs
         from klinic.training.train import train as run
 

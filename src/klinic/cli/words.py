@@ -273,6 +273,7 @@ WORDS = {
     "follow the policy: docs/how-to/moving-reference.md.",
     (
         "kl-cap",
+        "cap-kl-during-collection",
         "kl-clip",
         "max-kl",
         "kl-threshold",

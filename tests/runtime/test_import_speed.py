@@ -1,0 +1,23 @@
+"""The garbage collector is paused for imports alone."""
+
+import gc
+from contextlib import suppress
+
+from klinic.runtime.import_speed import pause_collection
+
+
+def test_the_collector_is_paused_inside_and_runs_afterwards():
+    with suppress(ImportError), pause_collection():
+        assert not gc.isenabled()
+        raise ImportError
+    assert gc.isenabled()
+
+
+def test_a_collector_that_was_off_stays_off():
+    gc.disable()
+    try:
+        with pause_collection():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
