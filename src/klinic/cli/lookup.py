@@ -45,7 +45,7 @@ def find_mentions(words: str) -> list[tuple[str, str]]:
     sought = re.findall(r"[a-z0-9]+", words.lower())
     if not sought or len("".join(sought)) < 2:
         return []
-    matches = []
+    matches: list[tuple[int, int, str, str]] = []
     for name, text in _entries():
         if all(re.search(rf"(?<![a-z0-9]){each}", f"{name} {text}".lower()) for each in sought):
             in_name = sum(each in name.lower() for each in sought)
