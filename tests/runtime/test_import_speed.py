@@ -13,6 +13,16 @@ def test_the_collector_is_paused_inside_and_runs_afterwards():
     assert gc.isenabled()
 
 
+def test_what_was_imported_is_left_out_of_later_collections():
+    before = gc.get_freeze_count()
+    try:
+        with pause_collection():
+            kept = [[] for _ in range(1000)]
+        assert gc.get_freeze_count() >= before + len(kept)
+    finally:
+        gc.unfreeze()
+
+
 def test_a_collector_that_was_off_stays_off():
     gc.disable()
     try:

@@ -6,14 +6,16 @@ All other arguments are those of the script.
 """
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from trl_scripts import ADAPTED_MODEL, CALLBACK, HELD_OUT, MODEL, SCRIPTS, TOKENIZER, TOOL
 
 import klinic
 from klinic.errors import ConfigError
+from klinic.training import api
+from klinic.training.result import Result
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 NUM_ROWS = 80
 TINY = {
     "output_dir": "out",
@@ -97,7 +99,36 @@ def arguments(script):
     }
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: f"{s.repository}/{s.path}")
+every_script = pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: f"{s.repository}/{s.path}")
+
+
+@every_script
+def test_the_arguments_of_a_public_script_make_a_recipe(script, monkeypatch):
+    recipes = []
+
+    def record(recipe, *, inputs, **_):
+        recipes.append((recipe, inputs))
+        return Result(folder=Path("out"), step=0, before={}, after={}, signal=None)
+
+    monkeypatch.setattr(api, "train_recipe", record)
+    if script.path in UNAVAILABLE:
+        with pytest.raises(ConfigError, match="tools is not available"):
+            klinic.train(**arguments(script), **TINY)
+        return
+    klinic.train(**arguments(script), **TINY)
+    ((recipe, inputs),) = recipes
+    config = script.config or {}
+    assert recipe.loop.max_steps == 2
+    assert [one.__name__ for one in inputs.reward_functions] == script.rewards
+    assert recipe.loop.group_size == config.get("num_generations", 8)
+    assert (recipe.kl.coef if recipe.kl else 0.0) == config.get("beta", 0.0)
+    if script.lora is not None and script.model != ADAPTED_MODEL:
+        assert recipe.model.lora_rank == script.lora["r"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@every_script
 def test_a_public_script_trains_with_its_own_arguments(script, capfd):
     if script.path in UNAVAILABLE:
         with pytest.raises(ConfigError) as error:
@@ -122,6 +153,8 @@ def test_nine_of_ten_scripts_train_unchanged():
     assert len(UNAVAILABLE) == 1
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_a_config_object_and_its_keywords_make_the_same_steps():
     from trl import GRPOConfig
 

@@ -25,7 +25,7 @@ from klinic.training.train import train
 FAULT_SETTINGS = {
     **TRIAL_SETTINGS,
     "loop.max_steps": 10,
-    "loop.eval_every": 5,
+    "loop.eval_every": 10,
     "loop.eval_prompts": 50,
     "learner.schedule": "constant",
 }
