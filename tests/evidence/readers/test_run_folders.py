@@ -6,6 +6,7 @@ import pytest
 from foreign_logs import healthy, trl_entries, write_lines
 
 from klinic.errors import EvidenceError
+from klinic.evidence.readers import run_folders
 from klinic.evidence.readers.find import read_log
 from klinic.evidence.readers.run_folders import find_run, join_parts, refuse_several
 
@@ -56,13 +57,25 @@ def test_folders_that_are_numbered_alike_are_ordered_by_number(tmp_path):
 
 def test_the_two_logs_of_a_resumed_run_are_joined(tmp_path):
     entries = trl_entries(healthy(12))
-    parts = {"first": entries[:8], "second": entries[8:]}
+    parts = {"exp_009": entries[:8], "exp_010": entries[8:]}
     for name, part in parts.items():
         (tmp_path / name).mkdir()
         write_lines(tmp_path / name / "metrics.jsonl", part)
     for name in parts:
         log = join_parts(read_log(tmp_path / name), tmp_path / name)
         assert (log.steps, log.before.steps) == (tuple(range(9, 13)), tuple(range(1, 9)))
+
+
+def test_a_run_from_its_start_reads_no_folder_but_the_next_one(tmp_path, monkeypatch):
+    for age, name in enumerate(("run", "other", "exp_1", "exp_2", "exp_3")):
+        write_run(tmp_path / name, age)
+    logs, opened = {}, []
+    for name in ("run", "exp_1"):
+        logs[name] = read_log(tmp_path / name)
+    monkeypatch.setattr(run_folders, "logs_in_folder", lambda folder: opened.append(folder) or [])
+    for name, log in logs.items():
+        assert join_parts(log, tmp_path / name) is log
+    assert opened == [tmp_path / "exp_2"]
 
 
 def test_a_log_of_another_run_is_not_joined(tmp_path):

@@ -92,7 +92,8 @@ def join_parts(log: ScalarLog, run: Path) -> ScalarLog:
     """
     if not run.is_dir() or log.steps_are_counted:
         return log
-    for folder in _newest_first(run.parent)[:MOST_NEIGHBOURS]:
+    is_later_part = log.steps[0] > log.log_interval
+    for folder in _newest_first(run.parent)[:MOST_NEIGHBOURS] if is_later_part else _next(run):
         other = None if folder == run else _read_first_log(folder)
         if other is None or other.steps_are_counted or other.trainer != log.trainer:
             continue
@@ -101,6 +102,16 @@ def join_parts(log: ScalarLog, run: Path) -> ScalarLog:
         if _continues(other, log):
             return replace(other, before=log)
     return log
+
+
+def _next(run: Path) -> list[Path]:
+    """Return the folder that is numbered next to that of a run; empty without one."""
+    match = NUMBERED.fullmatch(run.name)
+    if match is None:
+        return []
+    digits = str(int(match[2]) + 1).zfill(len(match[2]))
+    folder = run.parent / f"{match[1]}{digits}"
+    return [folder] if folder.is_dir() else []
 
 
 def _continues(later: ScalarLog, earlier: ScalarLog) -> bool:
