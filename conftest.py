@@ -112,6 +112,8 @@ class PagesWhole(LoadScopeScheduling):
         path = nodeid.partition("::")[0]
         if path.startswith(OF_TRL):
             return "TRL"  # which takes seconds to import
+        if path.startswith("tests/cluster/"):
+            return "Ray"  # one cluster at a time
         return path if path.endswith(WHOLE) else nodeid
 
 

@@ -40,7 +40,7 @@ def main(rank, store):
     _join_process_group(threads=1, timeout=LIMIT)
     channel = open_call_channel(LIMIT)
     if rank == "1":
-        serve_calls(SumLearner(), channel)
+        serve_calls(SumLearner(), channel, {})
         return
     time.sleep(1.5 * LIMIT.total_seconds())  # rank 1 waits for longer than a collective may take
     learner = Rank0Learner(SumLearner(), channel)
