@@ -65,8 +65,11 @@ def _checking(function: Any, typechecker: Any) -> Callable[..., Any]:
     hints = list(function.__annotations__.values())
     if any(_contains(_is_string, hint) for hint in hints):
         return BY_JAXTYPING(function, typechecker=typechecker)  # type: ignore[no-any-return]
+    has_arrays = any(_contains(_is_array, hint) for hint in hints)
+    if has_arrays and inspect.isgeneratorfunction(function):  # its scope would have ended
+        return BY_JAXTYPING(function, typechecker=typechecker)  # type: ignore[no-any-return]
     check = beartype(conf=SAME_ERROR)(function)
-    return _in_a_scope(check) if any(_contains(_is_array, hint) for hint in hints) else check
+    return _in_a_scope(check) if has_arrays else check
 
 
 def _in_a_scope(check: Callable[..., Any]) -> Callable[..., Any]:

@@ -20,7 +20,13 @@ from klinic.evidence.redaction import (
     redact_probe,
 )
 
-FACTS_OF_RUN = {"eos_ids": [7, 3], "declared_eos_ids": [3], "pad_id": 0, "vocabulary_size": 99}
+FACTS_OF_RUN = {
+    "eos_ids": [7, 3],
+    "declared_eos_ids": [3],
+    "end_like_ids": [7, 9],
+    "pad_id": 0,
+    "vocabulary_size": 99,
+}
 CANARY = "canary of /home/ada on host7"
 RENAMED = {"token_ids", "prompt_ids", "group", "sample", "finish_reason", "prompt_index"}
 NEVER_PASSED = {"created", "seed"}

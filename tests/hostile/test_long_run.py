@@ -55,14 +55,23 @@ def opened(monkeypatch):
     """The steps whose records are read, and those of whose records only the manifest is."""
     steps = {"records": [], "manifests": []}
     read, files = store.read_record, store.read_step_files
-    monkeypatch.setattr(
-        store, "read_record", lambda run, step: steps["records"].append(step) or read(run, step)
-    )
-    monkeypatch.setattr(
-        store,
-        "read_step_files",
-        lambda run, step: steps["manifests"].append(step) or files(run, step),
-    )
+    reading = []
+
+    def read_noted(run, step):
+        steps["records"].append(step)
+        reading.append(step)
+        try:
+            return read(run, step)
+        finally:
+            reading.pop()
+
+    def files_noted(run, step):
+        if not reading:
+            steps["manifests"].append(step)
+        return files(run, step)
+
+    monkeypatch.setattr(store, "read_record", read_noted)
+    monkeypatch.setattr(store, "read_step_files", files_noted)
     return steps
 
 

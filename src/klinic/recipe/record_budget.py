@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 
 SIZE = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?) ?([MGT]B)")
+MOST_STEPS = 10**9
 UNITS = {"MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -22,7 +23,7 @@ def parse_record_budget(value: int | str) -> RecordBudget:
     (200, 1500000000)
     """
     if isinstance(value, int) and not isinstance(value, bool):
-        if value > 0:
+        if 0 < value <= MOST_STEPS:
             return RecordBudget(steps=value)
     elif isinstance(value, str) and (match := SIZE.fullmatch(value.strip())):
         num_bytes = round(float(match[1]) * UNITS[match[2]])

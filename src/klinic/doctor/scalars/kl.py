@@ -184,7 +184,7 @@ def _reward_starts_again(log: ScalarLog, before: ScalarLog) -> bool:
 
 def kl_loss_is_k1(log: ScalarLog) -> ScalarFinding:
     """Look for a KL term of the loss that is the mean log-ratio times a constant."""
-    term, k1 = log.column("kl_loss"), log.column("kl_k1/mean")
+    term, k1 = log.column("loss/kl"), log.column("kl_k1/mean")
     pairs = [
         (t, k)
         for t, k in zip(term, k1, strict=True)
@@ -194,7 +194,7 @@ def kl_loss_is_k1(log: ScalarLog) -> ScalarFinding:
         return no_data(f"{LAST} logged steps with both are needed")
     ratios = [t / k for t, k in pairs]
     ratio = median(ratios)
-    message = f"`{log.written_as['kl_loss']}` is {format_number(ratio)} times "
+    message = f"`{log.written_as['loss/kl']}` is {format_number(ratio)} times "
     message += f"`{log.written_as['kl_k1/mean']}`"
     if not ratio or any(abs(r - ratio) > SAME_RATIO * abs(ratio) for r in ratios):
         return ok(f"{message} in the median, and not in every step: it has another estimator")
@@ -317,7 +317,7 @@ SIGNS = (
     ),
     ScalarCheck(
         name="kl-loss-is-k1",
-        needs=("kl_loss", "kl_k1/mean"),
+        needs=("loss/kl", "kl_k1/mean"),
         check_log=kl_loss_is_k1,
         decided_by=("probes.kl_gradient", "run.estimator"),
     ),

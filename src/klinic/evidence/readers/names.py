@@ -8,7 +8,7 @@ frac_reward_zero_std       fraction of the groups whose rewards are all equal
 advantage/min, /max        as the loss used it
 kl                         of policy against reference, by an estimator that is never negative
 kl_k1/mean                 the same as a mean of log-ratios, which may be negative
-kl_loss                    the KL term of the loss, coefficient included
+loss/kl                    the KL term of the loss, coefficient included
 entropy                    nats per token
 frac_mixed                 fraction of the groups whose rewards differ
 completions/clipped_ratio  fraction of the completions cut off at the length limit
@@ -42,7 +42,7 @@ AS_TRL = {
 """Metric names that klinic and TRL share."""
 CONVERTED = (
     *("sampler/gap", "sampler/kl", "sampler/prob_gap", "sampler/mult_prob_error", "frac_mixed"),
-    *("reward/min", "reward/max", "completions/equal_ratio", "kl_loss", "staleness/max"),
+    *("reward/min", "reward/max", "completions/equal_ratio", "loss/kl", "staleness/max"),
 )
 """Names that only a run of another trainer has after `klinic convert`."""
 
@@ -236,7 +236,7 @@ OPEN_INSTRUCT = Trainer(
         "val/advantages_max": "advantage/max",
         "objective/kl2_avg": "kl",  # numbered from 0: this is k3
         "objective/kl0_avg": "kl_k1/mean",
-        "loss/kl_avg": "kl_loss",
+        "loss/kl_avg": "loss/kl",
         "policy/entropy_avg": "entropy",
         "debug/vllm_vs_local_logprob_diff_mean": "sampler/gap",
     },
@@ -247,7 +247,7 @@ OPEN_INSTRUCT = Trainer(
     ),
     klinic_records="Set `--save_traces true` and give `--rollouts_save_path`",
     why_none={"kl": "without a reference open-instruct logs objective/kl2_avg as 0"},
-    zero_is_none=("kl", "kl_k1/mean", "kl_loss"),
+    zero_is_none=("kl", "kl_k1/mean", "loss/kl"),
 )
 MILES = Trainer(
     name="miles",

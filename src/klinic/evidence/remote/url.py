@@ -22,7 +22,7 @@ def local_folder(chosen: str) -> Path:
     """Return the local folder of a run: the given one, or where a run at a URL works.
 
     >>> local_folder("runs/first").as_posix(), local_folder("s3://bucket/first").as_posix()
-    ('runs/first', 'runs/first-5a10f1ad')
+    ('runs/first', 'runs/first-bdc40a01')
     """
     if not is_url(chosen):
         return Path(chosen).expanduser()
