@@ -1,8 +1,10 @@
 """`python -m bench.leader_cost [TOKENS]`: processor time of the first process per million tokens.
 
-Synthetic completions pass through each stage of the first process. Every round runs all stages
-twice, interleaved, so that the ratio of the two sides shows what the machine does to a ratio of 1.
-Decoding completions to text, rewards, checks and writing are not included.
+Synthetic completions of a step of several ranks pass through each stage. The work of the first
+process grows with the tokens of the step; that of a rank, which the first one is too, with the
+tokens of its own rows. Every round runs all stages twice, interleaved, so that the ratio of the two
+sides shows what the machine does to a ratio of 1. Decoding completions to text, rewards, checks and
+writing are not included.
 """
 
 import gc
@@ -22,13 +24,15 @@ from rich.console import Console
 
 from klinic.evidence.measures import ClipRange
 from klinic.evidence.metrics import row_metrics, token_metrics
-from klinic.evidence.record import EmittedBy, StepRecord
+from klinic.evidence.record import EmittedBy, StepRecord, first_rows, select_rows
 from klinic.evidence.rollout import Prompt, Rollout, Segment, flatten_rollouts
-from klinic.learner.packing import make_micro_batches
-from klinic.learner.rpc import _decode_record, _encode_record
+from klinic.evidence.step_sample import num_sampled_rows
+from klinic.learner.packing import lay_out_batches, split_rows
+from klinic.learner.row_shares import decode_share, encode_share, share_of_rank
 from klinic.learner.step_results import finite_at, loss_denominator
 from klinic.sampler.vllm.outputs import to_output
 
+NUM_RANKS = 8
 GROUP = 8
 PROMPT_TOKENS = 128
 MEAN_LENGTH = 1024
@@ -41,10 +45,12 @@ EVERY_TOOL_ROW = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """One stage, and the number of tokens that it works on."""
+    """One stage, and the number of tokens that its time is divided by."""
 
     run: Callable[[], Any]
     num_tokens: int
+    of: str = "first process"
+    """Whose work it is: the first process works on all tokens, a rank on those of its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,7 @@ class Timing:
 
     ms: float
     control: float
+    of: str
 
 
 def make_rollouts(num_tokens: int, rng: np.random.Generator) -> list[Rollout]:
@@ -159,10 +166,13 @@ def convert_answers(answers: list[Any]) -> list[Segment]:
     ]
 
 
-def compute_metrics(record: StepRecord) -> dict[str, float]:
-    """Compute what a step of a run computes from its record."""
-    clip = ClipRange(low=0.2, high=0.2)
-    return row_metrics(record) | token_metrics(record, clip=clip, kl_coef=0.1)
+def send_rows(record: StepRecord) -> int:
+    """Do what the first process does to send every other rank its rows; return their bytes."""
+    row_sets = split_rows(record, size=8, num_ranks=NUM_RANKS)
+    return sum(
+        len(encode_share(share_of_rank(record, row_sets, rank=rank, num_ranks=NUM_RANKS)))
+        for rank in range(1, NUM_RANKS)
+    )
 
 
 def make_stages(num_tokens: int) -> dict[str, Stage]:
@@ -172,31 +182,40 @@ def make_stages(num_tokens: int) -> dict[str, Stage]:
     flat = flatten_rollouts(rollouts, step=1)
     record = score_record(flat, rng)
     few = rollouts[: max(1, round(ANSWERS_FRACTION * len(rollouts)))]
-    answers, packed = make_answers(few), _encode_record(flat)
-    pickled = pickle.dumps(rollouts, protocol=5)
-    weights = np.where(record.loss_mask, np.float32(1e-6), np.float32(0))
+    answers, pickled = make_answers(few), pickle.dumps(rollouts, protocol=5)
+    row_sets = split_rows(flat, size=8, num_ranks=NUM_RANKS)
+    share = share_of_rank(flat, row_sets, rank=1, num_ranks=NUM_RANKS)
+    packed, own = encode_share(share), select_rows(record, share.rows.tolist())
+    weights = np.where(own.loss_mask, np.float32(1e-6), np.float32(0))
     cpu = torch.device("cpu")
 
     def check_results() -> None:
-        finite_at(record, loss=0.0, grad_norm=1.0)
+        finite_at(own, loss=0.0, grad_norm=1.0)
         loss_denominator(weights)
 
-    stages = {
+    clip = ClipRange(low=0.2, high=0.2)
+    leader = {
         "unpickle": lambda: pickle.loads(pickled),  # noqa: S301 - made above
         "flatten": lambda: flatten_rollouts(rollouts, step=1),
-        "pack": lambda: _encode_record(flat),
-        "unpack (other ranks)": lambda: _decode_record(packed, 1),
-        "micro-batches": lambda: make_micro_batches(flat, size=8, pad_id=0, device=cpu),
+        "rows of the other ranks": lambda: send_rows(flat),
+        "metrics of rows": lambda: row_metrics(record),
+        "sample for the doctor": lambda: first_rows(flat, num_sampled_rows(flat)),
+    }
+    ranks = {
+        "unpack": lambda: decode_share(packed),
+        "micro-batches": lambda: lay_out_batches(own, share.row_sets(), pad_id=0, device=cpu),
         "finite, denominator": check_results,
-        "metrics": lambda: compute_metrics(record),
+        "metrics": lambda: token_metrics(own, clip=clip, kl_coef=0.1),
     }
     num_few = sum(len(answer.outputs[0].token_ids) for answer in answers)
-    return {
-        "answers of vLLM in this process": Stage(
-            run=lambda: convert_answers(answers), num_tokens=num_few
-        ),
-        **{name: Stage(run=run, num_tokens=flat.num_tokens) for name, run in stages.items()},
+    stages = {name: Stage(run=run, num_tokens=flat.num_tokens) for name, run in leader.items()}
+    stages |= {
+        name: Stage(run=run, num_tokens=own.num_tokens, of="a rank") for name, run in ranks.items()
     }
+    in_process = Stage(
+        run=lambda: convert_answers(answers), num_tokens=num_few, of="a sampler's process"
+    )
+    return {**stages, "answers of vLLM": in_process}
 
 
 def measure_stages(num_tokens: int, rounds: int = ROUNDS) -> Mapping[str, Timing]:
@@ -216,6 +235,7 @@ def measure_stages(num_tokens: int, rounds: int = ROUNDS) -> Mapping[str, Timing
         name: Timing(
             ms=min(one + other) * 1e9 / stages[name].num_tokens,
             control=statistics.median(one) / statistics.median(other),
+            of=stages[name].of,
         )
         for name, (one, other) in seconds.items()
     }
@@ -226,9 +246,12 @@ def main(num_tokens: int = 1_000_000) -> None:
     say = Console(highlight=False, soft_wrap=True).print
     torch.set_num_threads(1)
     timings = measure_stages(num_tokens)
-    say("| stage | ms per million tokens | A/A |\n| --- | --- | --- |")
+    say("| stage | work of | ms per million of its tokens | A/A |\n| --- | --- | --- | --- |")
     for name, timing in timings.items():
-        say(f"| {name} | {timing.ms:.1f} | {timing.control:.2f} |")
+        say(f"| {name} | {timing.of} | {timing.ms:.1f} | {timing.control:.2f} |")
+    for of in ("first process", "a rank"):
+        total = sum(timing.ms for timing in timings.values() if timing.of == of)
+        say(f"| all stages | {of} | {total:.1f} | |")
 
 
 if __name__ == "__main__":

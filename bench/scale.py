@@ -3,6 +3,7 @@
 Every figure comes from `klinic.model`; a test holds the page to it.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -69,7 +70,8 @@ RECOVERY = {
     "a learner is killed": (36.6, True),
     "a learner hangs": (53.9, True),
 }
-PACK, UNPACK = 41e-9, 76e-9  # seconds a token, on one core: bench.scale_measured
+LEADER, RANK = 58e-9, 121e-9  # seconds a token of the step, and of a rank's rows, on one core:
+# bench.leader_cost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +174,7 @@ def moved() -> str:
         "gathered for a forward pass": lambda _, s: amount(bytes_moved.pass_bytes(s)),
         "seconds of it": lambda _, s: three(bytes_moved.pass_bytes(s) / DEVICE.network),
         "evidence of a step": lambda _, s: amount(bytes_moved.stored_bytes(s, STEP)),
-        "record to each process": lambda *_: amount(bytes_moved.broadcast_bytes(STEP)),
+        "rows to all learner processes": lambda *_: amount(bytes_moved.sent_bytes(STEP)),
         "host memory of policy and reference, loaded by shard": lambda _, s: amount(
             2 * FP32_BYTES * s.num_parameters
         ),
@@ -238,29 +240,31 @@ def placed() -> str:
     ]
     learners = [found.learners if found else 0 for found in splits]
 
-    def sent(number: int) -> str:
-        told = bytes_moved.broadcast_bytes(steps[number])
-        return three(
-            bytes_moved.broadcast_seconds(told, num=learners[number], network=DEVICE.network)
-        )
+    def sending(number: int) -> float:
+        return bytes_moved.sent_bytes(steps[number]) / DEVICE.network
 
-    def slower(number: int) -> str:
+    def leading(number: int) -> float:
+        return LEADER * steps[number].num_completion_tokens
+
+    def slower(number: int) -> float:
         found = splits[number]
-        return "-" if found is None else three(max(found.sampling, found.learning.total_seconds))
+        return math.nan if found is None else max(found.sampling, found.learning.total_seconds)
+
+    def of_rows(number: int) -> float:
+        return RANK * steps[number].num_completion_tokens / learners[number]
 
     rows: dict[str, Callable[[int], str]] = {
         "completions of a step": lambda i: f"{steps[i].rows:,}",
         "tokens of them": lambda i: f"{steps[i].num_completion_tokens / 1e6:,.1f} million",
         "samplers : learners": lambda i: f"{PLACES[i].num - learners[i]:,} : {learners[i]:,}",
         "rows for each learner": lambda i: three(steps[i].rows / learners[i]),
-        "seconds of a step, both sides at once": slower,
-        "record to each process": lambda i: amount(bytes_moved.broadcast_bytes(steps[i])),
-        "seconds to pack it": lambda i: three(PACK * steps[i].num_completion_tokens),
-        "seconds to send it": sent,
-        "seconds to unpack it, in each process": lambda i: three(
-            UNPACK * steps[i].num_completion_tokens
-        ),
-        "summed up over all processes": lambda i: amount(bytes_moved.all_reduce_bytes(steps[i])),
+        "seconds of a step, both sides at once": lambda i: three(slower(i)),
+        "rows to each process": lambda i: amount(bytes_moved.sent_bytes(steps[i]) / learners[i]),
+        "seconds of the first process": lambda i: three(leading(i)),
+        "seconds to send the rows": lambda i: three(sending(i)),
+        "both, as a fraction of the step": lambda i: f"{(leading(i) + sending(i)) / slower(i):.1%}",
+        "seconds of each process for its rows": lambda i: three(of_rows(i)),
+        "results of the doctor's sample": lambda i: amount(bytes_moved.sample_bytes(steps[i])),
         "evidence of a step": lambda i: amount(bytes_moved.stored_bytes(shapes[i], steps[i])),
         "files of a step": lambda i: f"{min(learners[i], steps[i].rows):,}",
         "weights through the first process": lambda i: amount(

@@ -7,11 +7,8 @@ and all of them are written, so that what a file holds besides its tokens cancel
 
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,8 +20,8 @@ from klinic.capacity.flops import decoder_shape
 from klinic.evidence.record import StepRecord, first_rows
 from klinic.evidence.rollout import Prompt, flatten_rollouts
 from klinic.evidence.store import part_name, write_part
-from klinic.learner.packing import make_micro_batches
-from klinic.learner.rpc import _decode_record, _encode_record
+from klinic.learner.packing import make_micro_batches, split_rows
+from klinic.learner.row_shares import encode_share, share_of_rank
 from klinic.model.chat import PromptEncoder
 from klinic.model.loading import Policy, load_policy, num_parameters
 from klinic.model.scorer import TokenScorer
@@ -105,22 +102,10 @@ def as_sent(record: StepRecord) -> StepRecord:
     return replace(record, **dict.fromkeys(FOUND))
 
 
-def seconds(act: Callable[[], Any], num: int = 5) -> float:
-    """Return how long an act takes at its fastest."""
-    found = []
-    for _ in range(num):
-        start = time.perf_counter()
-        act()
-        found.append(time.perf_counter() - start)
-    return min(found)
-
-
-def tiled(record: StepRecord, num_tokens: int) -> StepRecord:
-    """Return a record of at least so many tokens, the same rows over and over."""
-    from klinic.evidence.record import select_rows
-
-    times = -(-num_tokens // record.num_tokens)
-    return select_rows(record, list(range(record.num_rows)) * times)
+def encode_rows(record: StepRecord) -> np.ndarray:
+    """Return all rows as they are sent to one rank."""
+    row_sets = split_rows(record, size=8, num_ranks=1)
+    return encode_share(share_of_rank(record, row_sets, rank=0, num_ranks=1))
 
 
 def main(folder: str) -> None:
@@ -139,19 +124,12 @@ def main(folder: str) -> None:
         say(f"  {name}: {size} B, {(size - part[name]) / more:.2f} B a token")
     expected = stored_per_token(shape, group=GROUP, reference=True)
     say(f"evidence: computed {expected:.2f} B a token, without prompts")
-    sent, sent_half = _encode_record(as_sent(record)), _encode_record(as_sent(half))
+    sent, sent_half = encode_rows(as_sent(record)), encode_rows(as_sent(half))
     ids = PROMPT_TOKEN_BYTES * (len(record.prompt_ids) - len(half.prompt_ids))
     per_token = (len(sent) - len(sent_half) - ids) / more
     say(
         f"sent: {per_token:.2f} B a token with its rows, "
         f"computed {sum(SENT_TOKEN_BYTES.values()):.2f}"
-    )
-    large = as_sent(tiled(record, 1_000_000))
-    packed = _encode_record(large)
-    say(
-        f"{large.num_tokens} tokens: {len(packed) / 1e6:.1f} MB, packed in "
-        f"{seconds(lambda: _encode_record(large)):.3f} s, unpacked in "
-        f"{seconds(lambda: _decode_record(packed, 1)):.3f} s"
     )
 
 

@@ -39,8 +39,9 @@ from klinic.capacity.throughput import (
 from klinic.evidence.record import TOKEN_FIELDS, EmittedBy
 from klinic.evidence.rollout import Prompt, Rollout, Segment
 from klinic.evidence.store import part_name, write_part
+from klinic.learner.packing import split_rows
 from klinic.learner.protocol import LossScales
-from klinic.learner.rpc import _encode_record
+from klinic.learner.row_shares import NARROWED, encode_share, share_of_rank
 from klinic.model.layout import pad_rows
 from klinic.model.loading import num_parameters
 from klinic.model.tiny import tiny_tokenizer
@@ -229,6 +230,8 @@ def test_bytes_of_a_token_are_those_of_its_columns():
         **bytes_moved.REFERENCE_TOKEN_BYTES,
     }.items():
         array = getattr(done, name)
+        if name in NARROWED:
+            array = array.astype(np.int32)
         assert size == (1 / 8 if array.dtype == np.bool_ else array.dtype.itemsize), name
     sent = {name for name in TOKEN_FIELDS if getattr(record, name) is not None}
     assert sent == set(bytes_moved.SENT_TOKEN_BYTES)
@@ -259,10 +262,17 @@ def equal_rollouts(sizes):
 def test_a_record_on_the_wire_has_the_bytes_that_are_computed():
     few = StepSizes(prompts=4, group=8, prompt_length=10, completion_length=40)
     many = replace(few, prompts=32)
-    sent = [len(_encode_record(batch_of(equal_rollouts(sizes)))) for sizes in (few, many)]
-    expected = bytes_moved.broadcast_bytes(many) - bytes_moved.broadcast_bytes(few)
+
+    def bytes_of_rows(sizes):
+        record = batch_of(equal_rollouts(sizes))
+        row_sets = split_rows(record, size=8, num_ranks=2)
+        shares = [share_of_rank(record, row_sets, rank=rank, num_ranks=2) for rank in range(2)]
+        return sum(len(encode_share(share)) for share in shares)
+
+    sent = [bytes_of_rows(sizes) for sizes in (few, many)]
+    expected = bytes_moved.sent_bytes(many) - bytes_moved.sent_bytes(few)
     assert sent[1] - sent[0] == pytest.approx(expected, rel=0.02)
-    assert sent[0] - bytes_moved.broadcast_bytes(few) < 3000  # names and types of the columns
+    assert sent[0] - bytes_moved.sent_bytes(few) < 7000  # names and types of the columns, twice
 
 
 def test_a_record_on_disk_has_the_bytes_that_are_computed(tmp_path):

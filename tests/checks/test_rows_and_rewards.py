@@ -497,3 +497,5 @@ def test_a_figure_that_the_record_does_not_bear_out():
     for name, factor in (("kl", 0.8), ("kl", 1.2), ("entropy", 1.5), ("grad_norm", 0.1)):
         wrong = right | {name: factor * right[name]}
         assert judged(wrong_metric, found, metrics={4: wrong}) is FAIL
+        sample = replace(found, facts={**found.facts, "step_rows": 2 * found.num_rows})
+        assert judged(wrong_metric, sample, metrics={4: wrong}) is NO_DATA

@@ -129,7 +129,7 @@ def test_a_rank_of_several_gpus_holds_a_shard(folder):
 def test_the_cost_of_a_step_is_told(folder):
     text = dry_run("--gpus", "8", "--gpu-memory", "80")
     assert "none: it samples from the trained weights" in text
-    assert "record broadcast" not in text
+    assert "rows sent" not in text
     assert "added by the KL" in text
     assert "Best split with dedicated sampler GPUs" in text
     assert "added by the KL" not in dry_run("kl=null")

@@ -58,7 +58,9 @@ def test_training_with_checks_that_all_throw_is_training_without_them(tmp_path, 
     broken = tuple(replace(check, needs=(), optional_needs=(), judge=throw) for check in CHECKS)
     plain = live.LiveDoctor.__init__
     monkeypatch.setattr(
-        live.LiveDoctor, "__init__", lambda doctor, folder: plain(doctor, folder, broken)
+        live.LiveDoctor,
+        "__init__",
+        lambda doctor, folder, **rows: plain(doctor, folder, broken, **rows),
     )
     loud = train(tmp_path / "throwing")
     # one column is written only where somebody looks at it, and a doctor saves what it knows

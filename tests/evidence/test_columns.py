@@ -7,7 +7,7 @@ import pytest
 from evidence.records import assert_same, full_record
 from klinic.errors import EvidenceError
 from klinic.evidence.columns import from_table, to_table
-from klinic.evidence.record import ROW_FIELDS, TOKEN_FIELDS
+from klinic.evidence.record import ROW_FIELDS, TOKEN_FIELDS, select_rows
 
 SMALLEST = {"token_ids": [[5, 6], [7]], "loss_mask": [[True, False], [True]], "group": [0, 0]}
 
@@ -126,3 +126,18 @@ def test_a_column_that_is_there_twice_is_refused():
     twice = table.append_column("group", pa.array([1, 1]))
     with pytest.raises(EvidenceError, match=r"column `group` occurs twice\. Write it once\.$"):
         from_table(twice, step=1, facts={}, source="here")
+
+
+def test_rows_of_several_parts_are_read_in_the_order_of_the_step():
+    whole = full_record()
+    orders = np.random.default_rng(5).permutation(whole.num_rows)
+    parts = [orders[: whole.num_rows // 2], orders[whole.num_rows // 2 :]]
+    tables = [to_table(select_rows(whole, rows.tolist()), rows) for rows in parts]
+    found = from_table(pa.concat_tables(tables), step=whole.step, facts=whole.facts, source="here")
+    assert_same(found, whole)
+
+
+@pytest.mark.parametrize("rows", [[0, 0], [1, 2], [-1, 0]])
+def test_rows_without_an_order_are_refused(rows):
+    message = refusal(step_row=rows)
+    assert message.startswith("here: column `step_row` must number the rows of the step from 0")

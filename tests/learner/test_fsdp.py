@@ -25,8 +25,8 @@ from rpc_ranks import (
 from safetensors.torch import load_file
 
 from klinic.learner.checkpoint import MODEL_DIR, SHARDS_DIR
-from klinic.learner.packing import gather_tokens, make_micro_batches
-from klinic.learner.rank_records import rows_of_rank
+from klinic.learner.packing import gather_tokens, make_micro_batches, split_rows
+from klinic.learner.row_shares import share_of_rank
 from klinic.model.weights import fingerprint
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(300)]
@@ -146,6 +146,8 @@ class Member:
         self.given.append(values)
         return values
 
+    all_reduce_max = all_reduce_sum
+
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 7, 16, 20])
 @pytest.mark.parametrize("micro", [1, MICRO, 16, 100])
@@ -159,10 +161,19 @@ def test_every_row_is_one_process_s_and_all_run_equally_many(size, micro):
             record, size=micro, pad_id=0, device=torch.device("cpu"), group=team
         )
         runs.add(len(batches))
-        rows += range(record.num_rows)[rows_of_rank(record.num_rows, rank=rank, size=size)]
+        share = share_of_rank(
+            record, split_rows(record, size=micro, num_ranks=size), rank=rank, num_ranks=size
+        )
+        rows += share.rows.tolist()
+        assert [
+            (share.rows[own].tolist() if len(share.rows) else [], counts)
+            for own, counts in share.row_sets()
+            if counts
+        ] == [(b.rows.tolist(), True) for b in batches if b.is_counted]
+        assert len(share.row_sets()) == len(batches)
         trained += [row for b in batches if b.is_counted for row in b.rows]
         parts = [values[b.tokens] for b in batches]
         total += gather_tokens(parts, batches, record.num_tokens, team)
     assert len(runs) == 1
-    assert rows == sorted(trained) == list(range(record.num_rows))
+    assert sorted(rows) == sorted(trained) == list(range(record.num_rows))
     assert torch.equal(total, values)

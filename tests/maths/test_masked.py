@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from klinic.errors import ConfigError, ShapeError
 from klinic.maths.arrays import check_rows, row_of_token, sum_after, sum_to_go
 from klinic.maths.masked import (
+    MaskTotals,
     aggregation_weights,
     apply_mask,
     constant,
@@ -45,6 +46,27 @@ def test_each_mean_is_what_its_name_says(lengths):
             aggregation, loss_mask=mask, row_offsets=offsets, length=7, dtype=np.float64
         )
         assert weighted_sum(values, weights) == pytest.approx(mean, abs=1e-12)
+
+
+@given(LENGTHS)
+def test_rows_of_one_process_weigh_what_they_weigh_in_the_step(lengths):
+    _, mask, offsets, rows = batch(lengths)
+    counts = MaskTotals(num_tokens=mask.sum(), num_rows=np.int64(len(rows)))
+    cut = len(offsets) // 2
+    first, rest = mask[: offsets[cut]], mask[offsets[cut] :]
+    for aggregation in ("token_mean", "sequence_mean", "constant"):
+        shared = {"length": 7, "dtype": np.float32}
+        whole = aggregation_weights(aggregation, loss_mask=mask, row_offsets=offsets, **shared)
+        parts = [
+            aggregation_weights(
+                aggregation, loss_mask=part, row_offsets=part_offsets, totals=counts, **shared
+            )
+            for part, part_offsets in (
+                (first, offsets[: cut + 1]),
+                (rest, offsets[cut:] - offsets[cut]),
+            )
+        ]
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
 @given(LENGTHS)

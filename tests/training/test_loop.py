@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from klinic.evidence.metrics import mean_k1, updates_metrics
 from klinic.evidence.record import StepRecord
 from klinic.learner.objective import Objective, loss_targets
 from klinic.learner.protocol import PreparedUpdate
@@ -100,6 +101,9 @@ class Pretend:
     def update_kl(self, scored, before):
         return 0.0
 
+    def measure(self, first, last, *, clip, kl_coef):
+        return updates_metrics(first.record, last.record, clip=clip, kl_coef=kl_coef)
+
     def sequence_kl(self, scored):
         return None
 
@@ -149,7 +153,10 @@ class Pretend:
         logp = np.full(scored.record.num_tokens, -1.0)
         record = replace(scored.record, logp_old=logp, logp=logp, logp_ref=logp - 0.2)
         return PreparedUpdate(
-            record=record, metrics={}, finite_at={"loss": self._finite(record.step)}
+            record=record,
+            metrics={},
+            finite_at={"loss": self._finite(record.step)},
+            mean_k1=mean_k1(record),
         )
 
     def commit(self, *, lr_factor):

@@ -1,8 +1,8 @@
 """Estimate the bytes that a step moves between processes and writes to disk.
 
-Rank 0 broadcasts the rows of a step (`SENT_TOKEN_BYTES`); per-token results are all-reduced
-(`RESULT_TOKEN_BYTES`, and `REFERENCE_TOKEN_BYTES` with a reference). Bytes are those of the Arrow
-columns: a boolean is one bit.
+Rank 0 sends each rank its rows (`SENT_TOKEN_BYTES`); results per token stay there, except those of
+the doctor's sample (`RESULT_TOKEN_BYTES`, and `REFERENCE_TOKEN_BYTES` with a reference). Bytes are
+those of the Arrow columns: a boolean is one bit.
 """
 
 import math
@@ -10,21 +10,22 @@ from collections.abc import Mapping
 
 from klinic.capacity.flops import DecoderShape, StepSizes
 from klinic.capacity.memory import BF16_BYTES, FP32_BYTES
+from klinic.evidence.step_sample import MIN_GROUPS, SAMPLED_TOKENS
 
 SENT_TOKEN_BYTES: Mapping[str, int | float] = {
-    "token_ids": 8,
+    "token_ids": 4,
     "loss_mask": 1 / 8,
     "emitted_by": 1,
     "logp_sampler": 4,
-    "weight_version": 8,
+    "weight_version": 4,
 }
-"""Bytes per completion token in the broadcast record."""
-RESULT_TOKEN_BYTES: Mapping[str, int | float] = {"logp": 4, "entropy": 4, "rank": 8}
+"""Bytes per completion token in the rows that rank 0 sends."""
+RESULT_TOKEN_BYTES: Mapping[str, int | float] = {"logp": 4, "logp_old": 4, "entropy": 4, "rank": 8}
 """Bytes per completion token in the results of an update."""
 REFERENCE_TOKEN_BYTES: Mapping[str, int | float] = {"logp_ref": 4, "kl_exact": 4}
 """Additional bytes with a reference."""
-PROMPT_TOKEN_BYTES = 8  # bytes, repeated in every row of the prompt
-ROW_BYTES = 112  # bytes of a completion's scalar columns and list offsets
+PROMPT_TOKEN_BYTES = 4  # bytes, repeated in every row of the prompt
+ROW_BYTES = 128  # bytes of a completion's scalar columns, list offsets and place in the step
 
 STORED_FLOATS = ("logp_sampler", "logp", "logp_old", "entropy")
 """Columns on disk that do not compress; masks and versions take almost no space."""
@@ -34,29 +35,19 @@ STORED_ROW_BYTES = 16  # bytes
 FILE_BYTES = 3_300  # bytes: metadata of 20 columns
 
 
-def broadcast_bytes(sizes: StepSizes) -> float:
-    """Return the bytes of the record that rank 0 sends to each other rank."""
+def sent_bytes(sizes: StepSizes) -> float:
+    """Return the bytes of all rows of a step, each of which rank 0 sends to one rank."""
     tokens = sizes.num_completion_tokens * sum(SENT_TOKEN_BYTES.values())
     return tokens + PROMPT_TOKEN_BYTES * sizes.num_prompt_tokens + ROW_BYTES * sizes.rows
 
 
-def all_reduce_bytes(sizes: StepSizes) -> int | float:
-    """Return the bytes that each rank all-reduces."""
-    per_token = sizes.updates * sum(RESULT_TOKEN_BYTES.values()) + sizes.scores_old * FP32_BYTES
+def sample_bytes(sizes: StepSizes) -> int | float:
+    """Return the bytes of the results of the doctor's sample, which ranks add up in each update."""
+    per_token = sum(RESULT_TOKEN_BYTES.values())
     if sizes.reference:
-        per_token += (
-            REFERENCE_TOKEN_BYTES["logp_ref"] + sizes.updates * REFERENCE_TOKEN_BYTES["kl_exact"]
-        )
-    return per_token * sizes.num_completion_tokens
-
-
-def broadcast_seconds(num_bytes: int | float, *, num: int, network: float) -> float:
-    """Return the seconds of a tree broadcast in which every receiver forwards the data (gloo).
-
-    >>> broadcast_seconds(10.0, num=8, network=5.0)
-    6.0
-    """
-    return math.ceil(math.log2(num)) * num_bytes / network if num > 1 else 0.0
+        per_token += sum(REFERENCE_TOKEN_BYTES.values())
+    tokens = max(SAMPLED_TOKENS, MIN_GROUPS * sizes.group * sizes.completion_length)
+    return sizes.updates * per_token * min(tokens, sizes.num_completion_tokens)
 
 
 def sync_bytes(shape: DecoderShape, bytes_per_value: int) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from klinic.capacity import memory
-from klinic.capacity.bytes_moved import broadcast_bytes, stored_bytes, sync_bytes
+from klinic.capacity.bytes_moved import sent_bytes, stored_bytes, sync_bytes
 from klinic.capacity.flops import DecoderShape, StepFlops, StepSizes, decoder_shape, step_flops
 from klinic.capacity.memory import BF16_BYTES, FP32_BYTES, Phase, extrapolate_bytes
 from klinic.capacity.meta_policy import MetaPolicy, build_meta_policy
@@ -353,7 +353,7 @@ class StepCost:
     stored: int
     """Bytes of records on disk."""
     sent: int
-    """Bytes of the record sent to each other rank of the learner; 0 with one rank."""
+    """Bytes of the rows sent to each other rank of the learner; 0 with one rank."""
     work: StepFlops | None
     """None for a mixture of experts, which uses only some of its weights for a token."""
 
@@ -372,7 +372,7 @@ def step_cost(recipe: "Recipe", forecast: "Forecast") -> StepCost:
         logits_avoided=FP32_BYTES * shape.vocabulary * sizes.num_completion_tokens,
         synced=sync_bytes(shape, sent_values) if has_copy else 0,
         stored=round(stored_bytes(shape, sizes)) if recipe.output.records_every else 0,
-        sent=round(broadcast_bytes(sizes)) if is_sharded else 0,
+        sent=round(sent_bytes(sizes) / recipe.learner.num_ranks) if is_sharded else 0,
         work=step_flops(shape, sizes) if forecast.left_out is None else None,
     )
 

@@ -42,6 +42,8 @@ def judge_case(case: Case) -> Finding:
     Confused with
         every cause that changes the run: there record and curve agree.
     """
+    if case.record.facts.get("step_rows") is not None:
+        return no_data_finding("the record is a sample of the rows; metrics are of all")
     logged = case.metrics.get(case.record.step, {})
     compared = {
         name: (float(logged[name]), values)
@@ -111,5 +113,6 @@ CHECK = Check(
         "metrics.entropy",
         "metrics.grad_norm",
         "facts.grad_norm",
+        "facts.step_rows",
     ),
 )

@@ -31,7 +31,7 @@ def cost_rows(cost: "StepCost", recipe: "Recipe") -> dict[str, str]:
         "weights to the sampler": _sync_text(cost, recipe),
     }
     if cost.sent:
-        rows["record broadcast"] = f"{format_bytes(cost.sent)} to each process of the learner"
+        rows["rows sent"] = f"{format_bytes(cost.sent)} to each process of the learner"
     if cost.stored:
         rows["evidence"] = f"about {format_bytes(cost.stored)} on disk"
     return rows | _work_rows(cost.work)

@@ -59,8 +59,16 @@ class DoctorCheckpoint:
 class LiveDoctor:
     """An incremental examination of every step, which reports new causes."""
 
-    def __init__(self, folder: Path, checks: Sequence[Check] = CHECKS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        checks: Sequence[Check] = CHECKS,
+        *,
+        select: Callable[[StepRecord], StepRecord] | None = None,
+    ) -> None:
+        """Take the checks; `select` takes from a record on disk the rows that were submitted."""
         self._folder = folder
+        self._select = select or (lambda record: record)
         self._checks = checks
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="klinic-doctor")
         self._pending: Future[StepDiagnosis] | None = None
@@ -86,7 +94,7 @@ class LiveDoctor:
         with contextlib.suppress(EvidenceError, OSError):  # the doctor works with fewer records
             steps = store.complete_steps(self._folder)
             for step in dict.fromkeys([*steps[:1], *steps[-WINDOW:]]):
-                self._cases.add_record(store.read_record(self._folder, step))
+                self._cases.add_record(self._select(store.read_record(self._folder, step)))
 
     @property
     def first_failures(self) -> list[int]:
@@ -129,7 +137,8 @@ class LiveDoctor:
         self._start_examination()
         state = saved.state
         self._examination.restore(state["examination"])
-        self._cases.restore(state["cases"], saved.read_window(self._folder))
+        window = (self._select(record) for record in saved.read_window(self._folder))
+        self._cases.restore(state["cases"], window)
         self._num_failed, self._last_cause, self.has_new_failure = (
             state["failed"],
             state["cause"],
@@ -254,8 +263,11 @@ class RunDoctor:
         record_event: Callable[[int, str, str, Mapping[str, Fact]], None],
         *,
         display_folder: Path,
+        select: Callable[[StepRecord], StepRecord] | None = None,
     ) -> None:
+        """Take what `LiveDoctor` needs, and what to do with a cause."""
         self._folder = folder
+        self._select = select
         self._display_folder = display_folder
         self._action = action
         self._record_event = record_event
@@ -271,7 +283,7 @@ class RunDoctor:
         """Start checking the steps after `after`; requires run.json."""
         if not self.is_enabled:
             return
-        self._doctor = LiveDoctor(self._folder)
+        self._doctor = LiveDoctor(self._folder, select=self._select)
         if after or saved is not None:
             self.restart_after(after, saved)
 

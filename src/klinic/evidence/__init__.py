@@ -27,6 +27,7 @@
     token_tally.py  means, extremes and tails of a quantity per token
     trained_tokens.py  the trained tokens, in blocks of rows
     end_texts.py    token ids whose texts say that a completion ends
+    step_sample.py  the sample of a step that the live doctor of several processes sees
     merging.py      sums and order statistics of numbers that several processes hold
     files.py        bounded reads, JSON, and append-only journals
     tail.py         follows a growing journal

@@ -11,7 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from klinic.errors import EvidenceError
-from klinic.evidence.record import ROW_FIELDS, TOKEN_FIELDS, EmittedBy, Fact, StepRecord
+from klinic.evidence.record import (
+    ROW_FIELDS,
+    TOKEN_FIELDS,
+    EmittedBy,
+    Fact,
+    StepRecord,
+    select_rows,
+)
 
 REWARD_PART = "reward/"
 """Prefix of the column of a reward function."""
@@ -32,7 +39,9 @@ FLOATS = (
 )
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
 REQUIRED = ("token_ids", "group")
-COLUMN_NAMES = frozenset({*ROW_FIELDS, *TOKEN_FIELDS, "prompt_ids"})
+STEP_ROW = "step_row"
+"""Column of a row's index among those of its step, where parts do not hold consecutive rows."""
+COLUMN_NAMES = frozenset({*ROW_FIELDS, *TOKEN_FIELDS, "prompt_ids", STEP_ROW})
 MAX_REASON_LENGTH = 64  # characters of a finish reason
 
 
@@ -41,19 +50,26 @@ def is_known_column(name: str) -> bool:
     return name in COLUMN_NAMES or name.startswith(REWARD_PART)
 
 
-def to_table(record: StepRecord) -> Any:
-    """Return the record as an Arrow table; a field that is None has no column."""
+def to_table(record: StepRecord, step_rows: np.ndarray | None = None) -> Any:
+    """Return the record as an Arrow table; a field that is None has no column.
+
+    `step_rows` are the indices of its rows among those of the step, if it has some of them.
+    """
     columns = {name: _array_column(getattr(record, name)) for name in ROW_FIELDS}
     for name, part in record.reward_parts.items():
         columns[REWARD_PART + name] = _array_column(part)
     columns["prompt_ids"] = _list_column(record.prompt_offsets, record.prompt_ids)
     for name in TOKEN_FIELDS:
         columns[name] = _list_column(record.row_offsets, getattr(record, name))
+    columns[STEP_ROW] = _array_column(step_rows)
     return pa.table({name: column for name, column in columns.items() if column is not None})
 
 
 def from_table(table: Any, *, step: int, facts: Mapping[str, Fact], source: str) -> StepRecord:
-    """Return the record in an Arrow table. Unknown columns are ignored, missing ones are None."""
+    """Return the record in an Arrow table, its rows in the order of the step.
+
+    Unknown columns are ignored, missing ones are None.
+    """
     columns = _TableColumns(table, source)
     offsets = columns.list_offsets("token_ids", None)
     if offsets is None or "group" not in columns:
@@ -68,7 +84,7 @@ def from_table(table: Any, *, step: int, facts: Mapping[str, Fact], source: str)
         tokens["loss_mask"] = _mask_from(tokens["emitted_by"], source)
         facts["loss_mask_from"] = "emitted_by"
     prompt_offsets = columns.list_offsets("prompt_ids", None)
-    return StepRecord(
+    record = StepRecord(
         step=step,
         row_offsets=offsets,
         prompt_offsets=prompt_offsets,
@@ -78,6 +94,21 @@ def from_table(table: Any, *, step: int, facts: Mapping[str, Fact], source: str)
         **tokens,
         **rows,
     )
+    return _in_step_order(record, columns.row_values(STEP_ROW), source)
+
+
+def _in_step_order(record: StepRecord, step_rows: Any, source: str) -> StepRecord:
+    """Return the record with its rows in the order of the step."""
+    if step_rows is None:
+        return record
+    order = np.argsort(step_rows, kind="stable")
+    numbers = np.arange(record.num_rows)
+    if not np.array_equal(step_rows[order], numbers):
+        raise EvidenceError(
+            f"{source}: column `{STEP_ROW}` must number the rows of the step from 0, each once. "
+            "Write it so in all parts, or leave it out."
+        )
+    return record if np.array_equal(order, numbers) else select_rows(record, order.tolist())
 
 
 class _TableColumns:

@@ -77,20 +77,37 @@ def token_metrics(
     return {"num_tokens": float(num), **measure_tokens(record, measures, num, merge)}
 
 
+def updates_metrics(
+    first: StepRecord,
+    last: StepRecord,
+    *,
+    clip: ClipRange,
+    kl_coef: float,
+    merge: Merge = ONE_PROCESS,
+) -> dict[str, float]:
+    """Return the token metrics of the first update of a batch, clipped fractions of its last."""
+    if first is last:
+        return token_metrics(first, clip=clip, kl_coef=kl_coef, merge=merge)
+    clipped = measure_tokens(last, _clip_measures(last, clip), _num_trained(last, merge), merge)
+    return token_metrics(first, kl_coef=kl_coef, merge=merge) | clipped
+
+
 def kl_metrics(record: StepRecord) -> dict[str, float]:
     """Return k3 as `kl`, and the distributions of k3, k1 and the exact KL."""
     num = _num_trained(record)
     return measure_tokens(record, _kl_measures(record, num), num, ONE_PROCESS)
 
 
-def mean_k1(record: StepRecord) -> float | None:
+def mean_k1(record: StepRecord, merge: Merge = ONE_PROCESS) -> float | None:
     """Return `kl_k1/mean`, the input of KL controllers; None if it was not measured."""
     if record.logp_ref is None or record.logp_old is None:
         return None
     tokens = TrainedTokens(record)
-    k1 = kl.k1(logp_p=tokens.select(record.logp_old), logp_q=tokens.select(record.logp_ref))
-    values, _ = drop_nan(k1, tokens.row_offsets)
-    return float(values.mean()) if values.size else None
+    with np.errstate(invalid="ignore"):  # of values that are not finite
+        k1 = kl.k1(logp_p=tokens.select(record.logp_old), logp_q=tokens.select(record.logp_ref))
+        values, _ = drop_nan(k1, tokens.row_offsets)
+        total, num = merge.sum(np.array([values.sum(), values.size]))
+    return float(total / num) if num else None
 
 
 def penalized_reward(record: StepRecord, kl_coef: float) -> dict[str, float]:

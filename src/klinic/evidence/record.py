@@ -49,6 +49,9 @@ ROW_FIELDS = (
 """Fields with one entry per completion; `reward_parts` maps names to such arrays."""
 
 
+MIN_COPIED = 64  # entries of a row on average, from which copying rows is faster than indexing
+
+
 class EmittedBy(IntEnum):
     """The source of a token in a completion."""
 
@@ -225,25 +228,47 @@ def first_rows(record: StepRecord, num: int) -> StepRecord:
 def select_rows(record: StepRecord, rows: Sequence[int]) -> StepRecord:
     """Return a record of the completions at these row indices, in this order."""
     picked = np.asarray(rows, dtype=np.int64)
-    tokens, offsets = entry_indices(record.row_offsets, picked)
-    columns: dict[str, Any] = {"row_offsets": offsets}
-    columns |= {name: _select_entries(record, name, picked) for name in ROW_FIELDS}
-    columns |= {name: _select_entries(record, name, tokens) for name in TOKEN_FIELDS}
+    tokens = _RowEntries(record.row_offsets, picked)
+    columns: dict[str, Any] = {"row_offsets": tokens.offsets}
+    for name in ROW_FIELDS:
+        array = getattr(record, name)
+        columns[name] = None if array is None else array[picked]
+    columns |= {name: tokens.select(getattr(record, name)) for name in TOKEN_FIELDS}
     columns["reward_parts"] = {name: part[picked] for name, part in record.reward_parts.items()}
     if record.prompt_offsets is not None and record.prompt_ids is not None:
-        within, columns["prompt_offsets"] = entry_indices(record.prompt_offsets, picked)
-        columns["prompt_ids"] = record.prompt_ids[within]
+        prompts = _RowEntries(record.prompt_offsets, picked)
+        columns["prompt_offsets"] = prompts.offsets
+        columns["prompt_ids"] = prompts.select(record.prompt_ids)
     assert columns.keys() <= {field.name for field in fields(record)}  # noqa: S101 - all are columns
     return replace(record, **columns)
 
 
 def entry_indices(offsets: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the indices of the rows' entries, and the offsets of the rows among them."""
-    lengths = np.diff(offsets)[rows]
-    ends = np.concatenate([[0], np.cumsum(lengths)]).astype(offsets.dtype)
+    lengths, ends = np.diff(offsets)[rows], _offsets_of_rows(offsets, rows)
     return np.arange(ends[-1]) + np.repeat(offsets[:-1][rows] - ends[:-1], lengths), ends
 
 
-def _select_entries(record: StepRecord, name: str, indices: np.ndarray) -> Any:
-    array = getattr(record, name)
-    return None if array is None else array[indices]
+def _offsets_of_rows(offsets: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    lengths = np.diff(offsets)[rows]
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(offsets.dtype)
+
+
+class _RowEntries:
+    """The entries of some rows: copied row by row, or by index where rows are short."""
+
+    def __init__(self, offsets: np.ndarray, rows: np.ndarray) -> None:
+        self.offsets = _offsets_of_rows(offsets, rows)
+        self._slices: list[slice] | None = None
+        if self.offsets[-1] >= MIN_COPIED * len(rows):
+            bounds = zip(offsets[rows].tolist(), offsets[rows + 1].tolist(), strict=True)
+            self._slices = [slice(start, end) for start, end in bounds]
+        else:
+            self._indices, _ = entry_indices(offsets, rows)
+
+    def select(self, values: np.ndarray | None) -> np.ndarray | None:
+        """Return the entries among those of all rows."""
+        if values is None or self._slices is None:
+            return None if values is None else values[self._indices]
+        parts = [values[entries] for entries in self._slices]
+        return np.concatenate(parts) if parts else values[:0]

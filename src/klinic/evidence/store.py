@@ -78,10 +78,13 @@ def _parts_by_rank(record: StepRecord, rank: int) -> list[tuple[int, StepRecord]
     ]
 
 
-def write_part(run: Path, record: StepRecord, rank: int) -> Part:
-    """Write the rows of one rank. The step is not valid before `complete_step`."""
+def write_part(run: Path, record: StepRecord, rank: int, rows: np.ndarray | None = None) -> Part:
+    """Write the rows of one rank. The step is not valid before `complete_step`.
+
+    `rows` are their indices among those of the step, where parts do not hold consecutive rows.
+    """
     folder = step_folder(run, record.step)
-    table = to_table(record)
+    table = to_table(record, rows)
     _make_step_folder(folder)
     return write_part_table(folder / part_name(rank), table)
 

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from klinic.faults.base import Fault, Severity, patch_attribute
+from klinic.learner.local import LocalLearner
 from klinic.maths import kl
-from klinic.training import step_metrics
 
 # interpolation towards the wrong value
 SWAPPED_FRACTION = {
@@ -21,8 +21,10 @@ SWAPPED_FRACTION = {
 def swap_logged_kl(severity: Severity) -> Iterator[None]:
     """Swap policy and reference in the logged KL."""
 
-    def metrics_with_swapped_kl(real: Any, record: Any) -> Any:
-        logged = real(record)
+    def measure_with_swapped_kl(
+        real: Any, learner: Any, first: Any, last: Any, **options: Any
+    ) -> Any:
+        logged, record = real(learner, first, last, **options), first.record
         if record.logp_ref is None or record.logp_old is None:
             return logged
         both = {
@@ -33,7 +35,7 @@ def swap_logged_kl(severity: Severity) -> Iterator[None]:
         mixed = (1 - SWAPPED_FRACTION[severity]) * logged["kl"] + SWAPPED_FRACTION[severity] * wrong
         return {**logged, "kl": mixed}
 
-    with patch_attribute(step_metrics, "step_metrics", metrics_with_swapped_kl):
+    with patch_attribute(LocalLearner, "measure", measure_with_swapped_kl):
         yield
 
 
@@ -54,15 +56,15 @@ PADDED_WIDTH = {
 def average_over_padding(severity: Severity) -> Iterator[None]:
     """Divide sums over tokens by the size of the padded batch."""
 
-    def metrics_over_padding(real: Any, record: Any) -> Any:
-        metrics = real(record)
+    def measure_over_padding(real: Any, learner: Any, first: Any, last: Any, **options: Any) -> Any:
+        metrics, record = real(learner, first, last, **options), first.record
         width = PADDED_WIDTH[severity] or int(np.diff(record.row_offsets).max())
         trained_fraction = record.loss_mask.sum() / (record.num_rows * width)
         return metrics | {
             n: float(trained_fraction * metrics[n]) for n in AVERAGED_METRICS if n in metrics
         }
 
-    with patch_attribute(step_metrics, "step_metrics", metrics_over_padding):
+    with patch_attribute(LocalLearner, "measure", measure_over_padding):
         yield
 
 

@@ -7,7 +7,10 @@ Files:
     fsdp            `FsdpLearner`: the same, with weights sharded by FSDP2
     shard_loading   loads policy and reference shard by shard from safetensors
     rpc             rank 0 broadcasts each learner call to the other ranks
-    process_group   the process group: rank, size and all-reduce
+    row_shares      the rows of one rank, and their way to it
+    step_rows       the rows of a step as one rank has them; sums over the ranks
+    rank_batch      the batch of a step on one rank, through scoring, updates and writing
+    process_group   the process group: rank, size and all-reduces
     settings        optimization, micro-batches, packing
     scored_batch    a batch between scoring and its updates
     packing         micro-batches of rows of similar length

@@ -1,8 +1,8 @@
 """A learner over several processes: FSDP2 shards the weights, each rank has its own rows.
 
-Every rank makes the same calls with the same record and runs its own micro-batches; FSDP2 gathers
-the weights of a layer while it is used and sums its gradients. Loss, estimators and probes are
-those of one process.
+Every rank makes the same calls, with its share of the rows or with the same record, and runs its
+own micro-batches; FSDP2 gathers the weights of a layer while it is used and sums its gradients.
+Loss, estimators and probes are those of one process.
 
 With replicas, consecutive ranks share one set of shards, and every set has all weights: gathers
 stay inside a set, for example a machine, and only gradients cross its border.
@@ -33,9 +33,12 @@ from klinic.evidence.record import ProbeResult, StepRecord
 from klinic.learner import checkpoint
 from klinic.learner.local import LocalLearner
 from klinic.learner.objective import LossTerms, Objective
+from klinic.learner.packing import lay_out_batches, split_rows
 from klinic.learner.protocol import LearnerState
+from klinic.learner.row_shares import RowShare
 from klinic.learner.scored_batch import ScoredBatch
 from klinic.learner.settings import LearnerSettings
+from klinic.learner.step_rows import StepRows
 from klinic.model.adapters import has_adapter
 from klinic.model.device import release_cached_memory
 from klinic.model.equivalence import probe_layout
@@ -82,6 +85,12 @@ class TorchProcessGroup:
         total = values.clone()
         dist.all_reduce(total)
         return total
+
+    def all_reduce_max(self, values: Tensor) -> Tensor:
+        """Return the all-reduced maximum."""
+        largest = values.clone()
+        dist.all_reduce(largest, op=dist.ReduceOp.MAX)
+        return largest
 
 
 def shard_scorer(scorer: TokenScorer, mesh: DeviceMesh) -> None:
@@ -256,10 +265,36 @@ class FsdpLearner(LocalLearner):
 
     def score(self, record: StepRecord, *, needs_reference: bool) -> ScoredBatch:
         """Score a batch, then release the embeddings and heads that it left gathered."""
-        scored = super().score(record, needs_reference=needs_reference)
+        return self._release_scored(super().score(record, needs_reference=needs_reference))
+
+    def score_share(self, share: RowShare, *, needs_reference: bool) -> ScoredBatch:
+        """Score this rank's rows of a batch."""
+        batches = self.with_kept_tokens(
+            lay_out_batches(
+                share.record,
+                share.row_sets(),
+                pad_id=self.policy.pad_id,
+                device=self.scorer.device,
+                packed=self.settings.packed,
+            )
+        )
+        rows = StepRows(record=share.record, batches=batches, group=self.group, share=share)
+        return self._release_scored(self._score_rows(rows, needs_reference=needs_reference))
+
+    def _release_scored(self, scored: ScoredBatch) -> ScoredBatch:
+        """Release the weights that scoring left gathered."""
         release_gathered(self.scorer)
         self._release_frozen()
         return scored
+
+    def split_rows(self, record: StepRecord) -> list[np.ndarray]:
+        """Return the rows of every micro-batch of a step, for `share_of_rank`."""
+        return split_rows(
+            record,
+            size=self.settings.micro_batch_size,
+            num_ranks=self.group.size,
+            packed=self.settings.packed,
+        )
 
     def rescore(self, scored: ScoredBatch) -> Tensor:
         """Return the log-probs of a batch under the current policy, then release its weights."""

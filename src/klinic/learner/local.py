@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from klinic.evidence.metrics import update_kl
+from klinic.evidence.measures import ClipRange
+from klinic.evidence.metrics import mean_k1, update_kl, updates_metrics
 from klinic.evidence.record import ProbeResult, StepRecord, first_rows
 from klinic.evidence.store import RecordWriter
 from klinic.learner import checkpoint, probes
@@ -27,7 +28,7 @@ from klinic.learner.objective import (
     loss_targets,
     sequence_baseline,
 )
-from klinic.learner.packing import MicroBatch, gather_tokens, make_micro_batches
+from klinic.learner.packing import MicroBatch, make_micro_batches
 from klinic.learner.process_group import SINGLE_PROCESS, ProcessGroup
 from klinic.learner.protocol import LearnerState, LossScales, PreparedUpdate, RecordSink
 from klinic.learner.scored_batch import ScoredBatch
@@ -41,6 +42,7 @@ from klinic.learner.step_results import (
     mean_over_trained,
     update_metrics,
 )
+from klinic.learner.step_rows import StepRows
 from klinic.learner.update import (
     clip_gradients,
     groups_finite,
@@ -85,21 +87,26 @@ class LocalLearner(PolicySource):
         self._grad_norm = 0.0
         self._is_diagnostic = False
 
-    @torch.no_grad()
     def score(self, record: StepRecord, *, needs_reference: bool) -> ScoredBatch:
         """Score a batch with policy, reference and teacher before its updates."""
         batches = self.make_micro_batches(record, self.settings.micro_batch_size)
+        rows = StepRows(record=record, batches=batches, group=self.group)
+        return self._score_rows(rows, needs_reference=needs_reference)
+
+    @torch.no_grad()
+    def _score_rows(self, rows: StepRows, *, needs_reference: bool) -> ScoredBatch:
+        record, batches = rows.record, rows.batches
         head: Tensor = self.policy.lm.get_output_embeddings().weight
         like = torch.empty(0, dtype=head.dtype, device=head.device)
-        targets = loss_targets(record, self.objective, like)
+        targets = loss_targets(record, self.objective, like, rows.merge)
         reference = self.reference if needs_reference else None
         hidden = hidden_states(reference, batches)
         teacher_hidden = hidden_states(self.teacher, batches)
-        targets, hidden = self._with_old_logp(record, targets, batches, hidden, teacher_hidden)
+        targets, hidden = self._with_old_logp(rows, targets, hidden, teacher_hidden)
         targets = replace(
             targets,
-            logp_ref=self._frozen_logp(reference, hidden, batches, record),
-            logp_teacher=self._frozen_logp(self.teacher, teacher_hidden, batches, record),
+            logp_ref=self._frozen_logp(reference, hidden, rows),
+            logp_teacher=self._frozen_logp(self.teacher, teacher_hidden, rows),
         )
         # keep all hidden states if the single update needs them: the model then runs once
         single = self.settings.updates_per_batch == 1
@@ -110,10 +117,12 @@ class LocalLearner(PolicySource):
         return ScoredBatch(
             record=record,
             batches=batches,
+            group=rows.group,
+            share=rows.share,
             targets=targets,
             ref_hidden=hidden,
             teacher_hidden=teacher_hidden,
-            logp_start=self._logp_start(record, batches),
+            logp_start=self._logp_start(rows),
             reference_fingerprint=None
             if self.reference is None
             else self.reference.current_fingerprint(),
@@ -123,21 +132,17 @@ class LocalLearner(PolicySource):
         )
 
     def _frozen_logp(
-        self,
-        frozen: Reference | None,
-        hidden: list[RefHidden | None],
-        batches: list[MicroBatch],
-        record: StepRecord,
+        self, frozen: Reference | None, hidden: list[RefHidden | None], rows: StepRows
     ) -> Tensor | None:
         """Return the log-probs of all tokens under a frozen model, if there is one."""
         if frozen is None:
             return None
         logp = [
             frozen.logp(h, b.layout.targets)
-            for h, b in zip(hidden, batches, strict=True)
+            for h, b in zip(hidden, rows.batches, strict=True)
             if h is not None
         ]
-        return self._gather_tokens(logp, batches, record)
+        return rows.gather_tokens(logp)
 
     def make_micro_batches(self, record: StepRecord, size: int) -> list[MicroBatch]:
         """Split this rank's rows into micro-batches of at most `size` rows of the longest.
@@ -152,31 +157,29 @@ class LocalLearner(PolicySource):
             packed=self.settings.packed,
             group=self.group,
         )
+        return self.with_kept_tokens(batches)
+
+    def with_kept_tokens(self, batches: list[MicroBatch]) -> list[MicroBatch]:
+        """Add the sets of tokens that a truncated sampler keeps, where it truncates."""
         filters = self.settings.filters
         if not filters.has_filters:
             return batches
         return [b.with_kept(self.scorer.kept_tokens(b.layout, filters)) for b in batches]
 
-    def _gather_tokens(
-        self, parts: list[Tensor], batches: list[MicroBatch], record: StepRecord
-    ) -> Tensor:
-        return gather_tokens(parts, batches, record.num_tokens, self.group)
-
-    def _logp_start(self, record: StepRecord, batches: list[MicroBatch]) -> Tensor | None:
-        moving = self.reference
+    def _logp_start(self, rows: StepRows) -> Tensor | None:
+        moving, step = self.reference, rows.record.step
         if not isinstance(moving, MovingReference) or moving.step == 0:
             return None
-        if not is_diagnostic_step(record.step) and record.step != moving.last_reset + 1:
+        if not is_diagnostic_step(step) and step != moving.last_reset + 1:
             return None
         start = moving.start_reference
-        logp = [start.logp(start.hidden(b.layout), b.layout.targets) for b in batches]
-        return self._gather_tokens(logp, batches, record)
+        logp = [start.logp(start.hidden(b.layout), b.layout.targets) for b in rows.batches]
+        return rows.gather_tokens(logp)
 
     def _with_old_logp(
         self,
-        record: StepRecord,
+        rows: StepRows,
         targets: LossTargets,
-        batches: list[MicroBatch],
         hidden: list[RefHidden | None],
         teacher_hidden: list[RefHidden | None],
     ) -> tuple[LossTargets, list[RefHidden | None]]:
@@ -185,10 +188,10 @@ class LocalLearner(PolicySource):
         for_teacher = self.objective.teacher_needs_baseline and teacher_hidden[0] is not None
         baseline = for_reference or for_teacher
         # always on the first step, where equality is measured instead of assumed
-        if self.settings.updates_per_batch == 1 and record.step > 1 and not baseline:
+        if self.settings.updates_per_batch == 1 and rows.record.step > 1 and not baseline:
             return targets, hidden
         old, scores_by_batch, hidden_with_top = [], [], []
-        for batch, ref, teacher in zip(batches, hidden, teacher_hidden, strict=True):
+        for batch, ref, teacher in zip(rows.batches, hidden, teacher_hidden, strict=True):
             states, token_targets = self.scorer.hidden(batch.layout), batch.layout.targets
             if baseline:
                 frozen = (ref if for_reference else None, teacher if for_teacher else None)
@@ -198,25 +201,21 @@ class LocalLearner(PolicySource):
             else:
                 old.append(self.scorer.logp(states, token_targets))
             hidden_with_top.append(self._store_top_k(states, token_targets, ref))
-        targets = replace(targets, logp_old=self._gather_tokens(old, batches, record))
-        return self._with_baselines(targets, scores_by_batch, batches, record), hidden_with_top
+        targets = replace(targets, logp_old=rows.gather_tokens(old))
+        return self._with_baselines(targets, scores_by_batch, rows), hidden_with_top
 
     def _with_baselines(
-        self,
-        targets: LossTargets,
-        scores_by_batch: list[TokenScores],
-        batches: list[MicroBatch],
-        record: StepRecord,
+        self, targets: LossTargets, scores_by_batch: list[TokenScores], rows: StepRows
     ) -> LossTargets:
         """Return the targets with the baselines of `sequence` for which a KL was scored."""
         to_reference = [s.kl_exact for s in scores_by_batch if s.kl_exact is not None]
         to_teacher = [s.teacher_kl_exact for s in scores_by_batch if s.teacher_kl_exact is not None]
         if to_reference:
-            kl_exact = self._gather_tokens(to_reference, batches, record)
-            targets = replace(targets, kl_baseline=sequence_baseline(kl_exact, targets))
+            baseline = sequence_baseline(rows.gather_tokens(to_reference), targets, rows)
+            targets = replace(targets, kl_baseline=baseline)
         if to_teacher:
-            kl_exact = self._gather_tokens(to_teacher, batches, record)
-            targets = replace(targets, teacher_baseline=sequence_baseline(kl_exact, targets))
+            baseline = sequence_baseline(rows.gather_tokens(to_teacher), targets, rows)
+            targets = replace(targets, teacher_baseline=baseline)
         return targets
 
     def _store_top_k(
@@ -336,15 +335,20 @@ class LocalLearner(PolicySource):
             teacher_coef = self._teacher_coef(scales)
             metrics |= {"teacher_loss": teacher_loss, "teacher_coef": teacher_coef}
         facts = self._step_facts(scored, scales) | kl_gradient_facts(split_metrics)
-        record, policy_weight = complete_record(
-            scored.record, scored.targets, scores_by_batch, scored.batches, self.group
-        )
-        facts["loss_denominator"] = loss_denominator(policy_weight)
+        merge = scored.merge
+        record, policy_weight = complete_record(scored, scored.targets, scores_by_batch)
+        facts["loss_denominator"] = loss_denominator(policy_weight, merge)
         metrics |= kl_to_start(record, scored.logp_start)
         metrics |= self._teacher_kl(scored, scores_by_batch)
         record = replace(record, facts={**record.facts, **facts})
-        finite = finite_at(record, loss=policy_loss, grad_norm=self._grad_norm)
-        return PreparedUpdate(record=record, metrics=metrics, finite_at=finite)
+        finite = finite_at(record, loss=policy_loss, grad_norm=self._grad_norm, merge=merge)
+        return PreparedUpdate(
+            record=record,
+            metrics=metrics,
+            finite_at=finite,
+            mean_k1=mean_k1(record, merge),
+            update_kl=update_kl(record, merge) if self.settings.updates_per_batch > 1 else 0.0,
+        )
 
     def _sum_over_ranks(self, value: float) -> float:
         """Return the all-reduced sum of a number."""
@@ -361,8 +365,8 @@ class LocalLearner(PolicySource):
         by_token = [kl.detach() for kl in scored_kls if kl is not None]
         if not by_token:
             return {}
-        kl_exact = self._gather_tokens(by_token, scored.batches, scored.record).cpu().numpy()
-        return mean_over_trained("teacher/kl_exact", kl_exact, scored.record)
+        kl_exact = scored.gather_tokens(by_token).cpu().numpy()
+        return mean_over_trained("teacher/kl_exact", kl_exact, scored.record, scored.merge)
 
     def _step_facts(self, scored: ScoredBatch, scales: LossScales) -> dict[str, Any]:
         counted = [batch for batch in scored.batches if batch.is_counted]
@@ -414,16 +418,23 @@ class LocalLearner(PolicySource):
         moments = [m for fields in self._optimizer.state.values() for m in fields.values()]
         return groups_finite({"weights": trained, "optimizer": moments})
 
+    def measure(
+        self, first: PreparedUpdate, last: PreparedUpdate, *, clip: ClipRange, kl_coef: float
+    ) -> dict[str, float]:
+        """Return the metrics of the trained tokens of a batch, from two of its updates."""
+        return updates_metrics(first.record, last.record, clip=clip, kl_coef=kl_coef)
+
     @torch.no_grad()
     def update_kl(self, scored: ScoredBatch, before: StepRecord) -> float:
         """Return KL(new || old) in nats per token; `before` holds the old log-probs."""
-        return update_kl(replace(before, logp=self.rescore(scored).cpu().numpy()))
+        after = replace(before, logp=self.rescore(scored).cpu().numpy())
+        return update_kl(after, scored.merge)
 
     @torch.no_grad()
     def rescore(self, scored: ScoredBatch) -> Tensor:
         """Return the log-probs of a batch under the current policy."""
         logp = [self.scorer(batch.layout).logp for batch in scored.batches]
-        return self._gather_tokens(logp, scored.batches, scored.record)
+        return scored.gather_tokens(logp)
 
     def sequence_kl(self, scored: ScoredBatch) -> np.ndarray | None:
         """Return k1 to the reference summed over each completion; None without a reference."""
@@ -433,8 +444,9 @@ class LocalLearner(PolicySource):
         token_kl = k1(logp_p=record.logp_sampler.astype(np.float64), logp_q=logp_ref.cpu().numpy())
         is_valid = record.loss_mask & np.isfinite(token_kl)
         rows = row_of_token(record.row_offsets)
-        sums: np.ndarray = segment_sum(np.where(is_valid, token_kl, 0.0), rows, record.num_rows)
-        return sums
+        return scored.gather_rows(
+            segment_sum(np.where(is_valid, token_kl, 0.0), rows, record.num_rows)
+        )
 
     def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, ProbeResult]:
         """Run the active probes on some completions of a step."""

@@ -14,14 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from klinic.evidence.merging import ONE_PROCESS, Merge
 from klinic.evidence.record import StepRecord
 from klinic.learner.packing import MicroBatch
+from klinic.learner.step_rows import StepRows, find_places
 from klinic.maths.arrays import sum_after
 from klinic.maths.importance import ImportanceSampling, importance_weight
 from klinic.maths.kl_estimators import ESTIMATORS, kl_term
 from klinic.maths.kl_inputs import KLInputs, num_saturated
 from klinic.maths.kl_terms import leave_one_out_baseline
-from klinic.maths.masked import aggregation_weights, exclude_rows, weighted_sum
+from klinic.maths.masked import MaskTotals, aggregation_weights, exclude_rows, weighted_sum
 from klinic.maths.surrogate import SURROGATES, PolicyInputs
 from klinic.model.token_scores import TokenScores
 
@@ -165,8 +167,13 @@ class LossTerms:
         return loss
 
 
-def loss_targets(record: StepRecord, objective: Objective, scores_like: Tensor) -> LossTargets:
-    """Return masks, advantages and weights of the full step as tensors."""
+def loss_targets(
+    record: StepRecord, objective: Objective, scores_like: Tensor, merge: Merge = ONE_PROCESS
+) -> LossTargets:
+    """Return masks, advantages and weights of a step as tensors.
+
+    With `merge`, the record has the rows of one process, and the weights are those of the step.
+    """
     device, dtype = scores_like.device, scores_like.dtype
 
     def to_tensor(array: np.ndarray | None, as_: torch.dtype | None = None) -> Any:
@@ -177,15 +184,21 @@ def loss_targets(record: StepRecord, objective: Objective, scores_like: Tensor) 
         )
 
     row_offsets, loss_mask = to_tensor(record.row_offsets), to_tensor(record.loss_mask)
-    policy_mask = exclude_rows(loss_mask, to_tensor(dropped_rows(record, objective)), row_offsets)
+    dropped = dropped_rows(record, objective)
+    policy_mask = exclude_rows(loss_mask, to_tensor(dropped), row_offsets)
+    policy_totals, kl_totals = (
+        None if counts is None else MaskTotals(num_tokens=counts[0], num_rows=counts[1])
+        for counts in map(to_tensor, _count_trained(record, dropped, merge))
+    )
 
-    def token_weights(mask: Tensor) -> Tensor:
+    def token_weights(mask: Tensor, totals: MaskTotals | None) -> Tensor:
         weights: Tensor = aggregation_weights(
             SURROGATES[objective.loss].aggregation,
             loss_mask=mask,
             row_offsets=row_offsets,
             length=objective.max_new_tokens,
             dtype=dtype,
+            totals=totals,
         )
         return weights
 
@@ -194,10 +207,26 @@ def loss_targets(record: StepRecord, objective: Objective, scores_like: Tensor) 
         group=to_tensor(record.group),
         advantage=torch.nan_to_num(to_tensor(record.advantage, dtype)),
         loss_mask=loss_mask,
-        policy_weight=token_weights(policy_mask),
-        kl_weight=token_weights(loss_mask),
+        policy_weight=token_weights(policy_mask, policy_totals),
+        kl_weight=token_weights(loss_mask, kl_totals),
         logp_sampler=to_tensor(record.logp_sampler, dtype),
     )
+
+
+def _count_trained(
+    record: StepRecord, dropped: np.ndarray, merge: Merge
+) -> tuple[np.ndarray | None, np.ndarray | None]:
+    """Return trained tokens and rows with any of the policy term and of all rows, over processes.
+
+    None for one process, which counts them from its mask.
+    """
+    if merge.size == 1:
+        return None, None
+    by_row = np.diff(np.concatenate([[0], np.cumsum(record.loss_mask)])[record.row_offsets])
+    kept = by_row[~dropped]
+    counts = [[rows.sum(), np.count_nonzero(rows)] for rows in (kept, by_row)]
+    policy, kl = merge.sum(np.array(counts, np.int64))
+    return policy, kl
 
 
 def dropped_rows(record: StepRecord, objective: Objective) -> np.ndarray:
@@ -301,12 +330,25 @@ def _fill_sampler_logp(logp_sampler: Tensor | None, logp_old: Tensor) -> Tensor:
     return torch.where(torch.isnan(logp_sampler), logp_old, logp_sampler)
 
 
-def sequence_baseline(kl_exact: Tensor, targets: LossTargets) -> Tensor:
+def sequence_baseline(kl_exact: Tensor, targets: LossTargets, rows: StepRows) -> Tensor:
     """Return for every token the future KL of the other rows of its group at its position.
 
-    Computed from all rows of the step, so splitting a group into micro-batches does not change it.
+    Computed from all rows of the step, so splitting a group into micro-batches does not change it:
+    ranks with rows of their own exchange one number per token.
     """
     trained_kl = torch.where(targets.loss_mask, kl_exact, 0.0)
-    future = sum_after(trained_kl, targets.row_offsets)
-    baseline: Tensor = leave_one_out_baseline(future, targets.group, targets.row_offsets)
+    if rows.share is None:
+        return _leave_one_out(trained_kl, targets.group, targets.row_offsets)
+    places = find_places(rows).to(kl_exact.device)
+    num_own = len(places.own)  # a rank without rows has a token that no other has
+    whole = trained_kl.new_zeros(places.num_tokens)
+    whole[places.own] = trained_kl[:num_own]
+    whole = rows.group.all_reduce_sum(whole)
+    own = _leave_one_out(whole, places.group, places.row_offsets)[places.own]
+    return torch.cat([own, trained_kl.new_zeros(len(trained_kl) - num_own)])
+
+
+def _leave_one_out(trained_kl: Tensor, group: Tensor, row_offsets: Tensor) -> Tensor:
+    future = sum_after(trained_kl, row_offsets)
+    baseline: Tensor = leave_one_out_baseline(future, group, row_offsets)
     return baseline

@@ -9,7 +9,6 @@ model supports it.
 Micro-batches are dealt to the ranks in turn, longest first, so the split does not depend on the
 number of ranks. All ranks run equally many micro-batches, because a sharded model gathers its
 weights from all ranks in every forward pass; a rank with fewer repeats one with zero weight.
-Records are divided differently: each rank writes consecutive rows.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -60,10 +59,10 @@ def make_micro_batches(
     group: ProcessGroup = SINGLE_PROCESS,
 ) -> list[MicroBatch]:
     """Return this rank's micro-batches, each no larger than `size` rows of the longest length."""
-    assert record.prompt_offsets is not None  # noqa: S101 - a step to learn from has prompts
-    lengths = np.diff(record.row_offsets) + np.diff(record.prompt_offsets)
-    row_sets = _rows_of_rank(lengths, size, group, packed=packed)
-    return lay_out_batches(record, row_sets, pad_id=pad_id, device=device, packed=packed)
+    row_sets = split_rows(record, size=size, num_ranks=group.size, packed=packed)
+    dealt = deal_row_sets(row_sets, rank=group.rank, num_ranks=group.size)
+    own = [(rows, True) for rows in dealt.own] + [(row_sets[0], False)] * dealt.num_fillers
+    return lay_out_batches(record, own, pad_id=pad_id, device=device, packed=packed)
 
 
 def lay_out_batches(
@@ -112,18 +111,31 @@ def gather_tokens(
     return whole if group.size == 1 else group.all_reduce_sum(whole)
 
 
-def _rows_of_rank(
-    lengths: np.ndarray, size: int, group: ProcessGroup, *, packed: bool
-) -> Iterator[tuple[np.ndarray, bool]]:
-    """Yield the rows of each micro-batch of one rank, and whether it counts."""
-    size = min(size, -(-len(lengths) // group.size))  # so that every rank has rows
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DealtRows:
+    """The rows of one rank's micro-batches, and the fillers that keep it in sync."""
+
+    own: list[np.ndarray]
+    num_fillers: int
+
+
+def split_rows(
+    record: StepRecord, *, size: int, num_ranks: int, packed: bool = False
+) -> list[np.ndarray]:
+    """Return the rows of every micro-batch of the step, longest first."""
+    assert record.prompt_offsets is not None  # noqa: S101 - a step to learn from has prompts
+    lengths = np.diff(record.row_offsets) + np.diff(record.prompt_offsets)
+    size = min(size, -(-len(lengths) // num_ranks))  # so that every rank has rows
     max_tokens = size * int(lengths.max())
-    row_sets = list(
+    return list(
         _longest_first(lengths, max_tokens, _num_packed_rows if packed else _num_similar_rows)
     )
-    own = row_sets[group.rank :: group.size]
-    yield from ((rows, True) for rows in own)
-    yield from ((row_sets[0], False) for _ in range(-(-len(row_sets) // group.size) - len(own)))
+
+
+def deal_row_sets(row_sets: Sequence[np.ndarray], *, rank: int, num_ranks: int) -> DealtRows:
+    """Return every `num_ranks`-th micro-batch, and how many fillers the rank needs."""
+    own = list(row_sets[rank::num_ranks])
+    return DealtRows(own=own, num_fillers=-(-len(row_sets) // num_ranks) - len(own))
 
 
 def _longest_first(

@@ -15,6 +15,9 @@ class ProcessGroup(Protocol):
     def all_reduce_sum(self, values: Tensor) -> Tensor:
         """Return the all-reduced sum."""
 
+    def all_reduce_max(self, values: Tensor) -> Tensor:
+        """Return the all-reduced maximum."""
+
 
 class SingleProcess:
     """A group of one process."""
@@ -23,6 +26,10 @@ class SingleProcess:
     size = 1
 
     def all_reduce_sum(self, values: Tensor) -> Tensor:
+        """Return the values unchanged."""
+        return values
+
+    def all_reduce_max(self, values: Tensor) -> Tensor:
         """Return the values unchanged."""
         return values
 

@@ -7,6 +7,7 @@ from typing import NotRequired, Protocol, TypedDict, runtime_checkable
 import numpy as np
 from jaxtyping import Float64
 
+from klinic.evidence.measures import ClipRange
 from klinic.evidence.record import ProbeResult, StepRecord
 from klinic.learner.scored_batch import ScoredBatch
 from klinic.model.moving_reference import MovingReferenceIdentity
@@ -36,10 +37,16 @@ class PreparedUpdate:
     """A computed gradient that is not applied yet."""
 
     record: StepRecord
-    """The batch with the learner's per-token results."""
+    """The batch with the learner's per-token results; a sample of it where ranks share the rows."""
     metrics: dict[str, float]
     finite_at: dict[str, bool]
     """Whether all values are finite, for logits, log-probs, loss and gradient."""
+    mean_k1: float | None
+    """Mean k1 to the reference over the trained tokens of the step; None if not measured."""
+    update_kl: float = 0.0
+    """KL(new || old) of the updates before this one; 0 if a batch has one update."""
+    number: int = 0
+    """Its number among the updates of the batch, by which ranks with rows of their own find it."""
 
     @property
     def is_finite(self) -> bool:
@@ -82,6 +89,14 @@ class Learner(WeightSource, Protocol):
         """Return KL(new || old) in nats per token, after the updates of a batch.
 
         `before` is the record of its first update, which holds the old log-probs.
+        """
+
+    def measure(
+        self, first: PreparedUpdate, last: PreparedUpdate, *, clip: ClipRange, kl_coef: float
+    ) -> dict[str, float]:
+        """Return the metrics of the trained tokens of the batch that was scored last.
+
+        `first` and `last` are the first and the last of its updates that were kept.
         """
 
     def sequence_kl(self, scored: ScoredBatch) -> Float64[np.ndarray, "B"] | None:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from klinic.evidence.part_merging import MAX_FILES, finish_merges, try_merge_parts
-from klinic.evidence.record import StepRecord, select_rows
+from klinic.evidence.record import StepRecord
 from klinic.evidence.store import Part, complete_step, part_name, write_part
 from klinic.learner.process_group import ProcessGroup
 
@@ -39,14 +39,17 @@ class RankRecordWriter:
         self._merger: ThreadPoolExecutor | None = None
         self._merges: deque[Future[None]] = deque()
 
-    def start_record(self, run: Path, record: StepRecord) -> None:
-        """Complete the previous step, then start writing this one."""
+    def start_record(self, run: Path, record: StepRecord, rows: np.ndarray) -> None:
+        """Complete the previous step, then start writing the rows of this rank.
+
+        `rows` are their indices among those of the step; without any, nothing is written.
+        """
         self._complete_pending()
         self._await_merges(at_most=MAX_MERGES)
         if self._merger is None and self._is_merging:
             self._merger = ThreadPoolExecutor(max_workers=1, thread_name_prefix="klinic-merges")
             self._merges.append(self._merger.submit(finish_merges, run, before=record.step))
-        part = self._pool.submit(self._write_part, run, record)
+        part = self._pool.submit(self._write_part, run, record, rows)
         self._pending = _PendingPart(run=run, record=record, part=part)
 
     def flush(self) -> None:
@@ -73,11 +76,8 @@ class RankRecordWriter:
             if self._merger is not None:
                 self._merges.append(self._merger.submit(try_merge_parts, pending.run, step))
 
-    def _write_part(self, run: Path, record: StepRecord) -> Part | None:
-        own = range(record.num_rows)[
-            rows_of_rank(record.num_rows, rank=self._group.rank, size=self._group.size)
-        ]
-        return write_part(run, select_rows(record, own), self._group.rank) if own else None
+    def _write_part(self, run: Path, record: StepRecord, rows: np.ndarray) -> Part | None:
+        return write_part(run, record, self._group.rank, rows) if len(rows) else None
 
     def _gather_parts(self, part: Part | None) -> list[Part]:
         """Return the parts of all ranks."""
@@ -92,10 +92,3 @@ class RankRecordWriter:
             for rank, row in enumerate(rows)
             if row[0]
         ]
-
-
-def rows_of_rank(num_rows: int, *, rank: int, size: int) -> slice:
-    """Return the rows of a step that one of `size` ranks writes."""
-    num_per_rank = -(-num_rows // size)
-    start = min(rank * num_per_rank, num_rows)
-    return slice(start, min(start + num_per_rank, num_rows))

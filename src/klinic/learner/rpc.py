@@ -1,7 +1,8 @@
 """Rank 0 broadcasts each learner call; every rank executes it.
 
 Rank 0 runs the loop: sampling, rewards, decisions and logging. The other ranks wait for the next
-call. Calls are sent as JSON and records as Arrow over the process group: nothing is pickled.
+call. Calls are sent as JSON and rows as Arrow over the process group: nothing is pickled. A rank
+receives the rows that it computes; only the few rows of a probe go to all ranks.
 """
 
 import json
@@ -9,23 +10,33 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-import pyarrow as pa
 import torch
 import torch.distributed as dist
 from jaxtyping import Float
 
 from klinic.errors import KlinicError, RankLostError, first_line
 from klinic.evidence.columns import from_table, to_table
+from klinic.evidence.measures import ClipRange
 from klinic.evidence.record import ProbeResult, StepRecord, first_rows
+from klinic.evidence.step_sample import num_sampled_rows
 from klinic.learner.fsdp import FsdpLearner
 from klinic.learner.probes import NUM_PROBED_ROWS
 from klinic.learner.protocol import LearnerState, LossScales, PreparedUpdate, RecordSink
-from klinic.learner.rank_records import RankRecordWriter
+from klinic.learner.rank_batch import RankBatch
+from klinic.learner.row_shares import (
+    RowShare,
+    decode_share,
+    decode_table,
+    encode_share,
+    encode_table,
+    share_of_rank,
+)
 from klinic.learner.scored_batch import ScoredBatch
 from klinic.model.loading import Policy
 from klinic.model.moving_reference import MovingReferenceIdentity
@@ -46,6 +57,9 @@ class Call:
     name: str
     arguments: dict[str, Any] = field(default_factory=dict)
     record: StepRecord | None = None
+    """Rows for every rank."""
+    shares: Callable[[int], RowShare] | None = None
+    """The rows of each rank, by its number; on a receiver those of its own."""
 
 
 @runtime_checkable
@@ -73,28 +87,61 @@ class BroadcastChannel:
         """Send a call to every other rank."""
         step = None if call.record is None else call.record.step
         head = json.dumps({"name": call.name, "arguments": call.arguments, "step": step}).encode()
-        body = b"" if call.record is None else _encode_record(call.record)
-        sizes = torch.tensor([len(head), len(body)])
-        data = np.frombuffer(head + body, dtype=np.uint8).copy()
+        body = np.zeros(0, np.uint8)
+        if call.record is not None:
+            body = encode_table(to_table(call.record))
+        sizes = torch.tensor([len(head), len(body), call.shares is not None])
+        data = np.concatenate([np.frombuffer(head, dtype=np.uint8), body])
         _broadcast(sizes, self._waiting_group)
         _broadcast(torch.from_numpy(data))
+        if call.shares is not None:
+            for rank in range(1, dist.get_world_size()):
+                _send(encode_share(call.shares(rank)), rank)
 
     def receive(self) -> Call:
         """Block until the next call."""
-        sizes = torch.zeros(2, dtype=torch.int64)
+        sizes = torch.zeros(3, dtype=torch.int64)
         _broadcast(sizes, self._waiting_group)
-        data = torch.empty(int(sizes.sum()), dtype=torch.uint8)
+        data = torch.empty(int(sizes[:2].sum()), dtype=torch.uint8)
         _broadcast(data)
         content = data.numpy().tobytes()
         head = json.loads(content[: int(sizes[0])])
         body = content[int(sizes[0]) :]
         record = _decode_record(body, head["step"]) if body else None
-        return Call(name=head["name"], arguments=head["arguments"], record=record)
+        call = Call(name=head["name"], arguments=head["arguments"], record=record)
+        if not sizes[2]:
+            return call
+        share = decode_share(_receive_from_rank_0())
+        return replace(call, shares=lambda _: share)
+
+
+def _send(content: np.ndarray, rank: int) -> None:
+    """Send bytes to one rank, after their number."""
+    data = torch.from_numpy(content)
+    with _rank_losses():
+        dist.send(torch.tensor([len(data)]), rank)
+        dist.send(data, rank)
+
+
+def _receive_from_rank_0() -> np.ndarray:
+    size = torch.zeros(1, dtype=torch.int64)
+    with _rank_losses():
+        dist.recv(size, 0)
+        data = torch.empty(int(size), dtype=torch.uint8)
+        dist.recv(data, 0)
+    return data.numpy()
 
 
 def _broadcast(tensor: torch.Tensor, group: dist.ProcessGroup | None = None) -> None:
-    try:
+    with _rank_losses():
         dist.broadcast(tensor, src=0, group=group)
+
+
+@contextmanager
+def _rank_losses() -> Iterator[None]:
+    """Raise `RankLostError` for an error of the process group."""
+    try:
+        yield
     except RuntimeError as error:
         raise rank_lost_error(error) from error
 
@@ -119,18 +166,8 @@ def _find_timeout(error: BaseException) -> str | None:
     return None if found is None else found.group()
 
 
-def _encode_record(record: StepRecord) -> bytes:
-    sink = pa.BufferOutputStream()
-    table = to_table(record)
-    with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
-
-
 def _decode_record(data: bytes, step: int) -> StepRecord:
-    table = pa.ipc.open_stream(data).read_all()
-    return from_table(table, step=step, facts={}, source="rank 0")
+    return from_table(decode_table(data), step=step, facts={}, source="rank 0")
 
 
 class Rank0Learner:
@@ -139,7 +176,8 @@ class Rank0Learner:
     def __init__(self, learner: FsdpLearner, channel: CallChannel) -> None:
         self._learner = learner
         self._channel = channel
-        self._record_writer = RankRecordWriter(learner.group)
+        self._batch = RankBatch(learner)
+        self._sample: StepRecord | None = None
         self._lock = threading.RLock()  # a thread that prefetches streams weights
 
     @property
@@ -198,18 +236,30 @@ class Rank0Learner:
         )
 
     def score(self, record: StepRecord, *, needs_reference: bool) -> ScoredBatch:
-        """Score a batch with policy and reference before its updates."""
+        """Score a batch with policy and reference; every rank receives its rows."""
+        self._sample = first_rows(record, num_sampled_rows(record))
+        row_sets = self._learner.split_rows(record)
+        share = partial(share_of_rank, record, row_sets, num_ranks=self._learner.group.size)
+        arguments = {"needs_reference": needs_reference}
         return self._call_all_ranks(
-            Call(name="score", arguments={"needs_reference": needs_reference}, record=record),
-            lambda: self._learner.score(record, needs_reference=needs_reference),
+            Call(name="score", arguments=arguments, shares=lambda rank: share(rank=rank)),
+            lambda: self._batch.score(share(rank=0), needs_reference=needs_reference),
         )
 
     def prepare(self, scored: ScoredBatch, scales: LossScales) -> PreparedUpdate:
-        """Compute the loss and its gradient for the batch that was scored last."""
-        return self._call_all_ranks(
-            Call(name="prepare", arguments=asdict(scales)),
-            lambda: self._learner.prepare(scored, scales),
+        """Compute the loss and its gradient for the batch that was scored last.
+
+        The record is the sample of the step that the doctor sees; every rank keeps its rows.
+        """
+        assert self._sample is not None and scored is self._batch.scored  # noqa: S101, PT018
+        sample = self._sample
+        arguments = {**asdict(scales), "num_rows": sample.num_rows}
+        prepared, columns = self._call_all_ranks(
+            Call(name="prepare", arguments=arguments),
+            lambda: self._batch.prepare(scales, num_rows=sample.num_rows),
         )
+        results: dict[str, Any] = {**columns, "facts": prepared.record.facts}
+        return replace(prepared, record=replace(sample, **results))
 
     def commit(self, *, lr_factor: float = 1.0) -> dict[str, float]:
         """Apply the prepared update at the scheduled learning rate times a factor."""
@@ -224,13 +274,23 @@ class Rank0Learner:
 
     def update_kl(self, scored: ScoredBatch, before: StepRecord) -> float:
         """Return KL(new || old) in nats per token, after the updates of a batch."""
+        del scored, before  # each rank has those of its rows
+        return self._call_all_ranks(Call(name="update_kl"), self._batch.update_kl)
+
+    def measure(
+        self, first: PreparedUpdate, last: PreparedUpdate, *, clip: ClipRange, kl_coef: float
+    ) -> dict[str, float]:
+        """Return the metrics of the trained tokens of the batch that was scored last."""
+        numbers: dict[str, Any] = {"first": first.number, "last": last.number, "kl_coef": kl_coef}
         return self._call_all_ranks(
-            Call(name="rescore"), lambda: self._learner.update_kl(scored, before)
+            Call(name="measure", arguments={**numbers, "clip": asdict(clip)}),
+            lambda: self._batch.measure(**numbers, clip=clip),
         )
 
     def sequence_kl(self, scored: ScoredBatch) -> np.ndarray | None:
         """Return k1 to the reference summed over each completion; None without a reference."""
-        return self._learner.sequence_kl(scored)
+        del scored
+        return self._call_all_ranks(Call(name="sequence_kl"), self._batch.sequence_kl)
 
     def probe(self, record: StepRecord, *, kl_coef: float) -> dict[str, ProbeResult]:
         """Run the active probes on some completions of a step."""
@@ -274,12 +334,12 @@ class Rank0Learner:
         arguments = {"run": str(run.resolve())}
         self._call_all_ranks(
             Call(name="write", arguments=arguments),
-            lambda: self._record_writer.start_record(run, record),
+            lambda: self._batch.write(run, record.facts),
         )
 
     def flush_records(self) -> None:
         """Block until every rank has written every record."""
-        self._call_all_ranks(Call(name="flush"), self._record_writer.flush)
+        self._call_all_ranks(Call(name="flush"), self._batch.flush)
 
     def close(self) -> None:
         """Shut down the other ranks."""
@@ -334,9 +394,7 @@ class _RankWorker:
     def __init__(self, learner: FsdpLearner, handlers: Mapping[str, Callable[..., None]]) -> None:
         self._learner = learner
         self._handlers = handlers
-        self._record_writer = RankRecordWriter(learner.group)
-        self._scored: ScoredBatch | None = None
-        self._first_record: StepRecord | None = None
+        self._batch = RankBatch(learner)
 
     def execute_call(self, call: Call) -> None:
         """Execute one call."""
@@ -344,24 +402,24 @@ class _RankWorker:
             self._handlers[call.name](self._learner, **call.arguments)
         elif call.record is not None:
             getattr(self, f"_{call.name}")(call.record, **call.arguments)
+        elif call.shares is not None:
+            self._batch.score(call.shares(self._learner.group.rank), **call.arguments)
         elif hasattr(self, f"_{call.name}"):
             getattr(self, f"_{call.name}")(**call.arguments)
         else:
             getattr(self._learner, call.name)(**call.arguments)
 
-    def _score(self, record: StepRecord, *, needs_reference: bool) -> None:
-        self._scored = self._learner.score(record, needs_reference=needs_reference)
-        self._first_record = None
+    def _prepare(self, *, num_rows: int, **scales: float) -> None:
+        self._batch.prepare(LossScales(**scales), num_rows=num_rows)
 
-    def _prepare(self, *, kl_coef: float, reward: float, teacher: float) -> None:
-        assert self._scored is not None  # noqa: S101 - rank 0 scores first
-        scales = LossScales(kl_coef=kl_coef, reward=reward, teacher=teacher)
-        prepared = self._learner.prepare(self._scored, scales)
-        self._first_record = self._first_record or prepared.record
+    def _update_kl(self) -> None:
+        self._batch.update_kl()
 
-    def _rescore(self) -> None:
-        assert self._scored is not None  # noqa: S101 - rank 0 scores first
-        self._learner.rescore(self._scored)
+    def _measure(self, *, clip: dict[str, Any], **updates: Any) -> None:
+        self._batch.measure(**updates, clip=ClipRange(**clip))
+
+    def _sequence_kl(self) -> None:
+        self._batch.sequence_kl()
 
     def _probe(self, record: StepRecord, *, kl_coef: float) -> None:
         self._learner.probe(record, kl_coef=kl_coef)
@@ -380,8 +438,7 @@ class _RankWorker:
         self._learner.load(Path(folder), state)
 
     def _write(self, *, run: str) -> None:
-        assert self._first_record is not None  # noqa: S101 - a step was prepared
-        self._record_writer.start_record(Path(run), self._first_record)
+        self._batch.write(Path(run), {})
 
     def _flush(self) -> None:
-        self._record_writer.flush()
+        self._batch.flush()

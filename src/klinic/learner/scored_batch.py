@@ -4,19 +4,15 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from klinic.evidence.record import StepRecord
 from klinic.learner.objective import LossTargets
-from klinic.learner.packing import MicroBatch
+from klinic.learner.step_rows import StepRows
 from klinic.model.scorer import RefHidden
 
 
 @dataclass(slots=True, kw_only=True)
-class ScoredBatch:
+class ScoredBatch(StepRows):
     """A batch scored by policy and reference before its updates."""
 
-    record: StepRecord
-    batches: list[MicroBatch]
-    """Micro-batches of this rank."""
     targets: LossTargets
     ref_hidden: list[RefHidden | None]
     """The reference's hidden states, or a sample of them, per micro-batch."""

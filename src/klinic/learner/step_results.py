@@ -8,10 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from klinic.evidence.merging import ONE_PROCESS, Merge
 from klinic.evidence.record import StepRecord
 from klinic.learner.objective import LossTargets, LossTerms
-from klinic.learner.packing import MicroBatch, gather_tokens
-from klinic.learner.process_group import ProcessGroup
+from klinic.learner.packing import MicroBatch
+from klinic.learner.step_rows import StepRows
 from klinic.learner.update import read_numbers, total_norm
 from klinic.maths import kl
 from klinic.model.scorer import RefHidden
@@ -38,11 +39,7 @@ def detach_loss_terms(terms: LossTerms) -> LossTerms:
 
 
 def complete_record(
-    record: StepRecord,
-    targets: LossTargets,
-    scores_by_batch: list[TokenScores],
-    batches: list[MicroBatch],
-    group: ProcessGroup,
+    rows: StepRows, targets: LossTargets, scores_by_batch: list[TokenScores]
 ) -> tuple[StepRecord, np.ndarray]:
     """Return the record with the learner's per-token results, and the policy term's weights."""
 
@@ -50,7 +47,7 @@ def complete_record(
         values = [getattr(scores, name) for scores in scores_by_batch]
         if values[0] is None:
             return None
-        return gather_tokens(values, batches, record.num_tokens, group)
+        return rows.gather_tokens(values)
 
     columns = {name: token_column(name) for name in ("logp", "entropy", "rank", "kl_exact")}
     columns |= {
@@ -62,7 +59,7 @@ def complete_record(
     if targets.logp_old is None:
         arrays["logp_old"] = arrays["logp"]
     policy_weight = arrays.pop("policy_weight")
-    return replace(record, **arrays), policy_weight
+    return replace(rows.record, **arrays), policy_weight
 
 
 def _copy_to_host(columns: Mapping[str, Tensor | None]) -> dict[str, Any]:
@@ -76,8 +73,10 @@ def _copy_to_host(columns: Mapping[str, Tensor | None]) -> dict[str, Any]:
     return arrays
 
 
-def finite_at(record: StepRecord, *, loss: float, grad_norm: float) -> dict[str, bool]:
-    """Return for each site whether its values are finite.
+def finite_at(
+    record: StepRecord, *, loss: float, grad_norm: float, merge: Merge = ONE_PROCESS
+) -> dict[str, bool]:
+    """Return for each site whether its values are finite in every process.
 
     A non-finite value at an untrained token counts only if it reached the loss.
     """
@@ -88,7 +87,7 @@ def finite_at(record: StepRecord, *, loss: float, grad_norm: float) -> dict[str,
             return True
         return not reached and bool(finite[record.loss_mask].all())
 
-    return {
+    sites = {
         "logits": is_finite(record.entropy),
         "logp": is_finite(record.logp) and is_finite(record.logp_old),
         "logp_ref": is_finite(record.logp_ref),
@@ -96,6 +95,8 @@ def finite_at(record: StepRecord, *, loss: float, grad_norm: float) -> dict[str,
         "loss": bool(np.isfinite(loss)),
         "gradient": bool(np.isfinite(grad_norm)),
     }
+    is_bad = merge.max(np.array([not finite for finite in sites.values()], np.float64))
+    return dict(zip(sites, (is_bad == 0).tolist(), strict=True))
 
 
 def kl_to_start(record: StepRecord, logp_start: Tensor | None) -> dict[str, float]:
@@ -107,16 +108,20 @@ def kl_to_start(record: StepRecord, logp_start: Tensor | None) -> dict[str, floa
     return {"kl_to_start": float(k3[record.loss_mask].mean())}
 
 
-def mean_over_trained(name: str, values: np.ndarray, record: StepRecord) -> dict[str, float]:
+def mean_over_trained(
+    name: str, values: np.ndarray, record: StepRecord, merge: Merge = ONE_PROCESS
+) -> dict[str, float]:
     """Return the mean over the trained tokens that have a value, as a metric of that name."""
     known = values[record.loss_mask & ~np.isnan(values)]
-    return {name: float(known.mean(dtype=np.float64))} if known.size else {}
+    total, num = merge.sum(np.array([known.sum(dtype=np.float64), known.size]))
+    return {name: float(total / num)} if num else {}
 
 
-def loss_denominator(policy_weight: np.ndarray) -> float:
+def loss_denominator(policy_weight: np.ndarray, merge: Merge = ONE_PROCESS) -> float:
     """Return the effective divisor of the summed loss: 1 / mean weight of a trained token."""
-    num_used = np.count_nonzero(policy_weight)
-    return float(num_used / policy_weight.sum(dtype=np.float64)) if num_used else 0.0
+    counts = [np.count_nonzero(policy_weight), policy_weight.sum(dtype=np.float64)]
+    num_used, total = merge.sum(np.array(counts, np.float64))
+    return float(num_used / total) if num_used else 0.0
 
 
 @torch.no_grad()

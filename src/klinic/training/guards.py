@@ -17,7 +17,6 @@ from klinic.doctor.anomalies import (
     with_kl,
     with_reward,
 )
-from klinic.evidence.metrics import mean_k1
 from klinic.evidence.record import StepRecord
 from klinic.learner.protocol import PreparedUpdate
 from klinic.rewards.scores import nan_mean
@@ -106,7 +105,7 @@ class StepGuard:
         self._raise_anomaly(check_batch_reward(self._limits, self.history, reward))
         self.history = with_reward(self.history, step, reward)
         if self._limits.kl is not None:
-            self.history = with_kl(self.history, mean_k1(prepared.record))
+            self.history = with_kl(self.history, prepared.mean_k1)
         self._raise_anomaly(check_history(self._limits, self.history))
         self.history = with_grad_norm(self.history, grad_norm)
 

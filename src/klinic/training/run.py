@@ -24,6 +24,7 @@ from klinic.errors import LogitsError, LostError, RunStoppedError, error_text
 from klinic.evidence import store
 from klinic.evidence.record import ProbeResult, StepRecord
 from klinic.evidence.rollout import Prompt, Rollout, flatten_rollouts
+from klinic.evidence.step_sample import sample_record
 from klinic.learner.protocol import RecordSink
 from klinic.model.chat import PromptEncoder
 from klinic.rewards.answer_pay import count_paid_answers
@@ -57,7 +58,7 @@ from klinic.training.run_folder import folder_identity, refuse_moved
 from klinic.training.run_log import RunLog
 from klinic.training.signals import StopSignal
 from klinic.training.state import CompletedStep, EventFacts, LoopState
-from klinic.training.step_metrics import add_update_facts, all_step_metrics
+from klinic.training.step_metrics import add_update_facts, all_step_metrics, doctor_record
 
 SYNC_GAP_KEYS = ("repeated", "fresh")
 
@@ -77,6 +78,7 @@ class Run:
             parts.recipe.output.doctor,
             self.log.record_event,
             display_folder=parts.display_folder,
+            select=sample_record if parts.recipe.learner.num_ranks > 1 else None,
         )
         self.record_keeper = RecordKeeper(
             parts.folder, parts.recipe.output.keep_records, self.log.events.append
@@ -300,7 +302,7 @@ class Run:
             completed.step, watch_step(self.signs, metrics, kl_limits(self.recipe.kl))
         )
         last = completed.step == self.recipe.loop.max_steps
-        self.doctor.submit_step(add_update_facts(completed, metrics), metrics, self.probe_results)
+        self.doctor.submit_step(doctor_record(completed, metrics), metrics, self.probe_results)
         if _is_due(self.recipe.loop.eval_every, completed.step) or last or wishes.evaluate:
             self.evaluate(completed.step)
         stop_requested = stop_requested or self._stop_wished
@@ -327,7 +329,7 @@ class Run:
             for key in SYNC_GAP_KEYS
             if (gap := self._sync_probe.get(key)) is not None
         }
-        return all_step_metrics(completed, self._reward_metrics, self.recipe.learner) | sync_gaps
+        return all_step_metrics(completed, self._reward_metrics) | sync_gaps
 
     def _refuse_non_finite(self, completed: CompletedStep, metrics: Mapping[str, float]) -> None:
         """Refuse to checkpoint non-finite weights or optimizer moments."""

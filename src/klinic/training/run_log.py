@@ -36,7 +36,7 @@ class RunLog:
     def log_completions(self, completed: CompletedStep) -> None:
         """Send some completions of a step to all trackers."""
         for tracker in self._trackers:
-            tracker.log_completions(completed.step, completed.rollouts, completed.record)
+            tracker.log_completions(completed.step, completed.rollouts, completed.all_rows)
 
     def log_probe(self, step: int, probe: str, result: Mapping[str, float | str | None]) -> None:
         """Write the result of a probe."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from klinic.doctor.anomalies import History
 from klinic.evidence.record import Fact, StepRecord
 from klinic.evidence.rollout import Rollout
+from klinic.learner.protocol import PreparedUpdate
 from klinic.maths.kl_coef import KLCoefState
 
 EventFacts = Mapping[str, Fact]
@@ -34,13 +35,21 @@ class CompletedStep:
 
     step: int
     record: StepRecord
-    """Of the first update, before which policy and old policy are equal."""
-    last_record: StepRecord
+    """Of the first update, before which policy and old policy are equal; a sample of its rows if
+    several processes have them."""
+    all_rows: StepRecord
+    """Every row of the step, without the results of the learner."""
     kl_coef: float
+    mean_k1: float | None = None
+    """Mean k1 to the reference over the trained tokens; None if not measured."""
     rollouts: list[Rollout] = field(default_factory=list)
     batch_indices: tuple[int, ...] = ()
     """Indices of the batches that its prompts come from."""
     metrics: dict[str, float] = field(default_factory=dict)
+    updates: list[PreparedUpdate] = field(default_factory=list)
+    """The first and the last update of the batch."""
+    token_metrics: dict[str, float] = field(default_factory=dict)
+    """Metrics of the trained tokens of all rows."""
     num_discarded: int = 0
     """Updates discarded because loss or gradient was not finite, or no term was left."""
     num_skipped_updates: int = 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from klinic.errors import LogitsError
-from klinic.evidence.metrics import mean_k1, update_kl
+from klinic.evidence.measures import ClipRange
 from klinic.evidence.record import StepRecord
 from klinic.learner.protocol import Learner, LossScales
 from klinic.learner.scored_batch import ScoredBatch
@@ -65,6 +65,7 @@ def run_step(
             scales=scales,
             dry_run=all_over_limit and not scales.kl_coef,  # no term is left
         )
+    completed.token_metrics = measure_updates(run, completed)
     completed.rollouts = [batch.rollouts[row] for row in batch.chosen]
     completed.add_facts(
         weights_published=collected.weights.fingerprint,
@@ -146,7 +147,7 @@ def update_policy(
     """Make the updates of one batch, up to the KL limit, or none in a dry run."""
     num_updates = run.recipe.learner.updates_per_batch
     completed = CompletedStep(
-        step=record.step, record=record, last_record=record, kl_coef=scales.kl_coef
+        step=record.step, record=record, all_rows=record, kl_coef=scales.kl_coef
     )
     if run.recipe.learner.reward_warmup_steps:
         completed.metrics["reward_scale"] = scales.reward
@@ -154,11 +155,12 @@ def update_policy(
     for number in range(num_updates):
         prepared = run.learner.prepare(scored, scales)
         guard.check_gradient(prepared, record.step)
-        if number and limit is not None and update_kl(prepared.record) > limit:
+        if number and limit is not None and prepared.update_kl > limit:
             completed.num_skipped_updates = num_updates - number
             break
-        completed.record = completed.record if number else prepared.record
-        completed.last_record = prepared.record
+        if not number:
+            completed.record, completed.mean_k1 = prepared.record, prepared.mean_k1
+        completed.updates = [*completed.updates[:1], prepared]
         completed.metrics |= prepared.metrics
         if prepared.is_finite and not dry_run:
             completed.metrics |= run.learner.commit(lr_factor=run.lr_factor(record.step))
@@ -174,6 +176,15 @@ def update_policy(
             "updates_left": float(completed.num_skipped_updates),
         }
     return completed
+
+
+def measure_updates(run: TrainingRun, completed: CompletedStep) -> dict[str, float]:
+    """Return the metrics of the trained tokens of a step."""
+    learner, updates = run.recipe.learner, completed.updates
+    clip = ClipRange(
+        low=learner.clip_low, high=learner.clip_high, by_sequence=learner.loss == "gspo"
+    )
+    return run.learner.measure(updates[0], updates[-1], clip=clip, kl_coef=completed.kl_coef)
 
 
 def kl_coef(kl: KLSection | None, state: LoopState) -> float:
@@ -201,7 +212,7 @@ def update_controller(
     run: TrainingRun, state: LoopState, completed: CompletedStep
 ) -> KLCoefState | None:
     """Return the controller state after a step; record an event if it saturates."""
-    kl, measured_kl = run.recipe.kl, mean_k1(completed.record)
+    kl, measured_kl = run.recipe.kl, completed.mean_k1
     next_state = update_kl_coef(
         kl,
         state.kl,

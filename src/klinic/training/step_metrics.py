@@ -3,25 +3,16 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from klinic.evidence.metrics import clip_metrics, penalized_reward, step_metrics
+from klinic.evidence.metrics import row_metrics
 from klinic.evidence.record import StepRecord
-from klinic.recipe.sections import LearnerSection
+from klinic.evidence.step_sample import mark_sample
 from klinic.training.state import CompletedStep
 
 
-def all_step_metrics(
-    completed: CompletedStep, rewards: Mapping[str, float], learner: LearnerSection
-) -> dict[str, float]:
+def all_step_metrics(completed: CompletedStep, rewards: Mapping[str, float]) -> dict[str, float]:
     """Return every metric of a step by name."""
-    metrics = {**rewards, **step_metrics(completed.record)}
-    metrics |= clip_metrics(
-        completed.last_record,
-        clip_low=learner.clip_low,
-        clip_high=learner.clip_high,
-        by_sequence=learner.loss == "gspo",
-    )
+    metrics = {**rewards, **row_metrics(completed.all_rows), **completed.token_metrics}
     metrics |= completed.metrics
-    metrics |= penalized_reward(completed.record, completed.kl_coef)
     if "kl" in metrics:
         metrics["kl_penalty"] = completed.kl_coef * metrics.get("kl_loss", 0.0)
     if "teacher_loss" in metrics:
@@ -39,3 +30,8 @@ def add_update_facts(completed: CompletedStep, metrics: Mapping[str, float]) -> 
     names = ("loss", "grad_norm", "learning_rate", "update_norm", "unchanged_share")
     update_facts = {name: metrics[name] for name in names if name in metrics}
     return replace(completed.record, facts={**completed.record.facts, **update_facts})
+
+
+def doctor_record(completed: CompletedStep, metrics: Mapping[str, float]) -> StepRecord:
+    """Return what the live doctor sees of a step; a sample has no facts that are sums over it."""
+    return mark_sample(add_update_facts(completed, metrics), completed.all_rows.num_rows)
