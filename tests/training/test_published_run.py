@@ -136,6 +136,7 @@ def test_in_memory_a_run_goes_on_where_it_was_lost(tmp_path, train_here, whole, 
 SHORT = ("loop.max_steps=4", "loop.eval_every=0", "warm_start=null")
 
 
+@pytest.mark.slow  # the publisher alone is tested without a training
 def test_a_store_that_fails_for_a_while_does_not_stop_the_run(train_here, monkeypatch):
     write, url = ObjectStore.write, "memory://unreliable/run"
     is_gone = False
@@ -166,6 +167,7 @@ def test_a_store_that_fails_for_a_while_does_not_stop_the_run(train_here, monkey
     assert has_checkpoint(url, 4)
 
 
+@pytest.mark.slow  # two trainings
 def test_the_end_of_a_run_that_cannot_be_published_is_an_error(train_here, monkeypatch):
     url, finish = "memory://ended/run", RunPublisher.finish
 
