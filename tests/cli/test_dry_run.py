@@ -92,7 +92,8 @@ def test_a_step_is_counted_beside_its_memory(folder):
     assert step["num_tokens"] == 30
     assert step["cache_per_token"] == 2 * 4 * 2 * 32 * 4
     assert step["synced"] == 4 * told["num_trainable"]
-    assert step["sent"] == round(30 * 21.125 + 6 * 5 * 8 + 6 * 112)
+    # half of the rows, to the other rank
+    assert step["sent"] == round((30 * 13.125 + 6 * 5 * 4 + 6 * 128) / 2)
     flop = step["flop"]
     kl = flop["reference"] + flop["apart"]
     learning = kl + flop["scoring"] + flop["updating"]
