@@ -39,6 +39,11 @@ def test_the_newest_steps_and_the_first_stay(tmp_path):
     assert len(list(Journal(tmp_path / EVENTS).entries())) <= (100 - 40) / 4 + 1
 
 
+def test_damaged_events_hide_no_record(tmp_path):
+    (tmp_path / EVENTS).write_text('{"event": "records dropped", "steps": [[2, 3]]}\nbroken\n')
+    assert read_dropped(tmp_path, [1]).to_json() is None
+
+
 def test_a_budget_of_bytes_is_kept(tmp_path):
     store.write_record(tmp_path, full_record(step=1))
     size = store.record_bytes(tmp_path, 1)

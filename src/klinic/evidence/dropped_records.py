@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from klinic.errors import EvidenceError
 from klinic.evidence.files import Journal
 from klinic.evidence.numbers import as_step
 from klinic.evidence.run_facts import EVENTS
@@ -40,8 +41,14 @@ NOTHING_DROPPED = DroppedRecords()
 
 
 def read_dropped(run: Path, recorded: Sequence[int]) -> DroppedRecords:
-    """Return the dropped steps of a run with these records; a line that lists none is skipped."""
-    events = Journal(run / EVENTS).entries()
+    """Return the dropped steps of a run with these records; a line that lists none is skipped.
+
+    Damaged events say nothing of the records that are there, so they are no reason not to judge.
+    """
+    try:
+        events = list(Journal(run / EVENTS).entries())
+    except EvidenceError:
+        return NOTHING_DROPPED
     listed = [r for e in events if e.get("event") == DROPPED_EVENT for r in _ranges_of(e)]
     merged = _merge_ranges(listed)
     if not merged:
