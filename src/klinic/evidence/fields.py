@@ -50,7 +50,8 @@ FACTS = {
     "num_moved_rows": "rows at another place of the batch than their sample; the advantage of "
     "a place must move with its row",
     "generation_rows": "samples of the generation that the rows of the step belong to",
-    "step_rows": "rows of the step, if the record is a sample of them",
+    "step_rows": "rows of the step, if the record is a sample of them: the live doctor's, with "
+    "several processes",
     "updates_on_generation": "earlier steps on the generation of this one, while it was the newest",
     "num_changed_rows": "rows with other token ids than were sampled",
     "num_reencoded_rows": "rows whose ids differ from the sampled ones in the middle, as after "
