@@ -25,7 +25,7 @@ ALLOWED = {
     ("lab/scoreboard.py", "rmtree"): "a temporary folder of its own",
     ("learner/checkpoint.py", "save_file"): DRAFT,
     ("learner/checkpoint.py", "save_pretrained"): DRAFT,
-    ("learner/rpc.py", "write_table"): "into a connection between processes",
+    ("learner/row_shares.py", "write_table"): "into a connection between processes",
     ("learner/sharded_files.py", "HuggingFaceStorageWriter"): DRAFT,
     ("trackers/tensorboard.py", "SummaryWriter"): "a new file in a run that has no link out",
     ("training/given_model.py", "save_pretrained"): DRAFT,
