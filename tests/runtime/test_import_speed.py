@@ -1,7 +1,11 @@
 """The garbage collector is paused for imports alone."""
 
 import gc
+import subprocess
+import sys
 from contextlib import suppress
+
+import pytest
 
 from klinic.runtime.import_speed import pause_collection
 
@@ -31,3 +35,15 @@ def test_a_collector_that_was_off_stays_off():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+@pytest.mark.torch
+def test_no_library_reports_leaks_at_the_end():
+    code = (
+        "from klinic.runtime.import_speed import pause_collection\n"
+        "with pause_collection():\n"
+        "    import torch._dynamo, triton._C.libtriton"
+    )
+    pytest.importorskip("triton")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
