@@ -317,17 +317,19 @@ class FsdpLearner(LocalLearner):
     ) -> list[TokenScores]:
         """Run every micro-batch; the head is not gathered again for the backward pass.
 
-        A fused loss has made its gradient by then.
+        A fused loss has made its gradient by then. Probes differentiate through the head.
         """
-        self._gather_head_in_backward(not _holds_head_alone(self.scorer))
+        root: Any = self.scorer
+        root.set_unshard_in_backward(not self._holds_head_alone)
         try:
             return super()._backprop_batches(scored, objective, to_scalar)
         finally:
-            self._gather_head_in_backward(True)
+            root.set_unshard_in_backward(True)
 
-    def _gather_head_in_backward(self, is_gathered: bool) -> None:
-        root: Any = self.scorer
-        root.set_unshard_in_backward(is_gathered)
+    @cached_property
+    def _holds_head_alone(self) -> bool:
+        """Whether the root of the model has the head and no other weights."""
+        return _holds_head_alone(self.scorer)
 
     def _release_frozen(self) -> None:
         """Release the heads of reference and teacher, where they have their own weights."""
