@@ -1,5 +1,6 @@
 """Which tests can run here, and how the code blocks of README and docs are run."""
 
+import atexit
 import doctest
 import gc
 import os
@@ -142,6 +143,7 @@ def pytest_collection() -> Iterator[None]:
         gc.enable()
         gc.collect()
         gc.freeze()
+        atexit.register(gc.unfreeze)  # libraries report functions that are left over
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> PagesWhole:
